@@ -1,0 +1,90 @@
+"""Cuts a vector environment's endless stream of steps into chunks: the way from `env.step` to the buffer.
+
+Called by a workflow (`diy/train_workflow.py`) once a step; hands out a batch of E chunks every T steps.
+It alone decides which rows are valid and where an episode is first (see the drawing in `contract`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from realm.contract import Array, Arrays, Chunk, Prediction, Spec, arrays_to_chunk, chunk_fields
+
+
+class ChunkBuilder:
+    """Collects T steps of E environments that reset in gymnasium's NEXT_STEP mode.
+
+    Two sets of arrays are used in turn: a chunk that `take` gave stays untouched until the second `take` after.
+    """
+
+    def __init__(self, spec: Spec, obs: Arrays, worker: int = 0, incarnation: int = 0) -> None:
+        """obs: name -> [E, ...], what `envs.reset` returned."""
+        self._length = spec.chunk_length
+        self._num_envs = len(next(iter(obs.values())))
+        self._sets = [_allocate(spec, self._num_envs, worker, incarnation) for _ in range(2)]
+        self._now = self._sets[0]
+        self._t = 0
+        self._seq = 0
+        self._ended = np.zeros(self._num_envs, np.bool_)
+        for name, rows in self._now.obs.items():
+            rows[:, 0] = obs[name]
+        self._now.first[:, 0] = True
+
+    @property
+    def first(self) -> Array:
+        """bool [E]: whether the observation that waits for an action begins an episode."""
+        return self._now.first[:, self._t]  # type: ignore[no-any-return]
+
+    @property
+    def full(self) -> bool:
+        return self._t == self._length
+
+    def step(self, prediction: Prediction, reward: Array, terminated: Array, truncated: Array, obs: Arrays) -> None:
+        """Record one `envs.step`: reward [E], terminated and truncated bool [E], and the next obs name -> [E, ...].
+
+        The step after an episode's end is the reset: whatever came back with it, its row is not valid, has no
+        reward and no end.
+        """
+        now, t = self._now, self._t
+        valid = ~self._ended
+        now.action[:, t] = prediction.action
+        now.reward[:, t] = np.where(valid, reward, 0.0)
+        now.terminated[:, t] = terminated & valid
+        now.truncated[:, t] = truncated & valid
+        now.valid[:, t] = valid
+        now.version[:, t] = prediction.version
+        for name, rows in now.extra.items():
+            rows[:, t] = prediction.extra[name]
+        for name, rows in now.obs.items():
+            rows[:, t + 1] = obs[name]
+        now.first[:, t + 1] = self._ended
+        self._ended = (terminated | truncated) & valid
+        self._t += 1
+
+    def step_reset(self, prediction: Prediction, obs: Arrays) -> None:
+        """For a source that resets by hand: the row that an autoreset would have made, with obs of the new episode."""
+        self._ended[:] = True
+        none = np.zeros(self._num_envs, np.bool_)
+        self.step(prediction, np.zeros(self._num_envs, np.float32), none, none, obs)
+
+    def take(self) -> Chunk:
+        """The full chunks, every array with a leading E; the next chunk begins with their last observation."""
+        if not self.full:
+            raise RuntimeError(f"ChunkBuilder.take: {self._t} of {self._length} steps are there")
+        done = self._now
+        done.seq[:] = self._seq
+        self._seq += 1
+        self._now = self._sets[self._seq % 2]
+        self._t = 0
+        for name, rows in self._now.obs.items():
+            rows[:, 0] = done.obs[name][:, -1]
+        self._now.first[:, 0] = done.first[:, -1]
+        return done
+
+
+def _allocate(spec: Spec, num_envs: int, worker: int, incarnation: int) -> Chunk:
+    flat = {name: np.zeros((num_envs, *one.shape), one.dtype) for name, one in chunk_fields(spec).items()}
+    flat["worker"][:] = worker
+    flat["incarnation"][:] = incarnation
+    flat["env"][:] = np.arange(num_envs)
+    return arrays_to_chunk(flat)

@@ -1,0 +1,382 @@
+"""What crosses a border between two parts of Realm: the only vocabulary that every process shares.
+
+Frozen dataclasses of integers, strings and NumPy arrays; this module imports nothing of the project.
+Axes: E environments of one worker, N rows of a forward pass, T steps, B chunks of a batch.
+
+Time runs like this in a chunk of T = 4 steps in which an episode ends at step 1:
+
+    row            0        1        2        3        (4)
+    obs            o0       o1       o2*      p0       p1       T + 1 rows
+    action         a0       a1       (a2)     b0
+    reward         r0       r1       0        s0
+    terminated     -        True     -        -
+    valid          True     True     False    True
+    first          True     -        -        True     -        T + 1 rows
+
+1. On every *valid* row, `obs[t+1]` is the true successor of step t, also at an episode's end (o2* is final).
+2. An environment resets by one row of its own (gymnasium's NEXT_STEP autoreset): row 2 is not valid. Invalid
+   rows count in no statistic, and nothing trains on them.
+3. So there is one bootstrap rule: V(obs[t+1]) unless `terminated[t]`; a trace is cut where `terminated` or
+   `truncated`. V(obs[T]) is computed by the learner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+
+class ContractError(ValueError):
+    """An array, spec or message is not what the contract says; the text names the field and both sides."""
+
+
+class Version(NamedTuple):
+    """Which weights: ordered as a pair. Each start of a learner raises `epoch`; `update` counts `learn` calls."""
+
+    epoch: int
+    update: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.update}"
+
+
+NO_VERSION = Version(0, 0)
+"""Older than every published model (the first learner starts at epoch 1)."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape and dtype of one array, without its leading batch axes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+Fields = dict[str, Field]
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """The action space: one of `n` (discrete), `nvec` (multi-discrete) or `low` and `high` (continuous)."""
+
+    n: int = 0
+    nvec: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = (self.n > 0) + bool(self.nvec) + bool(self.low or self.high)
+        if kinds != 1 or len(self.low) != len(self.high):
+            raise ContractError(f"an ActionSpec has exactly one of n, nvec or (low, high) of equal length, got {self}")
+
+    @property
+    def field(self) -> Field:
+        if self.n:
+            return Field((), "int64")
+        if self.nvec:
+            return Field((len(self.nvec),), "int64")
+        return Field((len(self.low),), "float32")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shapes that user code and framework agree on; made by `definition.spec`, checked at every border.
+
+    obs     what `predict` sees; the legal-action mask, if there is one, is one of these
+    action  the action space
+    extra   what `predict` returns beside the action and `learn` needs again (log-probability, value)
+    chunk_length  T
+    sample  what the buffer holds; empty means a Chunk of T steps
+    """
+
+    obs: Fields
+    action: ActionSpec
+    extra: Fields
+    chunk_length: int
+    sample: Fields = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.chunk_length < 1:
+            raise ContractError(f"Spec.chunk_length must be at least 1, got {self.chunk_length}")
+        for group in ("obs", "extra", "sample"):
+            for name, one in getattr(self, group).items():
+                if np.dtype(one.dtype).kind not in "biuf" or any(d < 0 for d in one.shape):
+                    raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {one}")
+        if self.sample and not set(ORIGIN_FIELDS) <= set(self.sample):
+            raise ContractError(f"Spec.sample must contain {sorted(ORIGIN_FIELDS)}, got {sorted(self.sample)}")
+
+    @property
+    def sample_fields(self) -> Fields:
+        """Name -> Field of one item of the buffer."""
+        return self.sample or chunk_fields(self)
+
+    @property
+    def sample_dim(self) -> int:
+        """Numbers in one item (KaiwuDRL's SAMPLE_DIM): derived, never typed in."""
+        return sum(one.size for one in self.sample_fields.values())
+
+    @property
+    def sample_bytes(self) -> int:
+        return sum(one.nbytes for one in self.sample_fields.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Spec:
+        def fields(group: Mapping[str, Any]) -> Fields:
+            return {name: Field(tuple(one["shape"]), str(one["dtype"])) for name, one in group.items()}
+
+        action = {name: tuple(v) if isinstance(v, list) else v for name, v in data["action"].items()}
+        return Spec(
+            obs=fields(data["obs"]),
+            action=ActionSpec(**action),
+            extra=fields(data["extra"]),
+            chunk_length=int(data["chunk_length"]),
+            sample=fields(data["sample"]),
+        )
+
+    @property
+    def schema(self) -> str:
+        """Eight hex digits that differ when any shape differs: in every message's header."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+ORIGIN_FIELDS: Fields = {
+    "worker": Field((), "int64"),
+    "incarnation": Field((), "int64"),
+    "env": Field((), "int64"),
+    "seq": Field((), "int64"),
+    "version": Field((2,), "int64"),
+}
+"""Who made an item, and with which weights; every item carries these (a Chunk has one version a row)."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """T consecutive steps of one environment, or, with a leading B on every array, a batch of them.
+
+    obs         name -> [T+1, ...]      first       bool [T+1], obs begins an episode
+    action      [T, ...]                reward      f32 [T]
+    terminated  bool [T]                truncated   bool [T]
+    valid       bool [T]                extra       name -> [T, ...]
+    version     i64 [T, 2], (epoch, update) of the weights that chose the action
+    worker, incarnation, env, seq       i64 [], where the chunk comes from; seq counts the worker's rounds
+    """
+
+    obs: Arrays
+    first: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    extra: Arrays
+    version: Array
+    worker: Array
+    incarnation: Array
+    env: Array
+    seq: Array
+
+
+def chunk_fields(spec: Spec) -> Fields:
+    """Name -> Field of a Chunk as a flat item: `obs.<name>`, `extra.<name>` and the plain arrays."""
+    t = spec.chunk_length
+    action = spec.action.field
+    return {
+        **{f"obs.{name}": Field((t + 1, *one.shape), one.dtype) for name, one in spec.obs.items()},
+        "first": Field((t + 1,), "bool"),
+        "action": Field((t, *action.shape), action.dtype),
+        "reward": Field((t,), "float32"),
+        "terminated": Field((t,), "bool"),
+        "truncated": Field((t,), "bool"),
+        "valid": Field((t,), "bool"),
+        **{f"extra.{name}": Field((t, *one.shape), one.dtype) for name, one in spec.extra.items()},
+        **ORIGIN_FIELDS,
+        "version": Field((t, 2), "int64"),
+    }
+
+
+def chunk_to_arrays(chunk: Chunk) -> Arrays:
+    """Flatten a Chunk into name -> array, the form in which it is sent and stored (no copy)."""
+    flat: Arrays = {}
+    for part in dataclasses.fields(Chunk):
+        value = getattr(chunk, part.name)
+        if isinstance(value, dict):
+            flat.update({f"{part.name}.{name}": array for name, array in value.items()})
+        else:
+            flat[part.name] = value
+    return flat
+
+
+def arrays_to_chunk(flat: Arrays) -> Chunk:
+    """Rebuild the Chunk that `chunk_to_arrays` flattened (no copy)."""
+    parts: dict[str, Any] = {"obs": {}, "extra": {}}
+    for name, array in flat.items():
+        group, _, inner = name.partition(".")
+        if inner:
+            parts[group][inner] = array
+        else:
+            parts[name] = array
+    return Chunk(**parts)
+
+
+def check_arrays(arrays: Arrays, fields: Fields, leading: tuple[int, ...], what: str) -> None:
+    """Raise ContractError unless `arrays` has exactly `fields`, each with the axes `leading` in front."""
+    if arrays.keys() != fields.keys():
+        missing, unknown = sorted(fields.keys() - arrays.keys()), sorted(arrays.keys() - fields.keys())
+        raise ContractError(f"{what}: missing {missing}, unknown {unknown}")
+    for name, one in fields.items():
+        array, shape = arrays[name], (*leading, *one.shape)
+        if array.shape != shape or array.dtype != np.dtype(one.dtype):
+            raise ContractError(
+                f"{what}: {name} must be {one.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}"
+            )
+
+
+def check_finite(arrays: Arrays, what: str) -> None:
+    """Raise ContractError if a float array holds NaN or infinity."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ContractError(f"{what}: {name} holds NaN or infinity")
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """One question of a worker to a policy.
+
+    slot [E] i64 which environment a row is (recurrent state lives there), first [E] bool, obs name -> [E, ...],
+    explore [E] f32: 1 draws from the policy, 0 takes its best action. The answer waits until the policy
+    serves `min_version` or newer.
+    """
+
+    worker: int
+    incarnation: int
+    seq: int
+    slot: Array
+    first: Array
+    obs: Arrays
+    explore: Array
+    min_version: Version
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A policy's answer: action [E, ...], extra name -> [E, ...], and the version that gave it."""
+
+    action: Array
+    extra: Arrays
+    version: Version
+
+
+@dataclass(frozen=True)
+class PredictContext:
+    """What `Agent.predict` gets beside the observations: slot i64 [N], first bool [N], explore f32 [N]."""
+
+    slot: Array
+    first: Array
+    explore: Array
+
+
+@dataclass(frozen=True)
+class SampleInfo:
+    """Per item of a batch: key u64 [B], probability f64 [B] of having been drawn, times_sampled i64 [B]."""
+
+    key: Array
+    probability: Array
+    times_sampled: Array
+
+
+@dataclass(frozen=True)
+class ModelTag:
+    """Names one published model: its version, how many env steps it was trained on, and its bytes' sha256."""
+
+    version: Version
+    env_steps: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a role tells the supervisor once a second: means and totals under `name`, counted since its start."""
+
+    role: str
+    index: int
+    env_steps: int
+    values: dict[str, float]
+
+
+Book = dict[str, str]
+"""Role name ("actor", "buffer", "model_pool") -> address; handed to every role before it runs."""
+
+
+class Policy(Protocol):
+    """The verb `predict`, as a workflow sees it: a plain call in one process, a socket in a cluster."""
+
+    def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
+        """obs name -> [E, ...], first bool [E]; explore 1 draws, 0 takes the best action."""
+        ...
+
+
+class Monitor(Protocol):
+    """Where user code leaves numbers: they show up in TensorBoard and in the live line."""
+
+    def put(self, name: str, value: float) -> None: ...
+
+    def episodes(self, info: Mapping[str, Any]) -> None:
+        """Take gymnasium's `info["episode"]` (name -> [E]) where `info["_episode"]` is true."""
+        ...
+
+
+class Agent(Protocol):
+    """What `<algo>/algorithm/agent.py` provides: lives only where weights live (actor, learner, evaluator)."""
+
+    model: Any
+    """torch.nn.Module; its `state_dict()` is what is published and what `predict` uses."""
+
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]."""
+        ...
+
+    def learn(self, batch: Any, info: SampleInfo) -> tuple[dict[str, float], Array | None]:
+        """One update on a batch (a Chunk with leading B) to metrics and new priorities [B] or None."""
+        ...
+
+    def save_model(self) -> dict[str, Any]:
+        """Everything beside `model` that resuming needs (optimizer, counters): tensors and plain data."""
+        ...
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        """Take back what `save_model` gave."""
+        ...
+
+
+@dataclass(frozen=True)
+class WorkflowContext:
+    """What a workflow gets beside environments and policy: `workflow(envs, policy, context)`."""
+
+    spec: Spec
+    config: Any
+    """The user's `Config` (`<algo>/config.py`) with the overrides of the run."""
+    seed: int
+    worker: int
+    incarnation: int
+    monitor: Monitor
