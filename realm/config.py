@@ -1,0 +1,512 @@
+"""Reads `conf/*.toml` and the `--set key=value` of the command line, once, into frozen and validated objects.
+
+Called by the command line before any process starts, and by a role on the run's own `config.toml`. In goes a file of
+three tables: `[app]` (AppConfig below), `[env]` (options for the user's `make_envs`, free-form), and one named like the
+last part of `algo` (overrides of the user's `Config`). Out comes a RunConfig, or a ConfigError of one sentence:
+`file:line: key 'x': what was wrong; what is allowed (did you mean 'y'?)`. Nothing that stands in a file is evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import difflib
+import ipaddress
+import json
+import keyword
+import re
+import sys
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+Key = tuple[str, ...]
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the text is one sentence for the user. The command line exits with 2."""
+
+
+def _matches(pattern: str, what: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(what)
+        return text
+
+    return AfterValidator(check)
+
+
+def _algo(text: str) -> str:
+    parts = text.split(".")
+    if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", one) and not keyword.iskeyword(one) for one in parts):
+        raise ValueError('the dotted name of a Python package, like "diy"')
+    if parts[-1] in ("app", "env"):
+        raise ValueError("a package of another name, since [app] and [env] are tables already")
+    return text
+
+
+def _folder(text: str) -> str:
+    parts = PurePosixPath(text).parts
+    if ".." in parts or text.startswith("~") or "\\" in text or parts == ("/",) or not text.isprintable():
+        raise ValueError('a folder without "..", "~" or backslashes')
+    return text
+
+
+def _loopback(text: str) -> str:
+    try:
+        fine = ipaddress.IPv4Address(text).is_loopback
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError('a loopback address like "127.0.0.1", since there is no encryption or authentication yet')
+    return text
+
+
+def _bare_selector(value: Any) -> Any:
+    return value.removeprefix("reverb.selectors.") if isinstance(value, str) else value
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}"
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Limit = Annotated[int, Field(ge=0, le=10**15)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+Seconds = Annotated[float, Field(ge=0.01, le=86_400)]
+Device = Annotated[str, _matches(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", '"auto", "cpu", "mps", "cuda" or "cuda:N"')]
+Name = Annotated[str, _matches(NAME, "letters, digits, dots, dashes and underscores, at most 80, no dot in front")]
+NameOrEmpty = Annotated[str, _matches(f"({NAME})?", "letters, digits, dots, dashes and underscores, or empty")]
+Folder = Annotated[str, AfterValidator(_folder)]
+ModelId = Annotated[int, Field(ge=0)] | Literal["latest"]
+Selector = Annotated[
+    Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"], BeforeValidator(_bare_selector)
+]
+
+
+class AppConfig(BaseModel):
+    """Table `[app]`: one attribute a key, KaiwuDRL's name where it has one; `sample` means a chunk by default."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    algo: Annotated[str, AfterValidator(_algo)] = "diy"
+    """The user's package; the last part of its name is also the table with its hyper-parameters."""
+    app: Name = "back_to_the_realm"
+    """Name of the game, for logs and file names."""
+    run_name: NameOrEmpty = ""
+    """Folder of the run below `log_dir`; empty makes a time-stamped name, an existing one is resumed."""
+    run_mode: Literal["train", "eval"] = "train"
+    """Train, or only play with the model that `eval_model_dir` and `eval_model_id` name."""
+    wrapper_type: Literal["remote", "local"] = "remote"
+    """All roles as processes, or everything in one process without sockets."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Seed of everything random; a worker's own seed derives from it and its number."""
+    device: Device = "auto"
+    """Where the learner and the actor put the model."""
+
+    aisrv_count: Threads | Auto = "auto"
+    """Worker processes (N)."""
+    aisrv_connect_to_kaiwu_env_count: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
+    """Environments of one worker (E)."""
+    predict_local_or_remote: Literal["remote", "local"] = "remote"
+    """Predict at the shared actor, or in the worker with its own copy of the weights."""
+    predict_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
+    """The most rows that the actor puts into one forward pass; a larger request is a batch of its own."""
+    torch_num_threads: Threads | Auto = "auto"
+    """Torch threads of the learner."""
+    flow: Literal["alternating", "overlapping"] | Auto = "auto"
+    """Workers wait while the learner trains (few cores), or both run at once."""
+
+    buffer_backend: Literal["reverb", "native"] | Auto = "auto"
+    """Reverb, or the project's own NumPy buffer; auto takes reverb where it is installed."""
+    replay_buffer_capacity: Count | Auto = "auto"
+    """Samples that the buffer holds."""
+    preload_ratio: Annotated[float, Field(ge=1, le=1_000_000)] = 2.0
+    """Training starts when the buffer has received capacity / preload_ratio samples."""
+    train_batch_size: Count | Auto = "auto"
+    """Samples of one update; auto takes one round of all workers, N x E."""
+    production_consume_ratio: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
+    algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
+    """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
+    reverb_sampler: Selector = "Fifo"
+    """Which sample is drawn next."""
+    reverb_remover: Selector = "Fifo"
+    """Which sample leaves a full buffer."""
+    priority_exponent: Annotated[float, Field(ge=0, le=100)] = 0.6
+    """Power of the priority in a Prioritized selector; 0 is uniform."""
+    max_version_lag: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["free"] | Auto = "auto"
+    """How many updates old the weights that act may be: 0 is strict on-policy, free has no limit."""
+    max_unacked_rounds: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rounds that a worker may have under way to the buffer; then it waits."""
+
+    dump_model_freq: Count = 100
+    """Updates between two checkpoints."""
+    modelpool_max_save_model_count: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """The model pool and the folder of checkpoints keep the last so many."""
+    user_save_mode_max_count: Limit = 0
+    """The most models that the user's code may save; 0 is no limit."""
+    preload_model: bool = False
+    """Begin with the model that the next two keys name."""
+    preload_model_dir: Folder = ""
+    """Folder of checkpoints to begin with."""
+    preload_model_id: ModelId = "latest"
+    """The checkpoint's number of updates, or latest."""
+    eval_model_dir: Folder = ""
+    """Folder of checkpoints to evaluate; empty takes those of the run `run_name`."""
+    eval_model_id: ModelId = "latest"
+    """The checkpoint's number of updates, or latest."""
+    eval_episodes: Count = 100
+    """Episodes of one evaluation."""
+
+    log_dir: Annotated[Folder, _matches(".+", "the name of a folder")] = "train"
+    """Folder that holds the folders of runs."""
+    level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = "INFO"
+    """Least important level that is logged."""
+    max_env_steps: Limit = 0
+    """The run ends after so many environment steps; 0 is no limit."""
+    max_seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """The run ends after so many seconds; 0 is no limit."""
+    restart_budget: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often one role is started again within restart_window_s before the whole run stops."""
+    restart_window_s: Seconds = 300.0
+    """Restarts longer ago than this are forgotten."""
+    report_interval_s: Seconds = 1.0
+    """Seconds between two reports of a role to the supervisor."""
+    start_timeout_s: Seconds = 120.0
+    """The run stops if a role is not ready after this time."""
+    stop_timeout_s: Seconds = 10.0
+    """A role that has not ended this long after it was told to is killed."""
+    bind_host: Annotated[str, AfterValidator(_loopback)] = "127.0.0.1"
+    """Address on which the roles listen."""
+    base_port: Annotated[int, Field(ge=1024, le=65_000)] | Literal[0] = 0
+    """First of the run's ports; 0 takes free ones."""
+
+    @model_validator(mode="after")
+    def _together(self) -> AppConfig:
+        if self.preload_model and not self.preload_model_dir:
+            raise ValueError("preload_model = true needs a folder of checkpoints in preload_model_dir")
+        if self.run_mode == "eval" and not (self.eval_model_dir or self.run_name):
+            raise ValueError("run_mode = 'eval' needs a folder of checkpoints in eval_model_dir, or a run_name")
+        return self
+
+    @property
+    def hyper_table(self) -> str:
+        """Name of the table with the user's hyper-parameters."""
+        return self.algo.rpartition(".")[2]
+
+
+IGNORED = {
+    "learner_train_by_while_true": "the buffer decides when an update is due",
+    "learner_train_sleep_seconds": "the buffer decides when an update is due",
+    "send_sample_size": "a worker sends one chunk of each environment",
+    "sample_dim": "it is derived from the spec",
+    "model_file_sync_per_minutes": "weights travel after every update",
+    "model_file_load_per_minutes": "weights travel after every update",
+    "restore_dir": "checkpoints are in <log_dir>/<run>/ckpt",
+    "user_ckpt_dir": "the user's models are in <log_dir>/<run>/user_ckpt",
+    "actor_addrs": "addresses are chosen at start",
+    "learner_addrs": "addresses are chosen at start",
+    "copy_dir": "nothing is copied",
+    "set_name": "there is one set of processes",
+    "self_play": "the game has one player",
+}
+"""Keys that KaiwuDRL knows and that have no effect here, with the reason: they load, and are named in one warning."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What one run is made of. `hyper` holds only what differs from the user's Config.
+
+    places    "table.key" -> `file:line`, or the `--set` it comes from
+    warnings  sentences that the caller should show once
+    """
+
+    app: AppConfig
+    env: dict[str, Any]
+    hyper: dict[str, Any]
+    places: dict[str, str] = field(default_factory=dict, compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a file and lay `key=value` overrides over it; raise ConfigError at the first thing that is wrong."""
+    tables, places = _read(Path(path))
+    for name, value in tables.items():
+        if not isinstance(value, dict):
+            known = AppConfig.model_fields.keys() | IGNORED.keys()
+            hint = "a line [app] above it" if name in known else "a table of keys"
+            raise ConfigError(f"{places[name]}: key {name!r}: it belongs to no table; allowed is {hint}")
+    in_file = tables.get("app", {}).get("algo", "diy")
+    for text in overrides:
+        _override(text, tables, places)
+
+    app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}))
+    allowed = ["app", "env", app.hyper_table]
+    for name in tables.keys() - set(allowed):
+        # `--set algo=other` must not trip over the table of the algorithm that the file was written for.
+        if isinstance(in_file, str) and name == in_file.rpartition(".")[2]:
+            warnings.append(f"{places[name]}: table [{name}] is not used, since algo is {app.algo!r}")
+            continue
+        names = ", ".join(f"[{one}]" for one in allowed)
+        raise ConfigError(f"{places[name]}: table [{name}]: unknown; allowed are {names}{did_you_mean(name, allowed)}")
+    return RunConfig(app, tables.get("env", {}), tables.get(app.hyper_table, {}), places, tuple(warnings))
+
+
+def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places: Mapping[str, str], file: str) -> T:
+    """Make the user's dataclass from `table`, checking names and types; `file` is where it is written."""
+    fields = {one.name: one for one in dataclasses.fields(cls) if one.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        place = places.get(f"{prefix}.{key}", f"table [{prefix}]")
+        if key not in fields:
+            near = did_you_mean(key, fields)
+            raise ConfigError(f"{place}: key '{prefix}.{key}': unknown; allowed is a field of Config in {file}{near}")
+        # JSON is the mode in which pydantic is strict about types and still makes a tuple of a list.
+        adapter: TypeAdapter[Any] = TypeAdapter(hints[key])
+        try:
+            values[key] = adapter.validate_json(json.dumps(value, default=str), strict=True)
+        except ValidationError as error:
+            raise _wrong_value(place, f"{prefix}.{key}", value, error, adapter.json_schema()) from error
+    for name, one in fields.items():
+        unset = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+        if unset and name not in values:
+            raise ConfigError(f"table [{prefix}]: key '{prefix}.{name}': missing; {file} gives it no default")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        blamed = next((key for key in table if _names(str(error), key)), None)
+        place = places.get(f"{prefix}.{blamed}", f"table [{prefix}]")
+        raise ConfigError(f"{place}: {_one_line(error)}") from error
+
+
+def to_toml(config: RunConfig) -> str:
+    """Write every effective value as TOML: `load_config` of that text gives an equal RunConfig."""
+    tables = {"app": config.app.model_dump(), "env": config.env, config.app.hyper_table: config.hyper}
+    lines = ["# The effective configuration of this run, written by Realm."]
+    for name, table in tables.items():
+        lines += ["", f"[{_toml_key(name)}]", *(f"{_toml_key(key)} = {_toml(one)}" for key, one in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` if a known word is close, else nothing."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any]) -> tuple[AppConfig, list[str]]:
+    known = AppConfig.model_fields
+    ignored = [key for key in table if key in IGNORED]
+    for key in table:
+        if key not in known and key not in IGNORED:
+            near = f" (did you mean 'env.{key}'?)" if key in env else did_you_mean(key, [*known, *IGNORED])
+            raise ConfigError(f"{places[f'app.{key}']}: key {key!r}: unknown; allowed is a key of AppConfig{near}")
+    try:
+        app = AppConfig.model_validate({key: one for key, one in table.items() if key in known})
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # the keys are right one by one, but not together
+            text = str(first["ctx"]["error"])
+            key = next(key for key in table if _names(text, key))
+            raise ConfigError(f"{places[f'app.{key}']}: {text}") from error
+        key = str(first["loc"][0])
+        raise _wrong_value(places[f"app.{key}"], key, table[key], error, _schema(key)) from error
+    named = "; ".join(f"{key} ({places[f'app.{key}']}: {IGNORED[key]})" for key in ignored)
+    return app, [f"keys of KaiwuDRL without a meaning here are ignored: {named}"] if ignored else []
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Parse a TOML file to its tables and the place of every key."""
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: not a file; allowed is the name of a TOML file")
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError as error:
+        near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.toml")))
+        raise ConfigError(f"{file}: no such file; allowed is the name of a TOML file{near}") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file}:{line}: byte {data[error.start]:#04x} is not UTF-8; allowed is UTF-8") from error
+    lines = text.split("\n")
+    statements = list(_statements(lines))
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _syntax_error(file, lines, statements, error) from error
+    places: dict[str, str] = {}
+    for start, _, keys in statements:
+        for key in keys:
+            places.setdefault(".".join(key), f"{file}:{start + 1}")
+    return tables, places
+
+
+def _statements(lines: list[str]) -> Iterator[tuple[int, int, list[Key]]]:
+    """Cut a file into its statements: first line, line after the last, keys that it sets (none if it is no TOML).
+
+    tomllib gives no line numbers; but a statement is over at the first line up to which it parses by itself.
+    """
+    table: Key = ()
+    start = 0
+    for end in range(1, len(lines) + 1):
+        try:
+            keys = list(_keys(tomllib.loads("\n".join(lines[start:end]) + "\n"), ()))
+        except (ValueError, RecursionError):
+            continue
+        if lines[start].lstrip().startswith("["):
+            table = keys[-1]
+        else:
+            keys = [table + key for key in keys]
+        if keys:
+            yield start, end, keys
+        start = end
+    if start < len(lines):
+        yield start, len(lines), []
+
+
+def _keys(value: Any, above: Key) -> Iterator[Key]:
+    for one in value if isinstance(value, list) else [value]:
+        for name, inner in one.items() if isinstance(one, dict) else ():
+            yield (*above, name)
+            yield from _keys(inner, (*above, name))
+
+
+def _syntax_error(
+    file: Path, lines: list[str], statements: list[tuple[int, int, list[Key]]], error: Exception
+) -> ConfigError:
+    seen: dict[Key, int] = {}
+    for start, end, keys in statements:
+        place = f"{file}:{start + 1}"
+        if not keys:
+            break
+        try:
+            tomllib.loads("\n".join(lines[:end]) + "\n")
+        except (ValueError, RecursionError):
+            again = next((key for key in reversed(keys) if key in seen), None)
+            if again is None:
+                break
+            what = f"table [{'.'.join(again)}]" if lines[start].lstrip().startswith("[") else f"key {_shown(again)!r}"
+            return ConfigError(f"{place}: {what}: set before, at line {seen[again] + 1}; allowed is once")
+        for key in keys:
+            seen.setdefault(key, start)
+    reason = re.sub(r" \(at .*\)$", "", _one_line(error))
+    allowed = "key = value, with text in quotes, and true or false in small letters"
+    return ConfigError(f"{place}: {lines[start].strip()[:60]!r} is not TOML: {reason}; allowed is {allowed}")
+
+
+def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None:
+    """Put one `key=value` of the command line into `tables`."""
+    place = f"--set {text}" if text.isprintable() else f"--set {text!a}"
+    name, equals, written = text.partition("=")
+    keys = tuple(name.strip().split("."))
+    if not equals or not text.isprintable() or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
+        raise ConfigError(f"{place}: not an override; allowed is key=value or table.key=value, in plain text")
+    if len(keys) == 1:
+        keys = ("app", *keys)
+    try:
+        value = tomllib.loads(f"value = {written}\n")["value"]
+    except (ValueError, RecursionError):
+        value = written.strip()
+    if keys[0] == "app" and not isinstance(value, str) and _schema(keys[-1]).get("type") == "string":
+        value = written.strip()  # a run may be called 7
+    inner = tables
+    for key in keys[:-1]:
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{place}: key {_shown(keys)!r}: {key!r} is a value; allowed is a key inside a table")
+    inner[keys[-1]] = value
+    for depth in range(1, len(keys)):
+        places.setdefault(".".join(keys[:depth]), place)
+    places[".".join(keys)] = place
+
+
+def _schema(key: str) -> dict[str, Any]:
+    return dict(AppConfig.model_json_schema()["properties"].get(key, {}))
+
+
+def _wrong_value(place: str, key: str, value: Any, error: ValidationError, schema: Mapping[str, Any]) -> ConfigError:
+    """Say what a key got and what it takes, both in TOML's words."""
+    own = next((one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"), None)
+    near = did_you_mean(str(value), _words(schema)) if isinstance(value, str) else ""
+    return ConfigError(f"{place}: key {key!r}: got {_toml(value)[:80]}; allowed is {own or _allowed(schema)}{near}")
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Say in words which values a JSON schema takes."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " or ".join(_toml(one) for one in schema.get("enum", [schema.get("const")]))
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    words = [f"{word} {schema[bound]}" for bound, word in bounds.items() if bound in schema]
+    nouns = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text in quotes"}
+    noun = nouns.get(schema.get("type", ""), {"array": "a list"}.get(schema.get("type", ""), "a value of another type"))
+    return " ".join([noun, " and ".join(words)]).strip()
+
+
+def _words(schema: Mapping[str, Any]) -> list[str]:
+    inner = [word for one in schema.get("anyOf", []) for word in _words(one)]
+    consts = [one for one in (*schema.get("enum", []), schema.get("const")) if isinstance(one, str)]
+    return inner + consts + (["true", "false"] if schema.get("type") == "boolean" else [])
+
+
+def _shown(key: Key) -> str:
+    return ".".join(key[1:] if key[0] == "app" else key)
+
+
+def _names(text: str, key: str) -> bool:
+    return re.search(rf"\b{re.escape(key)}\b", text) is not None
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def _toml(value: Any) -> str:
+    """Write one value as TOML, tables within a table in braces."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(one) for one in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")
