@@ -1,0 +1,421 @@
+"""The rules of the realm, once: numba kernels over arrays of E environments.
+
+`State` holds E episodes in progress as a struct of arrays, `World` one map, `Episodes` what resets draw from.
+`step` advances all environments by one action (an environment whose episode is over is reset instead:
+gymnasium's NEXT_STEP autoreset), `reset` starts chosen ones, `write_*` turn the state into observations. The
+state after a step also tells what happened in it, so that users can shape rewards in kernels of their own.
+Nothing here is random but `reset`, whose generators live in `State.rng`. Every number of the game is a
+constant below; *choice* marks what the game does not publish.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realm.env.jit import jit
+from realm.env.map import CELL, EXTENT, POINTS, SIZE, Map
+from realm.env.options import Episode
+
+# ---- the numbers of the game ----
+
+FRAMES_PER_STEP = 3
+WALK_FRAME = 233.0  # units a frame; choice: constant, so an open step is always 699
+BUFF_FACTOR = 1.4
+BUFF_FRAME = WALK_FRAME * BUFF_FACTOR
+FLASH_UNITS = 8000.0  # choice: exactly
+WALK_HIT, BUFF_HIT, FLASH_HIT = 600.0, 900.0, 7900.0  # a step that moves less has hit a wall
+TRIGGER_RADIUS = 1000.0  # choice; the border counts
+FLASH_COOLDOWN = 606  # steps in which no flash is legal after a flash
+BUFF_STEPS = 50  # steps at the higher speed after the one that took the buff
+BUFF_RETURN = 454  # steps in which the buff is away after the one that took it
+TREASURE_SCORE, END_SCORE, STEP_SCORE = 100.0, 150.0, 0.2
+VIEW = 25  # cells seen to each side
+WINDOW = 2 * VIEW + 1
+MAX_GRID_DISTANCE = 256.0  # grid_distance is steps / 256, at most 1
+ACTIONS, DIRECTIONS = 16, 8
+VECTOR = 31
+FIRST_SHOWN, SHOWN = 3, 13  # the vector shows treasures 3..15
+FULL = np.uint8(255)  # 1.0 of the game's maps in the image
+VISIT = np.uint8(51)  # 0.2 of the game's memory map in the image
+
+PADDED = SIZE + 2 * VIEW
+_D = 0.7071067811865476  # nearest float64 to sqrt(1/2)
+# 45 degree steps counter-clockwise from +x; a table, since cos(90 degrees) is not quite 0
+DIRECTION = np.array(
+    [[1.0, 0.0], [_D, _D], [0.0, 1.0], [-_D, _D], [-1.0, 0.0], [-_D, -_D], [0.0, -1.0], [_D, -_D]],
+    dtype=np.float64,
+)
+FRAME_MOVE = np.stack([DIRECTION * WALK_FRAME, DIRECTION * BUFF_FRAME])  # [buffed, direction, (x, z)]
+FLASH_MOVE = DIRECTION * FLASH_UNITS
+
+
+# ---- the arrays ----
+
+
+class World(NamedTuple):
+    """One map as the kernels read it. Padded arrays have 25 more cells on each side: index them [z + 25, x +
+    25]."""
+
+    obstacle: NDArray[np.uint8]  # [178, 178], 255 road, 0 obstacle or outside
+    contact: NDArray[np.int32]  # [178, 178], bit i: the trigger disc of point i touches the cell
+    points: NDArray[np.float64]  # [16, 2] world x, z
+    cells: NDArray[np.int32]  # [16, 2] cell x, z
+    near: NDArray[np.float32]  # [128, 128, 16] grid_distance (0..1) from cell [z, x] to point i
+    distance: NDArray[np.int32]  # [16, 128, 128] the same in steps, FAR where no way leads
+
+
+class Episodes(NamedTuple):
+    """What resets draw from: K layouts, handed out in order."""
+
+    start: NDArray[np.int32]  # [K]
+    end: NDArray[np.int32]  # [K]
+    max_step: NDArray[np.int32]  # [K]
+    fixed: NDArray[np.bool_]  # [K] treasures are `treasures`, not random
+    treasure_num: NDArray[np.int32]  # [K]
+    treasures: NDArray[np.uint8]  # [K, 16] 1 = a fixed treasure
+
+
+class State(NamedTuple):
+    """E environments. The observation after a step describes exactly this."""
+
+    x: NDArray[np.float64]  # [E] world units
+    z: NDArray[np.float64]  # [E]
+    from_x: NDArray[np.float64]  # [E] where the last step began
+    from_z: NDArray[np.float64]  # [E]
+    cell_x: NDArray[np.int32]  # [E] cell of (x, z)
+    cell_z: NDArray[np.int32]  # [E]
+    # the episode
+    start: NDArray[np.int32]  # [E] point ids
+    end: NDArray[np.int32]  # [E]
+    max_step: NDArray[np.int32]  # [E]
+    planned: NDArray[np.uint8]  # [E, 16] 1 = treasure of this episode, taken or not
+    total: NDArray[np.int32]  # [E] number of these
+    layout: NDArray[np.int32]  # [E] index into the layouts
+    turn: NDArray[np.int64]  # [E] how many episodes were handed out before this one
+    # what is left and what was done so far
+    there: NDArray[np.uint8]  # [E, 16] 1 = there now: the buff (0) and treasures (their id)
+    steps: NDArray[np.int32]  # [E]
+    treasures: NDArray[np.int32]  # [E] taken
+    buffs: NDArray[np.int32]  # [E] taken
+    flashes: NDArray[np.int32]  # [E] used
+    walls: NDArray[np.int32]  # [E] steps that hit a wall
+    buff_left: NDArray[np.int32]  # [E] steps at the higher speed to come
+    buff_wait: NDArray[np.int32]  # [E] steps until the buff is back
+    flash_wait: NDArray[np.int32]  # [E] steps until a flash is legal
+    memory: NDArray[np.uint8]  # [E, 178, 178] padded, 51 a visit, at most 255
+    score: NDArray[np.float64]  # [E] treasures so far; the final score once the episode is over
+    # the last step
+    reward: NDArray[np.float64]  # [E] change of score
+    terminated: NDArray[np.bool_]  # [E] reached the end
+    truncated: NDArray[np.bool_]  # [E] out of time
+    fresh: NDArray[np.bool_]  # [E] the episode has just been reset; all below is 0
+    took_treasures: NDArray[np.int32]  # [E] number taken in this step
+    took_buff: NDArray[np.bool_]  # [E]
+    used_flash: NDArray[np.bool_]  # [E] whether it moved the hero or not
+    hit_wall: NDArray[np.bool_]  # [E]
+    # generators
+    rng: NDArray[np.uint64]  # [E] splitmix64
+    cursor: NDArray[np.int64]  # [1] episodes handed out
+
+
+def make_world(map_: Map) -> World:
+    """Prepare a map for the kernels."""
+    obstacle = np.pad(map_.road * FULL, VIEW)
+    # distance from each point to the nearest spot of each cell, by axis; one unit more to be safe
+    low = np.arange(-VIEW, SIZE + VIEW) * CELL
+    at = map_.points[:, :, None]
+    gap = np.maximum(0.0, np.maximum(low - at, at - low - CELL))
+    touches = gap[:, 1, :, None] ** 2 + gap[:, 0, None, :] ** 2 <= (TRIGGER_RADIUS + 1.0) ** 2
+    contact = (touches * (1 << np.arange(POINTS, dtype=np.int32))[:, None, None]).sum(0).astype(np.int32)
+    near = np.minimum(map_.distance / MAX_GRID_DISTANCE, 1.0).astype(np.float32)
+    near = np.ascontiguousarray(near.transpose(1, 2, 0))
+    return World(obstacle, contact, map_.points, map_.cells, near, map_.distance)
+
+
+def make_episodes(layouts: list[Episode]) -> Episodes:
+    """Prepare checked layouts for the kernels."""
+    treasures = np.zeros((len(layouts), POINTS), dtype=np.uint8)
+    for k, layout in enumerate(layouts):
+        treasures[k, list(layout.treasure_id or ())] = 1
+    return Episodes(
+        start=np.array([layout.start for layout in layouts], dtype=np.int32),
+        end=np.array([layout.end for layout in layouts], dtype=np.int32),
+        max_step=np.array([layout.max_step for layout in layouts], dtype=np.int32),
+        fixed=np.array([layout.treasure_id is not None for layout in layouts], dtype=np.bool_),
+        treasure_num=np.array([layout.treasure_num for layout in layouts], dtype=np.int32),
+        treasures=treasures,
+    )
+
+
+def make_state(num_envs: int) -> State:
+    """Arrays for E environments, to be filled by `reset`."""
+    e = num_envs
+    arrays: dict[str, Any] = {
+        "planned": np.zeros((e, POINTS), np.uint8),
+        "there": np.zeros((e, POINTS), np.uint8),
+        "memory": np.zeros((e, PADDED, PADDED), np.uint8),
+        "turn": np.zeros(e, np.int64),
+        "rng": np.zeros(e, np.uint64),
+        "cursor": np.zeros(1, np.int64),
+    }
+    for name in ("x", "z", "from_x", "from_z", "score", "reward"):
+        arrays[name] = np.zeros(e, np.float64)
+    for name in ("terminated", "truncated", "fresh", "took_buff", "used_flash", "hit_wall"):
+        arrays[name] = np.zeros(e, np.bool_)
+    for name in State._fields:
+        if name not in arrays:
+            arrays[name] = np.zeros(e, np.int32)
+    return State(**arrays)
+
+
+# ---- randomness ----
+
+
+@jit
+def _random_below(rng: NDArray[np.uint64], e: int, n: int) -> np.int64:
+    """The next number 0..n-1 of environment e's splitmix64 generator."""
+    rng[e] += np.uint64(0x9E3779B97F4A7C15)
+    v = rng[e]
+    v = (v ^ (v >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    v = (v ^ (v >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    v = v ^ (v >> np.uint64(31))
+    return np.int64(((v >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
+
+
+# ---- reset ----
+
+
+@jit
+def _reset_one(s: State, w: World, episodes: Episodes, e: int) -> None:
+    turn = s.cursor[0]
+    s.cursor[0] = turn + 1
+    k = turn % len(episodes.start)
+    s.turn[e], s.layout[e] = turn, k
+    start, end = episodes.start[k], episodes.end[k]
+    s.start[e], s.end[e], s.max_step[e] = start, end, episodes.max_step[k]
+    s.total[e] = episodes.treasure_num[k]
+    if episodes.fixed[k]:
+        s.planned[e] = episodes.treasures[k]
+    else:
+        _draw_treasures(s, e, start, end, episodes.treasure_num[k])
+    s.there[e] = s.planned[e]
+    s.there[e, 0] = 1
+    s.x[e], s.z[e] = w.points[start, 0], w.points[start, 1]
+    s.from_x[e], s.from_z[e] = s.x[e], s.z[e]
+    s.cell_x[e], s.cell_z[e] = w.cells[start, 0], w.cells[start, 1]
+    s.steps[e] = s.treasures[e] = s.buffs[e] = s.flashes[e] = s.walls[e] = 0
+    s.buff_left[e] = s.buff_wait[e] = s.flash_wait[e] = 0
+    s.score[e] = 0.0
+    s.memory[e] = 0
+    s.memory[e, s.cell_z[e] + VIEW, s.cell_x[e] + VIEW] = VISIT
+    s.reward[e] = 0.0
+    s.terminated[e] = s.truncated[e] = False
+    s.fresh[e] = True
+    s.took_treasures[e] = 0
+    s.took_buff[e] = s.used_flash[e] = s.hit_wall[e] = False
+
+
+@jit
+def _draw_treasures(s: State, e: int, start: int, end: int, num: int) -> None:
+    """Choose `num` of the points that are neither start nor end: the head of a Fisher-Yates shuffle."""
+    free = np.empty(POINTS, dtype=np.int64)
+    n = 0
+    for i in range(1, POINTS):
+        if i != start and i != end:
+            free[n] = i
+            n += 1
+    s.planned[e] = 0
+    for i in range(num):
+        j = i + _random_below(s.rng, e, n - i)
+        free[i], free[j] = free[j], free[i]
+        s.planned[e, free[i]] = 1
+
+
+@jit
+def reset(s: State, w: World, episodes: Episodes, which: NDArray[np.bool_]) -> None:
+    """Start a new episode in each environment e with which[e]; bool [E]."""
+    for e in range(len(which)):
+        if which[e]:
+            _reset_one(s, w, episodes, e)
+
+
+# ---- step ----
+
+
+@jit
+def _is_road(w: World, x: float, z: float) -> bool:
+    """For positions up to 25 cells outside the map."""
+    cx, cz = int(np.floor(x / CELL)), int(np.floor(z / CELL))
+    return bool(w.obstacle[cz + VIEW, cx + VIEW] != 0)
+
+
+@jit
+def _trigger(s: State, w: World, e: int) -> bool:
+    """Take what is within reach of the hero: treasures, the buff, the end. True at the end."""
+    x, z = s.x[e], s.z[e]
+    cx, cz = int(np.floor(x / CELL)), int(np.floor(z / CELL))
+    contact = w.contact[cz + VIEW, cx + VIEW]
+    if contact == 0:
+        return False
+    reached_end = False
+    for i in range(POINTS):
+        if contact & (1 << i) and (s.there[e, i] or i == s.end[e]):
+            dx, dz = x - w.points[i, 0], z - w.points[i, 1]
+            if dx * dx + dz * dz <= TRIGGER_RADIUS * TRIGGER_RADIUS:
+                if i == s.end[e]:
+                    reached_end = True
+                elif i == 0:
+                    s.there[e, 0] = 0
+                    s.buffs[e] += 1
+                    s.took_buff[e] = True
+                else:
+                    s.there[e, i] = 0
+                    s.treasures[e] += 1
+                    s.took_treasures[e] += 1
+    return reached_end
+
+
+@jit
+def _step_one(s: State, w: World, e: int, action: int) -> None:
+    buffed = s.buff_left[e] > 0  # a buff taken in this step speeds up the next one: choice
+    direction = action % DIRECTIONS
+    flash = action >= DIRECTIONS and s.flash_wait[e] == 0  # an illegal flash is a walk
+    old_score = s.score[e]
+    s.from_x[e], s.from_z[e] = s.x[e], s.z[e]
+    s.fresh[e] = False
+    s.took_treasures[e] = 0
+    s.took_buff[e] = False
+    s.used_flash[e] = flash
+
+    reached_end = False
+    if flash:
+        s.flashes[e] += 1
+        x, z = s.x[e] + FLASH_MOVE[direction, 0], s.z[e] + FLASH_MOVE[direction, 1]
+        if _is_road(w, x, z):
+            s.x[e], s.z[e] = x, z
+        # a flash that stays where it is looks around there too: choice
+        reached_end = _trigger(s, w, e)
+    else:
+        move_x, move_z = FRAME_MOVE[int(buffed), direction, 0], FRAME_MOVE[int(buffed), direction, 1]
+        for _ in range(FRAMES_PER_STEP):
+            x, z = s.x[e] + move_x, s.z[e] + move_z
+            if _is_road(w, x, z):
+                s.x[e], s.z[e] = x, z
+            elif _is_road(w, x, s.z[e]):
+                s.x[e] = x
+            elif _is_road(w, s.x[e], z):
+                s.z[e] = z
+            reached_end = _trigger(s, w, e)
+            if reached_end:
+                break
+    s.steps[e] += 1
+
+    moved_x, moved_z = s.x[e] - s.from_x[e], s.z[e] - s.from_z[e]
+    least = FLASH_HIT if flash else BUFF_HIT if buffed else WALK_HIT
+    # a step cut short by the end is no wall hit: choice
+    hit = not reached_end and moved_x * moved_x + moved_z * moved_z < least * least
+    s.hit_wall[e] = hit
+    if hit:
+        s.walls[e] += 1
+
+    cx, cz = int(np.floor(s.x[e] / CELL)), int(np.floor(s.z[e] / CELL))
+    s.cell_x[e], s.cell_z[e] = cx, cz
+    # one visit a step, where it ends, also when standing: choice
+    if s.memory[e, cz + VIEW, cx + VIEW] != FULL:
+        s.memory[e, cz + VIEW, cx + VIEW] += VISIT
+
+    # timers: one that was set in this step starts to run with the next
+    if flash:
+        s.flash_wait[e] = FLASH_COOLDOWN
+    elif s.flash_wait[e] > 0:
+        s.flash_wait[e] -= 1
+    if s.took_buff[e]:
+        s.buff_left[e], s.buff_wait[e] = BUFF_STEPS, BUFF_RETURN
+    else:
+        if s.buff_left[e] > 0:
+            s.buff_left[e] -= 1
+        if s.buff_wait[e] > 0:
+            s.buff_wait[e] -= 1
+            if s.buff_wait[e] == 0:
+                s.there[e, 0] = 1
+
+    out_of_time = not reached_end and s.steps[e] >= s.max_step[e]
+    s.terminated[e], s.truncated[e] = reached_end, out_of_time
+    if out_of_time:
+        s.score[e] = 0.0
+    else:
+        s.score[e] = TREASURE_SCORE * s.treasures[e]
+        if reached_end:
+            s.score[e] += END_SCORE + STEP_SCORE * (s.max_step[e] - s.steps[e])
+    s.reward[e] = s.score[e] - old_score
+
+
+@jit
+def step(s: State, w: World, episodes: Episodes, actions: NDArray[np.int64]) -> None:
+    """Advance E environments by one action each (i64 [E], 0..15). Where an episode is over the action is
+    ignored and the next episode begins: reward 0, nothing over, `fresh`."""
+    for e in range(len(actions)):
+        if s.terminated[e] or s.truncated[e]:
+            _reset_one(s, w, episodes, e)
+        else:
+            _step_one(s, w, e, actions[e])
+
+
+# ---- observations ----
+
+
+@jit
+def write_vector(s: State, w: World, out: NDArray[np.float32]) -> None:
+    """The reference features. out: f32 [E, 31] = position / 64000 (x, z), treasures 3..15 there (13), their
+    grid_distance (13, 1 if not there), buff there, its grid_distance (1 if not there), grid_distance to the
+    end."""
+    for e in range(len(out)):
+        near = w.near[s.cell_z[e], s.cell_x[e]]
+        row = out[e]
+        row[0], row[1] = s.x[e] / EXTENT, s.z[e] / EXTENT
+        for i in range(SHOWN):
+            there = s.there[e, FIRST_SHOWN + i]
+            row[2 + i] = there
+            row[2 + SHOWN + i] = near[FIRST_SHOWN + i] if there else 1.0
+        row[28] = s.there[e, 0]
+        row[29] = near[0] if s.there[e, 0] else 1.0
+        row[30] = near[s.end[e]]
+
+
+@jit
+def write_image(s: State, w: World, out: NDArray[np.uint8]) -> None:
+    """The 51 x 51 cells around the hero. out: u8 [E, 4, 51, 51], [z, x], row 0 south; channels obstacle (road
+    255), memory (51 a visit), treasures there (255), end (255): the game's values times 255."""
+    for e in range(len(out)):
+        # the window's first cell, in padded coordinates, is the hero's cell in plain ones
+        cx, cz = s.cell_x[e], s.cell_z[e]
+        image = out[e]
+        image[0] = w.obstacle[cz : cz + WINDOW, cx : cx + WINDOW]
+        image[1] = s.memory[e, cz : cz + WINDOW, cx : cx + WINDOW]
+        image[2] = 0
+        image[3] = 0
+        for i in range(1, POINTS):
+            if s.there[e, i] or i == s.end[e]:
+                dx, dz = w.cells[i, 0] - cx + VIEW, w.cells[i, 1] - cz + VIEW
+                if 0 <= dx < WINDOW and 0 <= dz < WINDOW:
+                    image[3 if i == s.end[e] else 2, dz, dx] = FULL
+
+
+@jit
+def write_mask(s: State, out: NDArray[np.int8]) -> None:
+    """Legal actions. out: i8 [E, 16], 1 = legal: walks always, flashes when not cooling down."""
+    for e in range(len(out)):
+        flash = s.flash_wait[e] == 0
+        for a in range(ACTIONS):
+            out[e, a] = a < DIRECTIONS or flash
+
+
+@jit
+def write_legal(s: State, out: NDArray[np.int8]) -> None:
+    """The game's two flags. out: i8 [E, 2] = walk, flash."""
+    for e in range(len(out)):
+        out[e, 0] = 1
+        out[e, 1] = s.flash_wait[e] == 0

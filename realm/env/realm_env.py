@@ -1,0 +1,232 @@
+"""The realm as gymnasium environments: `RealmEnv` (one) and `RealmVectorEnv` (E in one call).
+
+Made by `gymnasium.make("Realm-v0")` and `gymnasium.make_vec("Realm-v0", num_envs=E)` after `import
+realm.env`, or directly.
+
+Observation, a dict: `image` u8 [4, 51, 51] (obstacle, memory, treasures, end around the hero, times 255; row
+    0 south; left out with observation="vector"), `vector` f32 [31] (the reference features, 0..1), `action_mask`
+    i8 [16] (1 = legal).
+Action: 0-7 walk, 8-15 flash, direction `a % 8` times 45 degrees from east. An illegal flash walks.
+Reward: the change of the game's score, so that an episode's rewards add up to its score: +100 a treasure, 150 +
+    0.2 * (max_step - steps) at the end; running out of time takes the treasures' points back. Learners shape
+    rewards of their own from `state`.
+Info: on the step that ends an episode, `info["stats"]` holds `games.episode_stats` (score, length, treasures,
+    missed, flashes, buffs, walls, reached_end, layout, turn): numbers from RealmEnv; arrays [E] from
+    RealmVectorEnv, with the mask `info["_stats"]` bool [E] of the environments that they are final for. Otherwise
+    it is empty. (The key `episode` is left to gymnasium's RecordEpisodeStatistics, which refuses to share it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from realm.env import physics
+from realm.env.games import Games, episode_stats
+from realm.env.map import Map
+
+Obs = dict[str, NDArray[Any]]
+METADATA: dict[str, Any] = {"render_modes": [], "render_fps": 15}
+SHAPES: dict[str, tuple[tuple[int, ...], type]] = {
+    "image": ((4, physics.WINDOW, physics.WINDOW), np.uint8),
+    "vector": ((physics.VECTOR,), np.float32),
+    "action_mask": ((physics.ACTIONS,), np.int8),
+}
+
+
+def make_observation_space(observation: str) -> spaces.Space[Obs]:
+    """The space of one environment's observation; `observation` is "full" or "vector" (no image)."""
+    if observation not in ("full", "vector"):
+        raise ValueError(f"observation is {observation!r}, it must be 'full' or 'vector'")
+    parts: dict[str, spaces.Space[Any]] = {
+        "image": spaces.Box(0, 255, SHAPES["image"][0], np.uint8),
+        "vector": spaces.Box(0.0, 1.0, SHAPES["vector"][0], np.float32),
+        "action_mask": spaces.Box(0, 1, SHAPES["action_mask"][0], np.int8),
+    }
+    if observation == "vector":
+        del parts["image"]
+    return cast("spaces.Space[Obs]", spaces.Dict(parts))
+
+
+def check_render_mode(render_mode: str | None) -> None:
+    """Refuse a render mode that METADATA does not list."""
+    if render_mode is not None and render_mode not in METADATA["render_modes"]:
+        raise ValueError(
+            f"render_mode is {render_mode!r}, it must be None or one of {METADATA['render_modes']}"
+        )
+
+
+def empty_obs(space: spaces.Space[Any], num_envs: int) -> Obs:
+    """Uninitialised observation arrays with leading axis E for the parts of `space`."""
+    assert isinstance(space, spaces.Dict)
+    return {name: np.empty((num_envs, *SHAPES[name][0]), SHAPES[name][1]) for name in space.spaces}
+
+
+def write_obs(games: Games, out: Mapping[str, NDArray[Any]]) -> None:
+    """Write the observation of all environments into the arrays of `out` ([E, ...] each)."""
+    if "image" in out:
+        physics.write_image(games.state, games.world, out["image"])
+    physics.write_vector(games.state, games.world, out["vector"])
+    physics.write_mask(games.state, out["action_mask"])
+
+
+class RealmEnv(gymnasium.Env[Obs, np.int64]):
+    """One realm. `state` holds it as arrays with a leading axis of 1; returned observations are fresh
+    arrays."""
+
+    metadata = METADATA
+
+    def __init__(
+        self,
+        usr_conf: Mapping[str, Any] | None = None,
+        layouts: Sequence[Any] | None = None,
+        map: Map | str | Path = "default",
+        observation: str = "full",
+        render_mode: str | None = None,
+    ) -> None:
+        check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self.observation_space = make_observation_space(observation)
+        self.action_space = spaces.Discrete(physics.ACTIONS)
+        self.games = Games(1, usr_conf, layouts, map)
+        self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
+        self._action = np.zeros(1, dtype=np.int64)
+        self._seeded = self._started = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Start an episode. A seed starts the generator anew (and layouts from their first); `options`
+        ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on."""
+        super().reset(seed=seed)
+        self.games.configure_from(options)
+        if seed is not None or not self._seeded:
+            # without a seed gymnasium's generator is seeded by the system
+            self.games.seed([int(self.np_random.integers(2**63)) if seed is None else seed])
+            self._seeded = True
+        self.games.reset()
+        self._started = True
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """One step; see the module's docstring."""
+        state = self.state
+        if not self._started or state.terminated[0] or state.truncated[0]:
+            raise ResetNeeded("the episode is over or has not begun: call reset first")
+        if not 0 <= action < physics.ACTIONS:
+            raise ValueError(
+                f"action is {action!r}, it must be a whole number from 0 to {physics.ACTIONS - 1}"
+            )
+        self._action[0] = action
+        self.games.step(self._action)
+        terminated, truncated = bool(state.terminated[0]), bool(state.truncated[0])
+        info: dict[str, Any] = {}
+        if terminated or truncated:
+            info["stats"] = {name: value[0].item() for name, value in episode_stats(state).items()}
+        return self._observe(), float(state.reward[0]), terminated, truncated, info
+
+    def _observe(self) -> Obs:
+        obs = empty_obs(self.observation_space, 1)
+        write_obs(self.games, obs)
+        return {name: array[0] for name, array in obs.items()}
+
+
+class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
+    """E realms, all stepped in one call. The step after an episode's end resets it and ignores its action
+    (gymnasium's NEXT_STEP). Environment i seeded with s plays as a RealmEnv seeded with s + i.
+
+    Returned arrays: observations are fresh each step with copy=True; with copy=False they are the
+    environment's own and change with the next call; given `out`, they are written there and `out` is
+    returned. Rewards and flags are fresh.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 (gymnasium's own declaration)
+        **METADATA,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        usr_conf: Mapping[str, Any] | None = None,
+        layouts: Sequence[Any] | None = None,
+        map: Map | str | Path = "default",
+        observation: str = "full",
+        render_mode: str | None = None,
+        copy: bool = True,
+    ) -> None:
+        check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self.num_envs = num_envs
+        self.single_observation_space = make_observation_space(observation)
+        self.single_action_space = spaces.Discrete(physics.ACTIONS)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.games = Games(num_envs, usr_conf, layouts, map)
+        self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
+        self.copy = copy
+        self._buffer = empty_obs(self.single_observation_space, num_envs)
+        self._seeded = self._started = False
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        out: Obs | None = None,
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Start an episode everywhere. Environment i takes seed + i (or seed[i]); layouts start from their
+        first. `options` ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on, over all
+        autoresets."""
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        self.games.configure_from(options)
+        if seed is None and not self._seeded:
+            seeds: list[int | None] = [int(v) for v in self.np_random.integers(2**63, size=self.num_envs)]
+        elif seed is None or isinstance(seed, int):
+            seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed has {len(seeds)} entries, there are {self.num_envs} environments")
+        self.games.seed(seeds)
+        self._seeded = self._started = True
+        self.games.reset()
+        return self._observe(out), {}
+
+    def step(
+        self, actions: NDArray[np.int64], *, out: Obs | None = None
+    ) -> tuple[Obs, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """One step of all environments. `out`: arrays [E, ...] (the last axes contiguous) to write the
+        observation to."""
+        if not self._started:
+            raise ResetNeeded("no episode has begun: call reset first")
+        state = self.state
+        actions = np.asarray(actions, dtype=np.int64)
+        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= physics.ACTIONS:
+            raise ValueError(f"actions must be {self.num_envs} whole numbers from 0 to {physics.ACTIONS - 1}")
+        self.games.step(actions)
+        terminated, truncated = state.terminated.copy(), state.truncated.copy()
+        over = terminated | truncated
+        info: dict[str, Any] = {}
+        if over.any():
+            info["stats"], info["_stats"] = episode_stats(state), over
+        return self._observe(out), state.reward.copy(), terminated, truncated, info
+
+    def _observe(self, out: Obs | None) -> Obs:
+        if out is not None:
+            for name, array in self._buffer.items():
+                if name not in out or out[name].shape != array.shape or out[name].dtype != array.dtype:
+                    raise ValueError(f"out must hold {name!r} as {array.dtype} {array.shape}")
+            write_obs(self.games, out)
+            return out
+        write_obs(self.games, self._buffer)
+        return {name: array.copy() for name, array in self._buffer.items()} if self.copy else self._buffer
