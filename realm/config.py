@@ -33,17 +33,7 @@ from pydantic import (
     model_validator,
 )
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 T = TypeVar("T")
-Key = tuple[str, ...]
-
-
-class ConfigError(ValueError):
-    """The configuration is wrong; the text is one sentence for the user. The command line exits with 2."""
 
 
 def _matches(pattern: str, what: str) -> AfterValidator:
@@ -254,7 +244,7 @@ class RunConfig:
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a file and lay `key=value` overrides over it; raise ConfigError at the first thing that is wrong."""
-    tables, places = _read(Path(path))
+    tables, places = read_toml(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
             known = AppConfig.model_fields.keys() | IGNORED.keys()
@@ -301,7 +291,7 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
     except ValueError as error:
         blamed = next((key for key in table if _names(str(error), key)), None)
         place = places.get(f"{prefix}.{blamed}", f"table [{prefix}]")
-        raise ConfigError(f"{place}: {_one_line(error)}") from error
+        raise ConfigError(f"{place}: {one_line(error)}") from error
 
 
 def to_toml(config: RunConfig) -> str:
@@ -309,15 +299,8 @@ def to_toml(config: RunConfig) -> str:
     tables = {"app": config.app.model_dump(), "env": config.env, config.app.hyper_table: config.hyper}
     lines = ["# The effective configuration of this run, written by Realm."]
     for name, table in tables.items():
-        lines += ["", f"[{_toml_key(name)}]", *(f"{_toml_key(key)} = {_toml(one)}" for key, one in table.items())]
+        lines += ["", f"[{toml_key(name)}]", *(f"{toml_key(key)} = {toml_value(one)}" for key, one in table.items())]
     return "\n".join(lines) + "\n"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` if a known word is close, else nothing."""
-    by_lower = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
-    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any]) -> tuple[AppConfig, list[str]]:
@@ -339,88 +322,6 @@ def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any
         raise _wrong_value(places[f"app.{key}"], key, table[key], error, _schema(key)) from error
     named = "; ".join(f"{key} ({places[f'app.{key}']}: {IGNORED[key]})" for key in ignored)
     return app, [f"keys of KaiwuDRL without a meaning here are ignored: {named}"] if ignored else []
-
-
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parse a TOML file to its tables and the place of every key."""
-    if file.exists() and not file.is_file():
-        raise ConfigError(f"{file}: not a file; allowed is the name of a TOML file")
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError as error:
-        near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.toml")))
-        raise ConfigError(f"{file}: no such file; allowed is the name of a TOML file{near}") from error
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    try:
-        text = data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{file}:{line}: byte {data[error.start]:#04x} is not UTF-8; allowed is UTF-8") from error
-    lines = text.split("\n")
-    statements = list(_statements(lines))
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _syntax_error(file, lines, statements, error) from error
-    places: dict[str, str] = {}
-    for start, _, keys in statements:
-        for key in keys:
-            places.setdefault(".".join(key), f"{file}:{start + 1}")
-    return tables, places
-
-
-def _statements(lines: list[str]) -> Iterator[tuple[int, int, list[Key]]]:
-    """Cut a file into its statements: first line, line after the last, keys that it sets (none if it is no TOML).
-
-    tomllib gives no line numbers; but a statement is over at the first line up to which it parses by itself.
-    """
-    table: Key = ()
-    start = 0
-    for end in range(1, len(lines) + 1):
-        try:
-            keys = list(_keys(tomllib.loads("\n".join(lines[start:end]) + "\n"), ()))
-        except (ValueError, RecursionError):
-            continue
-        if lines[start].lstrip().startswith("["):
-            table = keys[-1]
-        else:
-            keys = [table + key for key in keys]
-        if keys:
-            yield start, end, keys
-        start = end
-    if start < len(lines):
-        yield start, len(lines), []
-
-
-def _keys(value: Any, above: Key) -> Iterator[Key]:
-    for one in value if isinstance(value, list) else [value]:
-        for name, inner in one.items() if isinstance(one, dict) else ():
-            yield (*above, name)
-            yield from _keys(inner, (*above, name))
-
-
-def _syntax_error(
-    file: Path, lines: list[str], statements: list[tuple[int, int, list[Key]]], error: Exception
-) -> ConfigError:
-    seen: dict[Key, int] = {}
-    for start, end, keys in statements:
-        place = f"{file}:{start + 1}"
-        if not keys:
-            break
-        try:
-            tomllib.loads("\n".join(lines[:end]) + "\n")
-        except (ValueError, RecursionError):
-            again = next((key for key in reversed(keys) if key in seen), None)
-            if again is None:
-                break
-            what = f"table [{'.'.join(again)}]" if lines[start].lstrip().startswith("[") else f"key {_shown(again)!r}"
-            return ConfigError(f"{place}: {what}: set before, at line {seen[again] + 1}; allowed is once")
-        for key in keys:
-            seen.setdefault(key, start)
-    reason = re.sub(r" \(at .*\)$", "", _one_line(error))
-    allowed = "key = value, with text in quotes, and true or false in small letters"
-    return ConfigError(f"{place}: {lines[start].strip()[:60]!r} is not TOML: {reason}; allowed is {allowed}")
 
 
 def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None:
@@ -457,7 +358,7 @@ def _wrong_value(place: str, key: str, value: Any, error: ValidationError, schem
     """Say what a key got and what it takes, both in TOML's words."""
     own = next((one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"), None)
     near = did_you_mean(str(value), _words(schema)) if isinstance(value, str) else ""
-    return ConfigError(f"{place}: key {key!r}: got {_toml(value)[:80]}; allowed is {own or _allowed(schema)}{near}")
+    return ConfigError(f"{place}: key {key!r}: got {toml_value(value)[:80]}; allowed is {own or _allowed(schema)}{near}")
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
@@ -465,7 +366,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_allowed(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
-        return " or ".join(_toml(one) for one in schema.get("enum", [schema.get("const")]))
+        return " or ".join(toml_value(one) for one in schema.get("enum", [schema.get("const")]))
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     words = [f"{word} {schema[bound]}" for bound, word in bounds.items() if bound in schema]
     nouns = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text in quotes"}
@@ -485,28 +386,3 @@ def _shown(key: Key) -> str:
 
 def _names(text: str, key: str) -> bool:
     return re.search(rf"\b{re.escape(key)}\b", text) is not None
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
-
-
-def _toml(value: Any) -> str:
-    """Write one value as TOML, tables within a table in braces."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(one) for one in value)}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml(one)}" for key, one in value.items()) + "}"
-    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")

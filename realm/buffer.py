@@ -1,0 +1,286 @@
+"""The verbs `add` and `sample`: what enters the buffer, when the learner may draw, and where items lie meanwhile.
+
+`ReplayBuffer` is the buffer, for one process and behind the cluster's door (`roles/buffer.py`) alike: it checks
+items, knows duplicates and outdated ones, and holds producer and consumer by the `Limiter`. Items lie in a
+storage: `NativeStorage` (NumPy) here, `ReverbStorage` in `reverb_buffer.py`. Nothing blocks: a call that
+must wait says so. Nothing is dropped without being counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from realm.contract import (
+    NO_VERSION,
+    Array,
+    Arrays,
+    ContractError,
+    Fields,
+    SampleInfo,
+    Spec,
+    Version,
+    check_arrays,
+    check_finite,
+)
+
+ACCEPTED, DUPLICATE, OLD_EPOCH, NO_ROOM = "accepted", "duplicate", "old_epoch", "no_room"
+
+
+class Storage(Protocol):
+    """Where items lie. Called from one thread, and only for what is possible at once."""
+
+    size: int
+    evicted: int
+
+    def add(self, items: Arrays) -> None:
+        """Store n items (name -> [n, ...]); a full storage evicts by its remover."""
+        ...
+
+    def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
+        """Draw `count` items by the sampler: name -> [count, ...]."""
+        ...
+
+    def update_priorities(self, key: Array, priority: Array) -> None:
+        """Set the priorities of items; keys that are gone are passed over."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Limiter:
+    """Holds producer and consumer so that the flow asked for comes out, exactly.
+
+    once         on-policy: every item is drawn once, so production waits for room
+    capacity     items the storage holds
+    preload      items that must have come before the first draw
+    batch        items of one draw
+    ratio        draws of an item per item that came (KaiwuDRL's production_consume_ratio)
+    ahead        items that production may be ahead of that ratio
+    """
+
+    once: bool
+    capacity: int
+    preload: int
+    batch: int
+    ratio: float
+    ahead: int
+    inserted: int = 0
+    sampled: int = 0
+
+    def may_insert(self, count: int, size: int) -> bool:
+        if self.once:
+            return size + count <= self.capacity
+        return self.inserted + count <= self.preload + (self.sampled + self.batch) / self.ratio + self.ahead
+
+    def may_sample(self, count: int, size: int) -> bool:
+        if size < count or self.inserted < self.preload:
+            return False
+        return self.once or self.sampled <= (self.inserted - self.preload) * self.ratio
+
+
+class ReplayBuffer:
+    """The buffer: `add` and `draw` with every rule about what is accepted and what is handed out."""
+
+    def __init__(self, spec: Spec, storage: Storage, limiter: Limiter, max_version_lag: int | None) -> None:
+        self.fields = spec.sample_fields
+        self._max_lag = max_version_lag
+        self.storage = storage
+        self.limiter = limiter
+        self.epoch = 0
+        self.counters: Counter[str] = Counter()
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._kept: list[tuple[Arrays, SampleInfo]] = []  # drawn, current, waiting for the rest of their batch
+
+    @property
+    def size(self) -> int:
+        return self.storage.size + sum(len(info.key) for _, info in self._kept)
+
+    def add(self, items: Arrays) -> str:
+        """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH or NO_ROOM.
+
+        NO_ROOM changes nothing: offer the round again when something was drawn. Raises ContractError for items
+        of another shape or with NaN.
+        """
+        count = len(items["worker"]) if items.get("worker") is not None and items["worker"].ndim == 1 else 0
+        if count == 0:
+            raise ContractError("a round has at least one item, with `worker` of shape [n]")
+        check_arrays(items, self.fields, (count,), "a round")
+        worker, origin = int(items["worker"][0]), (int(items["incarnation"][0]), int(items["seq"][0]))
+        if origin <= self._seen.get(worker, (-1, -1)):
+            self.counters["duplicate"] += count
+            return DUPLICATE
+        newest, oldest = int(items["version"][..., 0].max()), int(items["version"][..., 0].min())
+        self.start_epoch(newest)
+        if oldest < self.epoch:
+            self._seen[worker] = origin
+            self.counters["refused_old_epoch"] += count
+            return OLD_EPOCH
+        if not self.limiter.may_insert(count, self.size):
+            return NO_ROOM
+        check_finite(items, "a round")
+        self._seen[worker] = origin
+        self.storage.add(items)
+        self.limiter.inserted += count
+        self.counters["inserted"] += count
+        return ACCEPTED
+
+    def start_epoch(self, epoch: int) -> None:
+        """A learner was started: refuse what was played with weights of its forerunners.
+
+        On-policy items of older epochs are dropped; a replay memory keeps what it has.
+        """
+        if epoch <= self.epoch:
+            return
+        self.epoch = epoch
+        if self.limiter.once and self.size:
+            self.counters["refused_old_epoch"] += self.size
+            self.storage.clear()
+            self._kept.clear()
+
+    def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
+        """A batch of `count` items to train `version` on, or None if it cannot be had yet.
+
+        On-policy, items with a row of another epoch or more than `max_version_lag` updates old are dropped.
+        """
+        self.start_epoch(version.epoch)
+        oldest = NO_VERSION
+        if self.limiter.once:
+            oldest = Version(version.epoch, 0 if self._max_lag is None else version.update - self._max_lag)
+        while True:
+            missing = count - sum(len(info.key) for _, info in self._kept)
+            if missing == 0:
+                batch = _concatenate(self._kept)
+                self._kept = []
+                self.limiter.sampled += count
+                self.counters["sampled"] += count
+                return batch
+            if not self.limiter.may_sample(missing, self.storage.size):
+                return None
+            items, info = self.storage.sample(missing)
+            fresh = _rows_not_older(items, oldest)
+            if not fresh.all():
+                self.counters["refused_stale"] += int((~fresh).sum())
+                items, info = _take(items, info, fresh)
+            if fresh.any():
+                self._kept.append((items, info))
+
+    def totals(self) -> dict[str, float]:
+        """What was counted since the start, for reports."""
+        names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale")
+        counted = {name: float(self.counters[name]) for name in names}
+        return {**counted, "evicted": float(self.storage.evicted), "size": float(self.size)}
+
+
+def _rows_not_older(items: Arrays, oldest: Version) -> Array:
+    """bool [n]: items of which no row is older than `oldest`."""
+    version = items["version"].reshape(len(items["version"]), -1, 2)
+    epoch, update = version[..., 0], version[..., 1]
+    fresh = (epoch > oldest.epoch) | ((epoch == oldest.epoch) & (update >= oldest.update))
+    return np.asarray(fresh.all(axis=1))
+
+
+def _take(items: Arrays, info: SampleInfo, mask: Array) -> tuple[Arrays, SampleInfo]:
+    kept = {name: array[mask] for name, array in items.items()}
+    return kept, SampleInfo(info.key[mask], info.probability[mask], info.times_sampled[mask])
+
+
+def _concatenate(parts: list[tuple[Arrays, SampleInfo]]) -> tuple[Arrays, SampleInfo]:
+    if len(parts) == 1:
+        return parts[0]
+    items = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
+    infos = [info for _, info in parts]
+    return items, SampleInfo(
+        np.concatenate([one.key for one in infos]),
+        np.concatenate([one.probability for one in infos]),
+        np.concatenate([one.times_sampled for one in infos]),
+    )
+
+
+class NativeStorage:
+    """Items in NumPy arrays, with reverb's selectors; runs wherever Python runs."""
+
+    def __init__(
+        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, seed: int
+    ) -> None:
+        """sampler and remover: Uniform, Fifo, Lifo, Prioritized, MaxHeap, MinHeap; once: a draw removes."""
+        self.size = 0
+        self.evicted = 0
+        self._rows = {name: np.zeros((capacity, *one.shape), one.dtype) for name, one in fields.items()}
+        self._key = np.zeros(capacity, np.uint64)  # 0: the place is free; keys count up, so they order by age
+        self._priority = np.zeros(capacity)
+        self._times = np.zeros(capacity, np.int64)
+        self._last_key = 0
+        self._sampler, self._remover, self._once, self._exponent = sampler, remover, once, exponent
+        self._rng = np.random.default_rng(seed)
+
+    def add(self, items: Arrays) -> None:
+        count = len(items["worker"])
+        overflow = self.size + count - len(self._key)
+        if overflow > 0:
+            places, _ = self._choose(self._remover, overflow, without_replacement=True)
+            self._free(places)
+            self.evicted += overflow
+        places = np.flatnonzero(self._key == 0)[:count]
+        for name, rows in self._rows.items():
+            rows[places] = items[name]
+        self._key[places] = np.arange(self._last_key + 1, self._last_key + count + 1, dtype=np.uint64)
+        self._priority[places] = 1.0
+        self._times[places] = 0
+        self._last_key += count
+        self.size += count
+
+    def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
+        places, probability = self._choose(self._sampler, count, without_replacement=self._once)
+        np.add.at(self._times, places, 1)
+        items = {name: rows[places] for name, rows in self._rows.items()}
+        info = SampleInfo(self._key[places], probability, self._times[places])
+        if self._once:
+            self._free(places)
+        return items, info
+
+    def update_priorities(self, key: Array, priority: Array) -> None:
+        order = np.argsort(self._key)
+        found = order[np.searchsorted(self._key, key, sorter=order).clip(max=len(order) - 1)]
+        there = self._key[found] == key
+        self._priority[found[there]] = priority[there]
+
+    def clear(self) -> None:
+        self._free(np.flatnonzero(self._key))
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _free(self, places: Array) -> None:
+        self._key[places] = 0
+        self.size -= len(places)
+
+    def _choose(self, selector: str, count: int, without_replacement: bool) -> tuple[Array, Array]:
+        """Places [count] by a selector, and the probability f64 [count] of each."""
+        live = np.flatnonzero(self._key)
+        if selector in ("Uniform", "Prioritized"):
+            weight = self._priority[live] ** self._exponent if selector == "Prioritized" else np.ones(len(live))
+            # reverb: without a single positive priority every item is as likely
+            p = weight / weight.sum() if weight.sum() > 0 else np.full(len(live), 1 / len(live))
+            nonzero = int((p > 0).sum())
+            if without_replacement and nonzero < count:
+                p = np.maximum(p, 1e-12)
+                p /= p.sum()
+            chosen = self._rng.choice(len(live), count, replace=not without_replacement, p=p)
+            return live[chosen], p[chosen]
+        if selector in ("Fifo", "Lifo"):
+            order = np.argsort(self._key[live])
+        else:
+            order = np.lexsort((self._key[live], self._priority[live]))
+        if selector in ("Lifo", "MaxHeap"):
+            order = order[::-1]
+        ordered = live[order]
+        # a table that keeps what it hands out hands out its first item again
+        places = ordered[:count] if without_replacement else np.repeat(ordered[:1], count)
+        return places, np.ones(count)

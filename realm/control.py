@@ -1,0 +1,120 @@
+"""A role's side of the control channel: one connection to the supervisor for ready, report, stop, save, use_model.
+
+Every role owns one `Link` and calls `tick` in its loop. Commands reach it without polling: the role keeps one
+question ("next") open at the supervisor, which answers it when there is something to do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from realm.contract import Book, Spec, Version
+from realm.monitor import Meters
+from realm.wire import Client, Codec, Message, Socket, WireError
+
+CONTROL_MAX_BYTES = 4 << 20
+
+
+class Stopped(Exception):
+    """The supervisor asked this role to end: caught once, at the top of the role."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the supervisor says when a role may run: where everyone is, the shapes, and what to resume."""
+
+    book: Book
+    spec: Spec
+    resume: bool
+
+
+class Link:
+    """The control channel of one role; `tick` raises Stopped when the run ends."""
+
+    def __init__(self, codec: Codec, address: str, role: str, index: int, interval_s: float) -> None:
+        self.role, self.index, self.incarnation = role, index, codec.incarnation
+        self.run_id = codec.run_id
+        self.meters = Meters()
+        self.env_steps = 0
+        self._client = Client(codec, address)
+        self._interval_s = interval_s
+        self._reported_at = time.monotonic()
+        self._next_seq = 0
+        self._commands: list[Message] = []
+        self._process = psutil.Process()
+        self._sockets: list[Socket] = []
+
+    def bound(self, address: str, pid: int | None = None) -> Orders:
+        """Say where this role listens ("" if nowhere) and wait for the orders."""
+        meta = {"role": self.role, "index": self.index, "address": address, "pid": pid or os.getpid()}
+        answer = self._client.wait(self._client.ask("bound", meta), lambda: None)
+        if answer.kind == "stop":
+            raise Stopped
+        return Orders(answer.mapping("book"), Spec.from_json(answer.mapping("spec")), bool(answer.integer("resume")))
+
+    def ready(self, sockets: list[Socket]) -> None:
+        """Say that this role works now; the traffic of `sockets` goes into its reports."""
+        self._sockets = sockets
+        self._client.ask("ready", {"role": self.role, "index": self.index})
+        self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+
+    def say(self, kind: str, meta: dict[str, Any]) -> None:
+        """Tell the supervisor something else (`failed`, `save`)."""
+        self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
+
+    def tick(self) -> None:
+        """Take commands and send the report that is due. Cheap: call it in every turn of a loop."""
+        while (message := self._client.collect()) is not None:
+            if message.seq == self._next_seq:
+                if message.kind == "stop":
+                    raise Stopped
+                self._commands.append(message)
+                self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+        if time.monotonic() - self._reported_at >= self._interval_s:
+            self.report()
+
+    def commands(self) -> list[Message]:
+        """Commands other than stop since the last call: `save`, `use_model`."""
+        taken, self._commands = self._commands, []
+        return taken
+
+    def report(self) -> None:
+        self._reported_at = time.monotonic()
+        for socket in self._sockets:
+            for name, value in socket.traffic.totals().items():
+                self.meters.totals[f"wire/{name}"] = 0.0
+        for socket in self._sockets:
+            for name, value in socket.traffic.totals().items():
+                self.meters.totals[f"wire/{name}"] += value
+        self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
+        self.meters.totals["cpu_s"] = sum(self._process.cpu_times()[:2])
+        totals, means = self.meters.snapshot()
+        self._client.ask(
+            "report",
+            {"role": self.role, "index": self.index, "env_steps": self.env_steps, "totals": totals, "means": means},
+        )
+
+    def close(self, cause: str) -> None:
+        """Send the last report and the cause of the end, and give them a moment to leave."""
+        self.report()
+        self.say("ended", {"cause": cause})
+        deadline = time.monotonic() + 2.0
+        while self._client.unanswered > 1 and time.monotonic() < deadline:  # one is the open "next"
+            if self._client.collect() is None:
+                time.sleep(0.01)
+
+
+def parse_report(message: Message) -> tuple[str, int, int, dict[str, float], dict[str, list[float]]]:
+    """(role, index, env_steps, totals, means) of a `report`. Raises WireError."""
+    totals, means = message.mapping("totals"), message.mapping("means")
+    if not all(isinstance(value, (int, float)) for value in totals.values()):
+        raise WireError("report: totals must be numbers")
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in means.values()):
+        raise WireError("report: means must be [sum, count]")
+    return message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means
+

@@ -1,0 +1,46 @@
+"""What a role is given when it runs: the same plain object for all five."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from realm.config import RunConfig
+from realm.contract import Book, Spec
+from realm.control import Link
+from realm.plan import Plan
+from realm.wire import Client, Codec, Server
+
+
+@dataclass(frozen=True)
+class Job:
+    """One role's surroundings.
+
+    server  bound for roles that answer (actor, buffer, model_pool), else None
+    index   which of several (0 where there is one)
+    """
+
+    role: str
+    index: int
+    incarnation: int
+    run_dir: Path
+    config: RunConfig
+    plan: Plan
+    spec: Spec
+    book: Book
+    link: Link
+    server: Server | None
+    codec: Codec
+
+    @property
+    def seed(self) -> int:
+        """Different for every worker and every restart, the same for the same run."""
+        return self.config.app.seed + 10_000 * self.index + 1_000_000 * (self.incarnation - 1)
+
+    def client(self, role: str) -> Client:
+        """Connect to a role by its name in the book."""
+        return Client(self.codec, self.book[role])
+
+    def bound(self) -> Server:
+        assert self.server is not None, f"{self.role} answers questions and has a server"
+        return self.server

@@ -1,0 +1,120 @@
+"""The reverb storage: the buffer role's items in a DeepMind reverb table. The only file that imports reverb.
+
+Created by `roles/buffer.py` when `buffer_backend` is reverb. Every item is one row of bytes (a NumPy record), so
+reverb moves one tensor an item. `ReplayBuffer` counts for itself and only asks for what is there at once,
+because a reverb call that must wait cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from realm.contract import Array, Arrays, Fields, SampleInfo
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before the import: ten lines of noise otherwise
+
+import reverb  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+
+class ReverbStorage:
+    """A table with its server in this process. The server's port is private to this process.
+
+    Reverb listens on all interfaces and cannot be told otherwise (0.14): the run id is in the table's name, so
+    that nobody finds it by chance; close the port at the firewall on a machine that others reach.
+    """
+
+    def __init__(
+        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, run_id: str
+    ) -> None:
+        """The arguments of NativeStorage, and the run's id."""
+        self.size = 0
+        self.evicted = 0
+        self._capacity, self._once = capacity, once
+        self._record = np.dtype([(name, one.dtype, one.shape) for name, one in fields.items()])
+        self._names = list(fields)
+        self._name = f"items-{run_id}"
+        self._removers = (sampler, remover, exponent)
+        self._server = reverb.Server([self._table()], port=None)
+        self._client = self._server.localhost_client()
+        self._writer = self._new_writer()
+
+    def _table(self) -> Any:
+        sampler, remover, exponent = self._removers
+        return reverb.Table(
+            name=self._name,
+            sampler=_selector(sampler, exponent),
+            remover=_selector(remover, exponent),
+            max_size=self._capacity,
+            # the limiter is ours: reverb's would evict or block where it cannot be interrupted
+            rate_limiter=reverb.rate_limiters.MinSize(1),
+            max_times_sampled=1 if self._once else 0,
+            signature=tf.TensorSpec((self._record.itemsize,), tf.uint8),
+        )
+
+    def _new_writer(self) -> Any:
+        return self._client.writer(max_sequence_length=1)
+
+    def add(self, items: Arrays) -> None:
+        count = len(items["worker"])
+        rows = np.zeros(count, self._record)
+        for name in self._names:
+            rows[name] = items[name]
+        packed = rows.view(np.uint8).reshape(count, -1)
+        for row in packed:
+            self._writer.append(row)
+            self._writer.create_item(self._name, num_timesteps=1, priority=1.0)
+        self._writer.flush()
+        overflow = max(0, self.size + count - self._capacity)
+        self.evicted += overflow
+        self.size += count - overflow
+
+    def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
+        rows = np.empty(count, self._record)
+        packed = rows.view(np.uint8).reshape(count, -1)
+        key, times = np.empty(count, np.uint64), np.empty(count, np.int64)
+        probability = np.empty(count)
+        for row, sample in enumerate(self._client.sample(self._name, count, emit_timesteps=False)):
+            packed[row] = sample.data[0]
+            key[row], times[row] = sample.info.key, sample.info.times_sampled
+            probability[row] = sample.info.probability
+        if self._once:
+            self.size -= count
+        # a copy per array: batches travel as contiguous buffers
+        items = {name: np.ascontiguousarray(rows[name]) for name in self._names}
+        return items, SampleInfo(key, probability, times)
+
+    def update_priorities(self, key: Array, priority: Array) -> None:
+        self._client.mutate_priorities(
+            self._name, updates=dict(zip(key.tolist(), priority.astype(float).tolist(), strict=True))
+        )
+
+    def clear(self) -> None:
+        self._writer.close()
+        self._client.reset(self._name)
+        self._writer = self._new_writer()
+        self.size = 0
+
+    def close(self) -> None:
+        self._writer.close()
+        self._server.stop()
+
+
+def _selector(name: str, exponent: float) -> Any:
+    match name:
+        case "Uniform":
+            return reverb.selectors.Uniform()
+        case "Fifo":
+            return reverb.selectors.Fifo()
+        case "Lifo":
+            return reverb.selectors.Lifo()
+        case "MinHeap":
+            return reverb.selectors.MinHeap()
+        case "MaxHeap":
+            return reverb.selectors.MaxHeap()
+        case "Prioritized":
+            return reverb.selectors.Prioritized(exponent)
+    raise ValueError(f"no reverb selector is called {name!r}")

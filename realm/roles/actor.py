@@ -1,0 +1,87 @@
+"""The inference server: answers the predictions of all workers with one forward pass over whatever waits.
+
+No timer: a batch is what has arrived, up to `predict_batch_size` rows. A request that asks for a version which is
+not here yet is parked until the model pool has brought it. Here `actor` has KaiwuDRL's meaning; elsewhere the
+word often names the process that steps environments.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from realm.checkpoint import load_bytes
+from realm.contract import NO_VERSION, ContractError, PredictContext, PredictRequest
+from realm.job import Job
+from realm.user import load_agent, load_hyper
+from realm.verbs import ModelReader, parse_request, request_fields
+from realm.wire import Message, WireError, wait_any
+
+
+def run(job: Job) -> None:
+    """Serve until stopped."""
+    app, link, meters, server = job.config.app, job.link, job.link.meters, job.bound()
+    agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), job.plan.device, job.seed)
+    to_pool = job.client("model_pool")
+    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
+    fields = request_fields(job.spec)
+    waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker: a question sent twice counts once
+    link.ready([server, to_pool])
+    while True:
+        link.tick()
+        while (received := server.receive()) is not None:
+            peer, message = received
+            try:
+                request = parse_request(message, fields)
+            except (WireError, ContractError) as error:
+                server.reject(peer, error)
+                continue
+            waiting[request.worker] = (peer, request)
+        if models.poll():
+            meters.totals["models_loaded"] = models.loaded
+            meters.totals["version_epoch"], meters.totals["version_update"] = models.version
+            link.tick()
+        batch = _take_batch(waiting, models, app.predict_batch_size)
+        if not batch:
+            wait_any([server, to_pool], 20)
+            continue
+        started = time.perf_counter()
+        requests = [request for _, request in batch]
+        obs = {name: np.concatenate([one.obs[name] for one in requests]) for name in requests[0].obs}
+        context = PredictContext(
+            slot=np.concatenate([one.slot + (one.worker << 32) for one in requests]),
+            first=np.concatenate([one.first for one in requests]),
+            explore=np.concatenate([one.explore for one in requests]),
+        )
+        action, extra = agent.predict(obs, context)
+        row = 0
+        for peer, request in batch:
+            rows = slice(row, row + len(request.first))
+            row = rows.stop
+            arrays = {"action": action[rows], **{f"extra.{name}": array[rows] for name, array in extra.items()}}
+            server.send(peer, Message("action", request.seq, {"version": list(models.version)}, arrays))
+        meters.count("actions", row)
+        meters.count("forwards")
+        meters.put("batch_rows", row)
+        meters.timing("forward", time.perf_counter() - started)
+        meters.count("busy_s", time.perf_counter() - started)
+
+
+def _take_batch(
+    waiting: dict[int, tuple[bytes, PredictRequest]], models: ModelReader, max_rows: int
+) -> list[tuple[bytes, PredictRequest]]:
+    """Remove from `waiting` the requests of the next forward pass: those that this version may answer."""
+    if models.version == NO_VERSION:
+        return []
+    batch: list[tuple[bytes, PredictRequest]] = []
+    rows = 0
+    for worker, (peer, request) in list(waiting.items()):
+        if request.min_version > models.version:
+            continue
+        if batch and rows + len(request.first) > max_rows:
+            break
+        batch.append((peer, request))
+        rows += len(request.first)
+        del waiting[worker]
+    return batch

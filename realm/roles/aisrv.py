@@ -1,0 +1,66 @@
+"""The worker: steps E environments in the user's workflow and sends what it yields to the buffer.
+
+Predictions come from the actor, or from a copy of the weights in this process; the workflow cannot tell.
+"""
+
+from __future__ import annotations
+
+from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays
+from realm.job import Job
+from realm.user import load_agent, load_definition, load_hyper, load_workflow
+from realm.verbs import ItemSender, LocalPolicy, ModelReader, RemotePolicy, VersionGate, gate_window
+from realm.wire import Client
+
+
+def run(job: Job) -> None:
+    """Play until stopped."""
+    plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
+    hyper = load_hyper(app.algo, job.config.hyper)
+    envs = load_definition(app.algo).make_envs(plan.envs_per_worker, job.seed, hyper, job.config.env)
+    gate = VersionGate(gate_window(plan.max_version_lag, plan.batch, plan.round_size))
+    to_buffer = job.client("buffer")
+    sender = ItemSender(to_buffer, plan.max_unacked_rounds, link.tick)
+    if plan.predict_local:
+        policy, to_policy = _policy_here(job, hyper, gate)
+    else:
+        to_policy = job.client("actor")
+        policy = RemotePolicy(
+            to_policy,
+            job.spec,
+            job.index,
+            plan.envs_per_worker,
+            gate,
+            link.tick,
+            lambda seconds: meters.timing("predict", seconds),
+        )
+    context = WorkflowContext(job.spec, hyper, job.seed, job.index, job.incarnation, meters)
+    link.ready([to_policy, to_buffer])
+    for chunk in load_workflow(app.algo)(envs, policy, context):
+        link.tick()
+        items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
+        gate.close_round(items["version"])
+        steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
+        link.env_steps += steps
+        meters.count("env_steps", steps)
+        meters.count("items", len(items["worker"]))
+        meters.count("rounds")
+        meters.totals["actions"] = policy.actions
+        sender.add(items)
+        for status, rounds in sender.answers.items():
+            meters.totals[f"rounds_{status}"] = rounds
+
+
+def _policy_here(job: Job, hyper: object, gate: VersionGate) -> tuple[LocalPolicy, Client]:
+    """Prediction in the worker: an agent of its own that follows the model pool."""
+    from realm.checkpoint import load_bytes  # only where weights live: it imports torch
+
+    agent = load_agent(job.config.app.algo)(job.spec, hyper, "cpu", job.seed)
+    to_pool = job.client("model_pool")
+    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
+
+    def refresh(minimum: Version) -> Version:
+        version = models.wait(minimum, job.link.tick)
+        job.link.meters.totals["models_loaded"] = models.loaded
+        return version
+
+    return LocalPolicy(agent, job.plan.envs_per_worker, gate, refresh), to_pool

@@ -1,0 +1,169 @@
+"""The door to the buffer: answers `add` and `sample` over ZeroMQ in front of reverb (or the native storage).
+
+Two threads: this module's loop moves messages and never blocks; `Keeper` owns the ReplayBuffer, whose storage
+may take its time. A round that finds no room, and a draw that finds too little, wait in the keeper: their
+missing answers are the back-pressure.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from realm.buffer import ACCEPTED, NO_ROOM, ReplayBuffer
+from realm.contract import Arrays, ContractError, Version
+from realm.job import Job
+from realm.monitor import Meters
+from realm.plan import make_replay_buffer
+from realm.wire import Message, Waker, WireError, wait_any
+
+Answer = tuple[bytes, Message]
+
+
+def run(job: Job) -> None:
+    """Serve until stopped."""
+    link, server = job.link, job.bound()
+    questions: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+    waker = Waker()
+    buffer = make_replay_buffer(job.plan, job.spec, link.run_id, job.seed)
+    keeper = Keeper(buffer, link.meters)
+    thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
+    thread.start()
+    link.ready([server])
+    try:
+        while True:
+            link.meters.totals.update(buffer.totals())
+            link.meters.totals["refused_invalid"] = keeper.invalid
+            link.tick()
+            moved = False
+            while (received := server.receive()) is not None:
+                questions.put(received)
+                moved = True
+            while not answers.empty():
+                answer = answers.get()
+                if isinstance(answer, BaseException):
+                    raise answer
+                server.send(*answer)
+                moved = True
+            if not moved:
+                wait_any([server, waker], 20)
+                waker.drain()
+    finally:
+        questions.put(None)
+        thread.join(timeout=2.0)
+
+
+def _keep(
+    keeper: Keeper,
+    questions: queue.SimpleQueue[Answer | None],
+    answers: queue.SimpleQueue[Answer | BaseException],
+    wake: Callable[[], None],
+) -> None:
+    """The keeper's thread: one question after the other; an error goes to the role's loop, which ends with it."""
+    try:
+        while (question := questions.get()) is not None:
+            for answer in keeper.handle(*question):
+                answers.put(answer)
+            wake()
+        keeper.buffer.storage.close()
+    except BaseException as error:  # handed over, not swallowed
+        answers.put(error)
+        wake()
+
+
+@dataclass
+class _Draw:
+    peer: bytes
+    seq: int
+    count: int
+    version: Version
+    since: float
+
+
+class Keeper:
+    """Decides what is answered when. Used by one thread."""
+
+    def __init__(self, buffer: ReplayBuffer, meters: Meters) -> None:
+        self.buffer = buffer
+        self.invalid = 0
+        self._meters = meters
+        self._held: dict[tuple[str, int, int], tuple[bytes, Arrays, float]] = {}  # rounds that wait for room
+        self._draw: _Draw | None = None
+        self._last: tuple[str, int, Message] | None = None  # stays until the learner's next question confirms it
+
+    def handle(self, peer: bytes, message: Message) -> list[Answer]:
+        """Take one question; give every answer that is possible now, of earlier questions too."""
+        answers: list[Answer] = []
+        try:
+            match message.kind:
+                case "add":
+                    key = (message.sender, message.incarnation, message.seq)
+                    since = self._held[key][2] if key in self._held else time.monotonic()
+                    self._held[key] = (peer, message.arrays, since)
+                case "sample":
+                    answers += self._take_draw(peer, message)
+                case kind:
+                    raise WireError(f"the buffer does not answer {kind!r}")
+        except (WireError, ContractError) as error:
+            self.invalid += 1
+            answers.append((peer, Message("invalid", message.seq, {"status": "invalid", "reason": str(error)})))
+        progress = True
+        while progress:
+            progress = self._add_held(answers)
+            progress |= self._try_draw(answers)
+        return answers
+
+    def _add_held(self, answers: list[Answer]) -> bool:
+        """Offer waiting rounds in the order they came; whether one was taken."""
+        taken = False
+        for key, (peer, items, since) in list(self._held.items()):
+            try:
+                status = self.buffer.add(items)
+                reason = ""
+            except ContractError as error:
+                status, reason = "invalid", f"{key[0]}: {error}"
+                self.invalid += 1
+            if status == NO_ROOM:
+                continue
+            del self._held[key]
+            if status == ACCEPTED:
+                taken = True
+                self._meters.put("producer_wait_ms", 1e3 * (time.monotonic() - since))
+            answers.append((peer, Message("added", key[2], {"status": status, "reason": reason})))
+        return taken
+
+    def _take_draw(self, peer: bytes, message: Message) -> list[Answer]:
+        asked = (message.sender, message.incarnation, message.seq)
+        if self._last is not None and self._last[:2] == (f"{asked[0]}/{asked[1]}", message.seq):
+            return [(peer, self._last[2])]  # the answer was lost on its way
+        if message.arrays:
+            self.buffer.storage.update_priorities(message.array("key"), message.array("priority"))
+        same = self._draw is not None and self._draw.seq == message.seq
+        since = self._draw.since if same and self._draw else time.monotonic()
+        self._draw = _Draw(peer, message.seq, message.integer("count"), message.version(), since)
+        self._drawer = f"{asked[0]}/{asked[1]}"
+        self.buffer.start_epoch(self._draw.version.epoch)
+        return []
+
+    def _try_draw(self, answers: list[Answer]) -> bool:
+        """Answer the learner if a batch can be had; whether it was (which may have made room)."""
+        draw = self._draw
+        if draw is None:
+            return False
+        before = self.buffer.size
+        drawn = self.buffer.draw(draw.count, draw.version)
+        if drawn is None:
+            return self.buffer.size < before  # outdated items were dropped
+        items, info = drawn
+        arrays = {f"item.{name}": array for name, array in items.items()}
+        arrays |= {"info.key": info.key, "info.probability": info.probability, "info.times_sampled": info.times_sampled}
+        reply = Message("batch", draw.seq, {}, arrays)
+        self._meters.put("consumer_wait_ms", 1e3 * (time.monotonic() - draw.since))
+        self._last = (self._drawer, draw.seq, reply)
+        self._draw = None
+        answers.append((draw.peer, reply))
+        return True

@@ -1,0 +1,58 @@
+"""Trains: takes batches from the buffer, runs the agent's `learn`, publishes weights, keeps checkpoints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from loguru import logger
+
+from realm.job import Job
+from realm.trainer import Trainer
+from realm.user import load_agent, load_hyper
+from realm.verbs import BatchReader, ModelWriter
+
+
+def run(job: Job) -> None:
+    """Train until stopped, then save."""
+    app, plan, link = job.config.app, job.plan, job.link
+    agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), plan.device, app.seed)
+    trainer = Trainer(
+        agent, job.spec, job.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, link.meters
+    )
+    trainer.start(Path(app.preload_model_dir) if app.preload_model else None)
+    to_pool, to_buffer = job.client("model_pool"), job.client("buffer")
+    models = ModelWriter(to_pool)
+
+    def tick() -> None:
+        models.tick()
+        link.tick()
+        for command in link.commands():
+            if command.kind == "save":
+                trainer.save()
+
+    def publish() -> None:
+        models.publish(trainer.version, trainer.env_steps, trainer.weights())
+        link.meters.totals["published"] = models.published
+
+    batches = BatchReader(to_buffer, plan.batch, tick)
+    publish()
+    link.env_steps = trainer.env_steps
+    link.ready([to_pool, to_buffer])
+    logger.info("training from version {}", trainer.version)
+    try:
+        batches.request(trainer.version)
+        while True:
+            started = time.monotonic()
+            items, info = batches.receive()
+            link.meters.count("wait_s", time.monotonic() - started)
+            # the batch after this one is asked for now, and will be trained on the version after this one
+            batches.request(trainer.next_version)
+            priorities = trainer.update(items, info)
+            if priorities is not None:
+                batches.set_priorities(info, priorities)
+            publish()
+            link.env_steps = trainer.env_steps
+            tick()
+    finally:
+        trainer.save()

@@ -1,0 +1,56 @@
+"""Keeps the last K published models and brings the newest to whoever asks for newer than it has.
+
+A question for `latest` stays open until there is an answer, so nobody polls and nobody gets a backlog.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from realm.contract import NO_VERSION, Array, ModelTag, Version
+from realm.job import Job
+from realm.verbs import parse_model
+from realm.wire import Message, WireError, wait_any
+
+
+def run(job: Job) -> None:
+    """Serve until stopped."""
+    link, meters, server = job.link, job.link.meters, job.bound()
+    models: OrderedDict[Version, tuple[ModelTag, Array]] = OrderedDict()
+    waiting: dict[str, tuple[bytes, int, Version]] = {}  # sender -> peer, question, the version it has
+    link.ready([server])
+    while True:
+        link.tick()
+        received = server.receive()
+        if received is None:
+            wait_any([server], 20)
+            continue
+        peer, message = received
+        try:
+            match message.kind:
+                case "publish":
+                    tag = parse_model(message)
+                    models[tag.version] = (tag, message.array("weights"))
+                    while len(models) > job.config.app.modelpool_max_save_model_count:
+                        models.pop(min(models))
+                    meters.count("published")
+                    meters.totals["version_epoch"], meters.totals["version_update"] = max(models)
+                    server.send(peer, Message("have", message.seq))
+                case "offer":
+                    known = max(models, default=NO_VERSION) >= message.version()
+                    server.send(peer, Message("have" if known else "want", message.seq))
+                case "latest":
+                    waiting[message.sender] = (peer, message.seq, message.version("have"))
+                case kind:
+                    raise WireError(f"the model pool does not answer {kind!r}")
+        except WireError as error:
+            server.reject(peer, error)
+            continue
+        newest = max(models, default=NO_VERSION)
+        for sender, (asker, seq, have) in list(waiting.items()):
+            if newest > have:
+                tag, weights = models[newest]
+                meta = {"version": list(tag.version), "env_steps": tag.env_steps, "sha256": tag.sha256}
+                server.send(asker, Message("model", seq, meta, {"weights": weights}))
+                meters.count("served")
+                del waiting[sender]

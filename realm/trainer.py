@@ -1,0 +1,121 @@
+"""One update after the other on the real agent: counting, lag, checkpoints. The heart of learner and local mode.
+
+Owned by `roles/learner.py` and `launch/local.py`, which differ only in where batches come from and where
+weights go.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+from loguru import logger
+
+from realm import checkpoint
+from realm.contract import Agent, Array, Arrays, SampleInfo, Spec, Version, arrays_to_chunk
+from realm.monitor import Meters
+
+_WARN_EVERY_S = 60.0
+
+
+class Trainer:
+    """Trains `agent` and knows its version: (epoch, update), where each start of a learner raises the epoch."""
+
+    def __init__(self, agent: Agent, spec: Spec, folder: Path, dump_freq: int, keep: int, meters: Meters) -> None:
+        """folder: where checkpoints lie (`ckpt/`); dump_freq: updates between two; keep: how many stay."""
+        self.agent = agent
+        self.version = Version(0, 0)
+        self.env_steps = 0
+        self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
+        self._saved = Version(0, 0)
+        self._warned_at = -_WARN_EVERY_S
+        self._made_at: dict[int, float] = {}  # update -> when its weights were made, for the lag in seconds
+
+    def start(self, preload: Path | None = None) -> None:
+        """Begin a new epoch: from the newest good checkpoint of the folder, else from `preload`, else anew.
+
+        Saves at once, so that there is a model before anyone plays. Raises CheckpointError for a preload that
+        does not fit.
+        """
+        newest, skipped = checkpoint.load_newest(self._folder)
+        for sentence in skipped:
+            logger.warning("checkpoint skipped: {}", sentence)
+        self.version = Version(checkpoint.newest_epoch(self._folder) + 1, 0)
+        if newest is not None:
+            if newest.schema != self._spec.schema:
+                raise checkpoint.CheckpointError(
+                    f"{newest.path}: was trained with other shapes (schema {newest.schema}, now {self._spec.schema}); "
+                    "start a new run, or restore the observation, action and network settings"
+                )
+            checkpoint.restore(self.agent, newest)
+            self.version = Version(self.version.epoch, newest.version.update)
+            self.env_steps = newest.env_steps
+            logger.info("resumed from {} at {} env steps", newest.path, newest.env_steps)
+        elif preload is not None:
+            checkpoint.load_bytes(self.agent.model, checkpoint.load(preload).weights)
+            logger.info("weights preloaded from {}", preload)
+        self._made_at[self.version.update] = time.monotonic()
+        self.save()
+
+    @property
+    def next_version(self) -> Version:
+        return Version(self.version.epoch, self.version.update + 1)
+
+    def weights(self) -> bytes:
+        """Safetensors bytes of the model, to publish."""
+        return checkpoint.to_bytes(self.agent.model)
+
+    def update(self, items: Arrays, info: SampleInfo) -> Array | None:
+        """One `learn` call on a batch (item name -> [B, ...]); returns new priorities [B] or None."""
+        started = time.monotonic()
+        self._measure_lag(items["version"])
+        batch = items if self._spec.sample else arrays_to_chunk(items)
+        metrics, priorities = self.agent.learn(batch, info)
+        steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
+        self.version = self.next_version
+        self.env_steps += steps
+        now = time.monotonic()
+        self._made_at[self.version.update] = now
+        self._made_at.pop(self.version.update - 1000, None)
+        meters = self._meters
+        meters.put_all(metrics)
+        meters.put("sample_reuse", float(info.times_sampled.mean()))
+        meters.put("versions_in_batch", float(len(np.unique(items["version"].reshape(-1, 2), axis=0))))
+        meters.put("update_s", now - started)
+        meters.count("busy_s", now - started)
+        meters.count("updates")
+        meters.count("items_trained", len(items["worker"]))
+        meters.count("env_steps_trained", steps)
+        meters.totals["version_epoch"], meters.totals["version_update"] = self.version
+        if self.version.update % self._dump_freq == 0:
+            self.save()
+        return priorities
+
+    def _measure_lag(self, version: Array) -> None:
+        """Policy lag of a batch, version i64 [B, ..., 2]: updates and seconds between playing and training."""
+        epoch, update = version[..., 0], version[..., 1]
+        same = epoch == self.version.epoch
+        if not same.any():
+            return
+        updates, counts = np.unique(update[same], return_counts=True)
+        now = time.monotonic()
+        lag = float(np.average(self.version.update - updates, weights=counts))
+        self._meters.put("policy_lag_updates", lag)
+        self._meters.put("policy_lag_updates_max", float(self.version.update - updates.min()))
+        ages = [now - self._made_at.get(int(one), now) for one in updates]
+        self._meters.put("policy_lag_s", float(np.average(ages, weights=counts)))
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this version has one. A full disk is a warning, not an end."""
+        if self._saved == self.version:
+            return
+        try:
+            checkpoint.save(self._folder, self.agent, self.version, self.env_steps, self._spec.schema, self._keep)
+        except OSError as error:
+            if time.monotonic() - self._warned_at > _WARN_EVERY_S:
+                self._warned_at = time.monotonic()
+                logger.warning("checkpoint {} could not be written, training goes on: {}", self.version, error)
+            return
+        self._saved = self.version
+        self._meters.count("checkpoints")

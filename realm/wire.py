@@ -1,0 +1,416 @@
+"""Messages between processes: a checked header and raw array buffers over ZeroMQ; the only file that imports zmq.
+
+Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks; each question carries a sequence
+number, is sent again until it is answered, and each answer is matched by it. So a lost connection or a restarted
+server costs time and nothing else; servers see a question once or more and must answer all the same.
+A message is one header frame (magic, checksum, JSON) and one frame per array. Nothing is unpickled, everything is
+checked before a buffer becomes an array; what does not pass is counted per peer and dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from realm.contract import Array, Arrays, Version
+
+PROTOCOL = 1
+_PREFIX = struct.Struct("<4sHHI")  # magic, protocol, reserved, crc32 of the JSON that follows
+_MAGIC = b"RLM\x01"
+_COPY_BELOW_BYTES = 100_000  # measured: handing ZeroMQ a buffer without a copy is slower below this
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_ARRAYS = 256
+_LINGER_MS = 500
+_HEARTBEAT_MS = 2_000
+_DEAD_AFTER_MS = 10_000
+RESEND_AFTER_S = 2.0
+
+
+class WireError(ValueError):
+    """A message that is not well-formed, or not of this run; the text says what about it."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels: a kind, the number that pairs question and answer, small JSON values, and arrays."""
+
+    kind: str
+    seq: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    sender: str = ""
+    incarnation: int = 0
+
+    def integer(self, name: str) -> int:
+        value = self.meta.get(name)
+        if type(value) is not int:
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be an integer, got {value!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.meta.get(name)
+        if type(value) is not str:
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be a text, got {value!r}")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self.meta.get(name)
+        if type(value) is not dict:
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be a mapping, got {value!r}")
+        return value
+
+    def version(self, name: str = "version") -> Version:
+        value = self.meta.get(name)
+        if type(value) is not list or len(value) != 2 or any(type(one) is not int for one in value):
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be [epoch, update], got {value!r}")
+        return Version(*value)
+
+    def array(self, name: str) -> Array:
+        if name not in self.arrays:
+            raise WireError(f"{self.kind} from {self.sender}: array {name} is missing")
+        return self.arrays[name]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Turns messages into frames and back, for one sender in one run.
+
+    run_id      keeps two runs, and everything else that speaks to the port, apart
+    schema      `Spec.schema`; empty where no spec is known (the control channel)
+    max_bytes   the largest legal message
+    """
+
+    run_id: str
+    schema: str
+    sender: str
+    incarnation: int
+    max_bytes: int
+
+    def encode(self, message: Message, checksum: bool = False) -> list[Any]:
+        """Frames to send; with `checksum` the bodies are covered too (chunks, and whatever leaves the machine)."""
+        bodies = [np.ascontiguousarray(array) for array in message.arrays.values()]
+        header = {
+            "run": self.run_id,
+            "schema": self.schema,
+            "from": self.sender,
+            "inc": self.incarnation,
+            "kind": message.kind,
+            "seq": message.seq,
+            "meta": message.meta,
+            # zip against the names: ascontiguousarray makes 0-d arrays 1-d, the shape comes from the original
+            "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in message.arrays.items()],
+            "crc": _crc(bodies) if checksum else None,
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        prefix = _PREFIX.pack(_MAGIC, PROTOCOL, 0, zlib.crc32(text))
+        return [prefix + text, *(body.reshape(-1).view(np.uint8).data for body in bodies)]
+
+    def decode(self, frames: Sequence[Any]) -> Message:
+        """The message in these frames; arrays are read-only views of them. Raises WireError."""
+        if not frames:
+            raise WireError("no frames")
+        head = bytes(frames[0])
+        if not _PREFIX.size < len(head) <= _MAX_HEADER_BYTES:
+            raise WireError(f"a header of {len(head)} bytes")
+        magic, protocol, _, crc = _PREFIX.unpack_from(head)
+        if magic != _MAGIC:
+            raise WireError(f"magic {magic!r} instead of {_MAGIC!r}")
+        if protocol != PROTOCOL:
+            raise WireError(f"protocol {protocol}, this side speaks {PROTOCOL}")
+        text = head[_PREFIX.size :]
+        if zlib.crc32(text) != crc:
+            raise WireError("header checksum")
+        header = _parse_header(text)
+        if header["run"] != self.run_id:
+            raise WireError(f"run {header['run']!r} instead of {self.run_id!r}")
+        if header["schema"] != self.schema:
+            raise WireError(f"schema {header['schema']!r} instead of {self.schema!r}")
+        if len(header["arrays"]) != len(frames) - 1:
+            raise WireError(f"{len(frames) - 1} bodies for {len(header['arrays'])} arrays")
+        arrays: Arrays = {}
+        total = 0
+        for entry, frame in zip(header["arrays"], frames[1:], strict=True):
+            name, dtype, shape = _parse_array(entry)
+            total += len(frame)
+            if math.prod(shape) * dtype.itemsize != len(frame):
+                raise WireError(f"array {name}: {dtype}{shape} in {len(frame)} bytes")
+            arrays[name] = np.frombuffer(frame, dtype).reshape(shape)
+        if total > self.max_bytes:
+            raise WireError(f"{total} bytes, at most {self.max_bytes}")
+        if header["crc"] is not None and header["crc"] != _crc(frames[1:]):
+            raise WireError("body checksum")
+        return Message(header["kind"], header["seq"], header["meta"], arrays, header["from"], header["inc"])
+
+
+_HEADER_TYPES = {"run": str, "schema": str, "from": str, "inc": int, "kind": str, "seq": int, "meta": dict, "arrays": list}
+
+
+def _parse_header(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"header is not JSON: {error}") from error
+    if type(header) is not dict or "crc" not in header:
+        raise WireError("header is not a mapping with a crc")
+    for name, kind in _HEADER_TYPES.items():
+        if type(header.get(name)) is not kind:
+            raise WireError(f"header field {name} is not {kind.__name__}")
+    if len(header["arrays"]) > _MAX_ARRAYS:
+        raise WireError(f"{len(header['arrays'])} arrays, at most {_MAX_ARRAYS}")
+    return header
+
+
+def _parse_array(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not str or type(entry[1]) is not str:
+        raise WireError("an array's entry is not [name, dtype, shape]")
+    name, code, shape = entry
+    # the code is checked by its letters: np.dtype would also parse structures and long texts
+    if len(code) > 4 or code[:1] not in "<|" or code[1:2] not in "biuf" or not code[2:].isdigit():
+        raise WireError(f"array {name}: dtype {code!r}")
+    if type(shape) is not list or len(shape) > 16 or any(type(d) is not int or d < 0 for d in shape):
+        raise WireError(f"array {name}: shape {shape!r}")
+    try:
+        return name, np.dtype(code), tuple(shape)
+    except TypeError as error:
+        raise WireError(f"array {name}: dtype {code!r}") from error
+
+
+def _crc(bodies: Sequence[Any]) -> int:
+    crc = 0
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    return crc
+
+
+@dataclass
+class Traffic:
+    """Counted since the start of a socket's owner."""
+
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    resent: int = 0
+    unmatched: int = 0
+    bad_frames: Counter[str] = field(default_factory=Counter)
+
+    def totals(self) -> dict[str, float]:
+        return {
+            "messages_in": self.messages_in,
+            "messages_out": self.messages_out,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "resent": self.resent,
+            "unmatched": self.unmatched,
+            "bad_frames": sum(self.bad_frames.values()),
+        }
+
+
+class Socket:
+    """What Server and Client share: sending and receiving whole messages without ever blocking."""
+
+    def __init__(self, kind: int, codec: Codec) -> None:
+        self.codec = codec
+        self.traffic = Traffic()
+        self._zmq = zmq.Context.instance().socket(kind)
+        options = {
+            zmq.LINGER: _LINGER_MS,
+            zmq.MAXMSGSIZE: codec.max_bytes,
+            # in messages: two of the largest, or many small ones, so that a queue holds bounded bytes
+            zmq.SNDHWM: _high_water_mark(codec.max_bytes),
+            zmq.RCVHWM: _high_water_mark(codec.max_bytes),
+            zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: _DEAD_AFTER_MS,
+        }
+        for name, value in options.items():
+            self._zmq.setsockopt(name, value)
+
+    def fileno_socket(self) -> zmq.Socket[bytes]:
+        return self._zmq
+
+    def close(self) -> None:
+        self._zmq.close()
+
+    def _send(self, frames: list[Any]) -> bool:
+        """Whether ZeroMQ took the message; False when its queue is full or nobody is there."""
+        try:
+            for position, frame in enumerate(frames):
+                more = zmq.SNDMORE if position < len(frames) - 1 else 0
+                self._zmq.send(frame, zmq.DONTWAIT | more, copy=len(frame) < _COPY_BELOW_BYTES)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # ROUTER_MANDATORY: that peer is gone and will ask again
+                return False
+            raise
+        self.traffic.messages_out += 1
+        self.traffic.bytes_out += sum(len(frame) for frame in frames)
+        return True
+
+    def _receive(self) -> list[Any] | None:
+        """The frames' buffers of the next message, or None."""
+        try:
+            frames = self._zmq.recv_multipart(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            return None
+        buffers = [frame.buffer for frame in frames]
+        self.traffic.messages_in += 1
+        self.traffic.bytes_in += sum(len(buffer) for buffer in buffers)
+        return buffers
+
+
+def _high_water_mark(max_bytes: int) -> int:
+    return max(2, min(1000, (64 << 20) // max_bytes))
+
+
+class Server(Socket):
+    """Binds one address and answers. Several questions may wait; `send` names the peer that asked."""
+
+    def __init__(self, codec: Codec, host: str, port: int = 0) -> None:
+        """port 0 takes any free one. Raises OSError if the port is taken."""
+        super().__init__(zmq.ROUTER, codec)
+        self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self._zmq.bind(f"tcp://{host}:{port if port else '*'}")
+        except zmq.ZMQError as error:
+            self._zmq.close(0)
+            raise OSError(error.errno, f"cannot listen on {host}:{port}: {error}") from error
+        self.address: str = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def receive(self) -> tuple[bytes, Message] | None:
+        """The next good message and its peer, or None if none waits. Bad ones are counted and dropped."""
+        while (buffers := self._receive()) is not None:
+            peer = bytes(buffers[0])
+            try:
+                return peer, self.codec.decode(buffers[1:])
+            except WireError as error:
+                self.reject(peer, error)
+        return None
+
+    def send(self, peer: bytes, message: Message, checksum: bool = False) -> bool:
+        return self._send([peer, *self.codec.encode(message, checksum)])
+
+    def reject(self, peer: bytes, error: ValueError) -> None:
+        """Count a message that cannot be used; called here, and by a role whose contract it breaks."""
+        self.traffic.bad_frames[f"{peer.hex()}: {error}" if len(self.traffic.bad_frames) < 1000 else "others"] += 1
+
+
+@dataclass
+class _Question:
+    frames: list[Any]
+    sent_at: float | None  # monotonic seconds; None: not yet taken by ZeroMQ
+
+
+class Client(Socket):
+    """Connects to one server and asks; keeps every unanswered question and sends it again."""
+
+    def __init__(self, codec: Codec, address: str) -> None:
+        super().__init__(zmq.DEALER, codec)
+        # without IMMEDIATE, questions to a dead server pile up in a queue and all arrive at its successor
+        self._zmq.setsockopt(zmq.IMMEDIATE, 1)
+        self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._zmq.connect(address)
+        self._next_seq = 1
+        self._open: dict[int, _Question] = {}
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._open)
+
+    def ask(self, kind: str, meta: dict[str, Any], arrays: Arrays | None = None, checksum: bool = False) -> int:
+        """Send a question; returns its number, which `collect` gives back with the answer.
+
+        The arrays must stay untouched until then.
+        """
+        seq = self._next_seq
+        self._next_seq += 1
+        frames = self.codec.encode(Message(kind, seq, meta, arrays or {}), checksum)
+        self._open[seq] = _Question(frames, time.monotonic() if self._send(frames) else None)
+        return seq
+
+    def forget(self, seq: int) -> None:
+        """Stop waiting for an answer; should it come, it is dropped."""
+        self._open.pop(seq, None)
+
+    def collect(self) -> Message | None:
+        """The next answer to an open question, or None if none waits; sends overdue questions again."""
+        while (buffers := self._receive()) is not None:
+            try:
+                message = self.codec.decode(buffers)
+            except WireError as error:
+                self.traffic.bad_frames[str(error)] += 1
+                continue
+            if self._open.pop(message.seq, None) is not None:
+                return message
+            self.traffic.unmatched += 1  # an answer to a question that was sent twice
+        now = time.monotonic()
+        for question in self._open.values():
+            if question.sent_at is None or now - question.sent_at > RESEND_AFTER_S:
+                if self._send(question.frames):
+                    self.traffic.resent += question.sent_at is not None
+                    question.sent_at = now
+        return None
+
+    def wait(self, seq: int, check: Callable[[], None]) -> Message:
+        """Block until question `seq` is answered; other answers are dropped.
+
+        `check` is called every 50 ms at least, and may raise to give up.
+        """
+        while True:
+            message = self.collect()
+            if message is None:
+                check()
+                wait_any([self], 50)
+            elif message.seq == seq:
+                return message
+
+
+class Waker:
+    """Lets another thread end a `wait_any`: a one-byte pipe inside the process."""
+
+    def __init__(self) -> None:
+        context = zmq.Context.instance()
+        name = f"inproc://waker-{id(self)}"
+        self._in = context.socket(zmq.PULL)
+        self._in.bind(name)
+        self._name = name
+
+    def handle(self) -> Callable[[], None]:
+        """A function for one other thread to call (a ZeroMQ socket belongs to the thread that uses it)."""
+        out = zmq.Context.instance().socket(zmq.PUSH)
+        out.setsockopt(zmq.LINGER, 0)
+        out.connect(self._name)
+
+        def wake() -> None:
+            try:
+                out.send(b"", zmq.DONTWAIT)
+            except zmq.Again:
+                return  # a thousand wake-ups wait already: one more adds nothing
+
+        return wake
+
+    def drain(self) -> None:
+        while self._in.poll(0):
+            self._in.recv()
+
+    def fileno_socket(self) -> zmq.Socket[bytes]:
+        return self._in
+
+
+def wait_any(sockets: Sequence[Socket | Waker], timeout_ms: int) -> None:
+    """Sleep until one of the sockets has something to receive, at most `timeout_ms`."""
+    poller = zmq.Poller()
+    for one in sockets:
+        poller.register(one.fileno_socket(), zmq.POLLIN)
+    poller.poll(timeout_ms)
