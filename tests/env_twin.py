@@ -1,8 +1,8 @@
 """A slow, literal twin of the realm in plain Python, written from the rules and not from `physics.py`.
 
-`test_env_twin.py` plays the same action streams here and in the kernels and compares everything to the bit; run
-`python tests/env_twin.py 1000000` for a long comparison. One `Twin` is one environment; `play_and_compare`
-plays E of them beside a `RealmVectorEnv`.
+`test_env_twin.py` plays the same action streams here and in the kernels and compares everything to the bit;
+run `python tests/env_twin.py 1000000` for a long comparison. One `Twin` is one environment;
+`play_and_compare` plays E of them beside a `RealmVectorEnv`.
 """
 
 from __future__ import annotations
@@ -258,7 +258,8 @@ def random_conf(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def rough_map(seed: int) -> Map:
-    """An ugly map: single cells of obstacle, road up to the border, points in a heap, off the cells' centres."""
+    """An ugly map: single cells of obstacle, road up to the border, points in a heap, off the cells'
+    centres."""
     rng = np.random.default_rng(seed)
     while True:
         road = (rng.random((128, 128)) < 0.75).astype(np.uint8)
@@ -291,7 +292,8 @@ def choose(twin: Twin, mood: int, held: int, rng: np.random.Generator) -> int:
 def play_and_compare(
     map_: Map, total_steps: int, seed: int, num_envs: int = 16, image_every: int = 50
 ) -> dict[str, int]:
-    """Play `total_steps` environment steps on both and raise at the first difference; returns what was met."""
+    """Play `total_steps` environment steps on both and raise at the first difference; returns what was
+    met."""
     rng = np.random.default_rng(seed)
     layouts = [random_conf(rng) for _ in range(257)]
     envs = RealmVectorEnv(num_envs, layouts=layouts, map=map_, copy=False)

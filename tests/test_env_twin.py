@@ -1,13 +1,14 @@
-"""The kernels against the literal twin, to the bit (`python tests/env_twin.py 1000000` plays a million steps)."""
+"""The kernels against the literal twin, to the bit (`python tests/env_twin.py 1000000` plays a million
+steps)."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from env_twin import play_and_compare, rough_map
 
 from realm.env import map as maps
-from env_twin import play_and_compare, rough_map
 
 STEPS = int(os.environ.get("REALM_TWIN_STEPS", "48000")) // 3
 

@@ -3,17 +3,18 @@
 Made by `gymnasium.make("Realm-v0")` and `gymnasium.make_vec("Realm-v0", num_envs=E)` after `import
 realm.env`, or directly.
 
-Observation, a dict: `image` u8 [4, 51, 51] (obstacle, memory, treasures, end around the hero, times 255; row
-    0 south; left out with observation="vector"), `vector` f32 [31] (the reference features, 0..1), `action_mask`
-    i8 [16] (1 = legal).
+Observation, a dict: `image` u8 [4, 51, 51] (obstacle, memory, treasures, end around the hero, times 255;
+    row 0 south; left out with observation="vector"), `vector` f32 [31] (the reference features, 0..1),
+    `action_mask` i8 [16] (1 = legal).
 Action: 0-7 walk, 8-15 flash, direction `a % 8` times 45 degrees from east. An illegal flash walks.
-Reward: the change of the game's score, so that an episode's rewards add up to its score: +100 a treasure, 150 +
-    0.2 * (max_step - steps) at the end; running out of time takes the treasures' points back. Learners shape
-    rewards of their own from `state`.
-Info: on the step that ends an episode, `info["stats"]` holds `games.episode_stats` (score, length, treasures,
-    missed, flashes, buffs, walls, reached_end, layout, turn): numbers from RealmEnv; arrays [E] from
-    RealmVectorEnv, with the mask `info["_stats"]` bool [E] of the environments that they are final for. Otherwise
-    it is empty. (The key `episode` is left to gymnasium's RecordEpisodeStatistics, which refuses to share it.)
+Reward: the change of the game's score, so that an episode's rewards add up to its score: +100 a treasure,
+    150 + 0.2 * (max_step - steps) at the end; running out of time takes the treasures' points back.
+    Learners shape rewards of their own from `state`.
+Info: on the step that ends an episode, `info["stats"]` holds `games.episode_stats` (score, length,
+    treasures, missed, flashes, buffs, walls, reached_end, layout, turn): numbers from RealmEnv; arrays [E]
+    from RealmVectorEnv, with the mask `info["_stats"]` bool [E] of the environments that they are final for.
+    Otherwise it is empty. (The key `episode` is left to gymnasium's RecordEpisodeStatistics, which refuses
+    to share it.)
 """
 
 from __future__ import annotations
