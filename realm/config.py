@@ -9,17 +9,14 @@ last part of `algo` (overrides of the user's `Config`). Out comes a RunConfig, o
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import difflib
 import ipaddress
 import json
 import keyword
 import re
-import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -32,6 +29,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
+
+from realm.toml_file import ConfigError as ConfigError  # who reads a configuration catches it from here
+from realm.toml_file import did_you_mean, one_line, parse_value, read_toml, shown, toml_key, toml_value
 
 T = TypeVar("T")
 
@@ -55,9 +56,9 @@ def _algo(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    parts = PurePosixPath(text).parts
-    if ".." in parts or text.startswith("~") or "\\" in text or parts == ("/",) or not text.isprintable():
-        raise ValueError('a folder without "..", "~" or backslashes')
+    root = text != "" and not text.strip("/")
+    if root or ".." in text.split("/") or text.startswith("~") or "\\" in text or not text.isprintable():
+        raise ValueError('a folder without "..", "~" or backslashes, and not /')
     return text
 
 
@@ -178,7 +179,7 @@ class AppConfig(BaseModel):
     """Least important level that is logged."""
     max_env_steps: Limit = 0
     """The run ends after so many environment steps; 0 is no limit."""
-    max_seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    max_seconds: Annotated[float, Field(ge=0, le=1_000_000_000)] = 0.0
     """The run ends after so many seconds; 0 is no limit."""
     restart_budget: Annotated[int, Field(ge=0, le=1000)] = 3
     """How often one role is started again within restart_window_s before the whole run stops."""
@@ -247,19 +248,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     tables, places = read_toml(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
-            known = AppConfig.model_fields.keys() | IGNORED.keys()
-            hint = "a line [app] above it" if name in known else "a table of keys"
-            raise ConfigError(f"{places[name]}: key {name!r}: it belongs to no table; allowed is {hint}")
+            raise ConfigError(f"{places[name]}: key {name!r}: it stands in no table; allowed is a line [app] above it")
     in_file = tables.get("app", {}).get("algo", "diy")
     for text in overrides:
         _override(text, tables, places)
 
     app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}))
     allowed = ["app", "env", app.hyper_table]
-    for name in tables.keys() - set(allowed):
+    for name in [one for one in tables if one not in allowed]:
         # `--set algo=other` must not trip over the table of the algorithm that the file was written for.
         if isinstance(in_file, str) and name == in_file.rpartition(".")[2]:
-            warnings.append(f"{places[name]}: table [{name}] is not used, since algo is {app.algo!r}")
+            if tables[name]:
+                warnings.append(f"{places[name]}: table [{name}] is not used, since algo is {app.algo!r}")
             continue
         names = ", ".join(f"[{one}]" for one in allowed)
         raise ConfigError(f"{places[name]}: table [{name}]: unknown; allowed are {names}{did_you_mean(name, allowed)}")
@@ -281,17 +281,18 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
         try:
             values[key] = adapter.validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
-            raise _wrong_value(place, f"{prefix}.{key}", value, error, adapter.json_schema()) from error
+            raise _wrong_value(place, f"{prefix}.{key}", value, error.errors(), adapter.json_schema()) from error
     for name, one in fields.items():
         unset = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
         if unset and name not in values:
-            raise ConfigError(f"table [{prefix}]: key '{prefix}.{name}': missing; {file} gives it no default")
+            place = places.get(prefix, f"table [{prefix}]")
+            raise ConfigError(f"{place}: key '{prefix}.{name}': missing; {file} gives it no default")
     try:
         return cls(**values)
     except ValueError as error:
-        blamed = next((key for key in table if _names(str(error), key)), None)
-        place = places.get(f"{prefix}.{blamed}", f"table [{prefix}]")
-        raise ConfigError(f"{place}: {one_line(error)}") from error
+        blamed = next((f"{prefix}.{key}" for key in table if _names(str(error), key)), prefix)
+        place, what = places.get(blamed, f"table [{prefix}]"), f"key {blamed!r}: " if blamed != prefix else ""
+        raise ConfigError(f"{place}: {what}{one_line(error)}") from error
 
 
 def to_toml(config: RunConfig) -> str:
@@ -309,7 +310,9 @@ def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any
     for key in table:
         if key not in known and key not in IGNORED:
             near = f" (did you mean 'env.{key}'?)" if key in env else did_you_mean(key, [*known, *IGNORED])
-            raise ConfigError(f"{places[f'app.{key}']}: key {key!r}: unknown; allowed is a key of AppConfig{near}")
+            raise ConfigError(
+                f"{places[f'app.{key}']}: key {key!r}: unknown; allowed are the keys of AppConfig in realm/config.py{near}"
+            )
     try:
         app = AppConfig.model_validate({key: one for key, one in table.items() if key in known})
     except ValidationError as error:
@@ -317,9 +320,11 @@ def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any
         if not first["loc"]:  # the keys are right one by one, but not together
             text = str(first["ctx"]["error"])
             key = next(key for key in table if _names(text, key))
-            raise ConfigError(f"{places[f'app.{key}']}: {text}") from error
+            raise ConfigError(f"{places[f'app.{key}']}: key {key!r}: {text}") from error
         key = str(first["loc"][0])
-        raise _wrong_value(places[f"app.{key}"], key, table[key], error, _schema(key)) from error
+        own = [one for one in error.errors() if one["loc"][0] == key]
+        schema = AppConfig.model_json_schema()["properties"][key]
+        raise _wrong_value(places[f"app.{key}"], key, table[key], own, schema) from error
     named = "; ".join(f"{key} ({places[f'app.{key}']}: {IGNORED[key]})" for key in ignored)
     return app, [f"keys of KaiwuDRL without a meaning here are ignored: {named}"] if ignored else []
 
@@ -333,55 +338,55 @@ def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None
         raise ConfigError(f"{place}: not an override; allowed is key=value or table.key=value, in plain text")
     if len(keys) == 1:
         keys = ("app", *keys)
-    try:
-        value = tomllib.loads(f"value = {written}\n")["value"]
-    except (ValueError, RecursionError):
-        value = written.strip()
-    if keys[0] == "app" and not isinstance(value, str) and _schema(keys[-1]).get("type") == "string":
+    value, inner = parse_value(written), tables
+    one = AppConfig.model_fields.get(keys[-1])
+    if keys[0] == "app" and one is not None and one.annotation is str and not isinstance(value, str):
         value = written.strip()  # a run may be called 7
-    inner = tables
     for key in keys[:-1]:
         inner = inner.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"{place}: key {_shown(keys)!r}: {key!r} is a value; allowed is a key inside a table")
+            raise ConfigError(f"{place}: key {shown(keys)!r}: {key!r} is a value; allowed is a key inside a table")
     inner[keys[-1]] = value
     for depth in range(1, len(keys)):
         places.setdefault(".".join(keys[:depth]), place)
     places[".".join(keys)] = place
 
 
-def _schema(key: str) -> dict[str, Any]:
-    return dict(AppConfig.model_json_schema()["properties"].get(key, {}))
-
-
-def _wrong_value(place: str, key: str, value: Any, error: ValidationError, schema: Mapping[str, Any]) -> ConfigError:
+def _wrong_value(
+    place: str, key: str, value: Any, errors: list[ErrorDetails], schema: Mapping[str, Any]
+) -> ConfigError:
     """Say what a key got and what it takes, both in TOML's words."""
-    own = next((one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"), None)
-    near = did_you_mean(str(value), _words(schema)) if isinstance(value, str) else ""
-    return ConfigError(f"{place}: key {key!r}: got {toml_value(value)[:80]}; allowed is {own or _allowed(schema)}{near}")
+    own = next((one["ctx"]["error"] for one in errors if one["type"] == "value_error"), None)
+    near = did_you_mean(value.rpartition(".")[2], _words(schema)) if isinstance(value, str) else ""
+    allowed = own or _allowed(schema) or errors[0]["msg"]
+    return ConfigError(f"{place}: key {key!r}: got {toml_value(value)[:80]}; allowed is {allowed}{near}")
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Say in words which values a JSON schema takes."""
+    """Say in words which values a JSON schema takes; nothing where there are no words for it."""
     if "anyOf" in schema:
-        return " or ".join(_allowed(one) for one in schema["anyOf"])
+        return " or ".join(filter(None, (_allowed(one) for one in schema["anyOf"])))
     if "enum" in schema or "const" in schema:
         return " or ".join(toml_value(one) for one in schema.get("enum", [schema.get("const")]))
+    if "items" in schema:
+        return f"a list, each {_allowed(schema['items'])}"
+    nouns = {
+        "integer": "a whole number",
+        "number": "a number",
+        "boolean": "true or false",
+        "string": "text in quotes",
+        "array": "a list",
+        "object": "a table",
+    }
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     words = [f"{word} {schema[bound]}" for bound, word in bounds.items() if bound in schema]
-    nouns = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text in quotes"}
-    noun = nouns.get(schema.get("type", ""), {"array": "a list"}.get(schema.get("type", ""), "a value of another type"))
-    return " ".join([noun, " and ".join(words)]).strip()
+    return f"{nouns.get(schema.get('type', ''), '')} {' and '.join(words)}".strip()
 
 
 def _words(schema: Mapping[str, Any]) -> list[str]:
     inner = [word for one in schema.get("anyOf", []) for word in _words(one)]
     consts = [one for one in (*schema.get("enum", []), schema.get("const")) if isinstance(one, str)]
     return inner + consts + (["true", "false"] if schema.get("type") == "boolean" else [])
-
-
-def _shown(key: Key) -> str:
-    return ".".join(key[1:] if key[0] == "app" else key)
 
 
 def _names(text: str, key: str) -> bool:

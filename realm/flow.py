@@ -1,7 +1,8 @@
 """Whether the numbers of the flow between workers, buffer and learner can work together.
 
-Called once before any process starts, with every "auto" resolved; the buffers' limiters then rely on what it proves.
-Pure functions of numbers. A sample is one item of the buffer, a round is one chunk of every environment (N x E).
+Called once by `launch/plan.py`, before any process starts, with every "auto" resolved; the buffer's limiter relies on
+what it proves. Pure functions of numbers. A sample is one item of the buffer (a chunk by default), a round is one
+sample of every environment of every worker.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import math
 
 from realm.config import ConfigError
+from realm.verbs import gate_window
 
 
 def preload_samples(capacity: int, preload_ratio: float) -> int:
-    """Samples that must have arrived before the first update."""
+    """Samples that must have arrived before the first update, by the ratio (a batch in any case)."""
     return max(1, int(capacity / preload_ratio))
 
 
@@ -28,16 +30,19 @@ def check_flow(
     round_size: int,
     max_version_lag: int | None,
 ) -> None:
-    """Raise ConfigError, with the numbers, if a run could stall, drop samples or break its promise about age.
+    """Raise ConfigError, with the numbers, if a run could stall, lose samples or break its promise about their age.
 
-    The limiter holds both sides: the first update is due after `preload` samples, each further one after
-    train_batch_size / ratio more; and workers wait when they are further ahead than that, so that a buffer blocks
-    where it would otherwise throw away. That needs room above the preload for what may be under way: one round, or
-    one update's new samples. `max_version_lag` None is no limit.
+    On-policy each sample leaves the buffer when it is drawn, and workers wait for room: so preload and one round must
+    fit together, and workers that wait for a newer model must first have played enough for it. Off-policy samples
+    stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no limit.
     """
     on_policy = policy == "on-policy"
-    preload = preload_samples(capacity, preload_ratio)
-    round_text = f"one round of all workers ({round_size} samples)"
+    batch = train_batch_size
+    preload = max(batch, preload_samples(capacity, preload_ratio))
+    one_round = f"one round of all workers ({round_size} samples)"
+    start = (
+        f"training starts at {preload} samples (replay_buffer_capacity {capacity} / preload_ratio {preload_ratio:g})"
+    )
 
     if on_policy and ratio != 1:
         raise ConfigError(
@@ -51,7 +56,7 @@ def check_flow(
         )
     if not on_policy and sampler not in ("Uniform", "Prioritized"):
         raise ConfigError(
-            f"reverb_sampler is {sampler}, which in off-policy training fills a batch with copies of one sample; "
+            f"reverb_sampler is {sampler}, which in off-policy training gives the same sample again and again; "
             "allowed is Uniform or Prioritized, or on-policy"
         )
     if not on_policy and remover == "Lifo":
@@ -59,35 +64,32 @@ def check_flow(
             f"reverb_remover is Lifo, so a full buffer would throw away each new sample and keep its first {capacity} "
             "for ever; allowed is Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
         )
-    if max_version_lag is not None and not on_policy:
+    if not on_policy and max_version_lag is not None:
         raise ConfigError(
-            f"max_version_lag is {max_version_lag}, but the samples of an off-policy buffer may be of any age; "
+            f"max_version_lag is {max_version_lag}, but what an off-policy buffer holds may be of any age; "
             "allowed is free, or on-policy"
         )
-    if max_version_lag == 0 and train_batch_size != round_size:
+    if max_version_lag == 0 and batch != round_size:
         raise ConfigError(
-            f"max_version_lag is 0 (strict on-policy) and train_batch_size is {train_batch_size}, but a batch of one "
-            f"version is {round_text}; allowed is train_batch_size = {round_size}, or a lag of at least 1"
+            f"max_version_lag is 0 (strict on-policy) and train_batch_size is {batch}, but what one version plays is "
+            f"{one_round}; allowed is train_batch_size = {round_size}, or a lag of at least 1"
         )
-    if capacity < train_batch_size + round_size:
+    if capacity < batch + round_size:
         raise ConfigError(
-            f"replay_buffer_capacity is {capacity}, too small for train_batch_size ({train_batch_size}) and "
-            f"{round_text}; allowed is at least {train_batch_size + round_size}"
+            f"replay_buffer_capacity is {capacity}, too small for train_batch_size {batch} and {one_round}; "
+            f"allowed is at least {batch + round_size}"
         )
-    room = max(round_size, math.ceil(train_batch_size / ratio))
-    if capacity - preload < room:
+    if on_policy and capacity < preload + round_size:
         raise ConfigError(
-            f"replay_buffer_capacity {capacity} / preload_ratio {preload_ratio:g} starts training at {preload} "
-            f"samples and leaves room for {capacity - preload}, but {room} may be under way (the larger of "
-            f"{round_text} and train_batch_size {train_batch_size} / production_consume_ratio {ratio:g}); "
-            f"allowed is a preload_ratio of at least {_up(capacity / (capacity - room))} or a larger capacity"
+            f"{start}, and the buffer has no room for {one_round} beside them; allowed is a preload_ratio of at "
+            f"least {_up(capacity / (capacity - round_size))}"
         )
-    if max_version_lag is not None and preload > (max_version_lag + 1) * train_batch_size:
-        most = (max_version_lag + 1) * train_batch_size
+    window = gate_window(max_version_lag, batch, round_size)
+    if window is not None and preload > window * round_size:
         raise ConfigError(
-            f"training starts at {preload} samples (replay_buffer_capacity {capacity} / preload_ratio "
-            f"{preload_ratio:g}), but with max_version_lag {max_version_lag} workers wait for an update after {most} "
-            f"(train_batch_size {train_batch_size}); allowed is a preload_ratio of at least {_up(capacity / most)}"
+            f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {batch} workers play only "
+            f"{window * round_size} before the first update; allowed is a preload_ratio of at least "
+            f"{_up(capacity / (window * round_size))}"
         )
 
 

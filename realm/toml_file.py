@@ -22,6 +22,7 @@ else:
 
 Key = tuple[str, ...]
 Statement = tuple[int, int, list[Key]]
+"""First line (from 0), line after the last, and the keys that it sets: none if it is no TOML."""
 
 
 class ConfigError(ValueError):
@@ -30,9 +31,9 @@ class ConfigError(ValueError):
 
 def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Parse a TOML file to its tables and the place of every key."""
-    if file.exists() and not file.is_file():
-        raise ConfigError(f"{file}: not a file; allowed is the name of a TOML file")
     try:
+        if file.exists() and not file.is_file():
+            raise ConfigError(f"{file}: not a file; allowed is the name of a TOML file")
         data = file.read_bytes()
     except FileNotFoundError as error:
         near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.toml")))
@@ -57,11 +58,8 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return tables, places
 
 
-def _statements(lines: list[str]) -> Iterator[tuple[int, int, list[Key]]]:
-    """Cut a file into its statements: first line, line after the last, keys that it sets (none if it is no TOML).
-
-    tomllib gives no line numbers; but a statement is over at the first line up to which it parses by itself.
-    """
+def _statements(lines: list[str]) -> Iterator[Statement]:
+    """Cut a file into its statements: each is over at the first line up to which it parses by itself."""
     table: Key = ()
     start = 0
     for end in range(1, len(lines) + 1):
@@ -80,6 +78,14 @@ def _statements(lines: list[str]) -> Iterator[tuple[int, int, list[Key]]]:
         yield start, len(lines), []
 
 
+def parse_value(text: str) -> Any:
+    """Read what stands behind `key =` on the command line: a TOML value, or else just text."""
+    try:
+        return tomllib.loads(f"value = {text}\n")["value"]
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
 def _keys(value: Any, above: Key) -> Iterator[Key]:
     for one in value if isinstance(value, list) else [value]:
         for name, inner in one.items() if isinstance(one, dict) else ():
@@ -87,9 +93,8 @@ def _keys(value: Any, above: Key) -> Iterator[Key]:
             yield from _keys(inner, (*above, name))
 
 
-def _syntax_error(
-    file: Path, lines: list[str], statements: list[tuple[int, int, list[Key]]], error: Exception
-) -> ConfigError:
+def _syntax_error(file: Path, lines: list[str], statements: list[Statement], error: Exception) -> ConfigError:
+    """Find the first statement that is no TOML, or that repeats an earlier one."""
     seen: dict[Key, int] = {}
     for start, end, keys in statements:
         place = f"{file}:{start + 1}"
@@ -101,7 +106,8 @@ def _syntax_error(
             again = next((key for key in reversed(keys) if key in seen), None)
             if again is None:
                 break
-            what = f"table [{'.'.join(again)}]" if lines[start].lstrip().startswith("[") else f"key {_shown(again)!r}"
+            header = lines[start].lstrip().startswith("[")
+            what = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
             return ConfigError(f"{place}: {what}: set before, at line {seen[again] + 1}; allowed is once")
         for key in keys:
             seen.setdefault(key, start)
@@ -117,11 +123,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
+def shown(key: Key) -> str:
+    """Name a key as `--set` does: [app] goes without saying."""
+    return ".".join(key[1:] if key[0] == "app" else key)
+
+
 def one_line(error: object) -> str:
+    """The text of an error without line breaks."""
     return " ".join(str(error).split())[:300]
 
 
 def toml_key(key: str) -> str:
+    """Write a key, in quotes if it needs them."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 

@@ -1,0 +1,148 @@
+"""Loads the user's code by name: `feature/definition.py`, `algorithm/agent.py`, `train_workflow.py`, `config.py`.
+
+Called by the command line, which checks all four before any process starts, and by each role for the parts that it
+needs: only who holds weights calls `load_agent`, and this module imports no torch itself. In goes the dotted name of
+the package, looked up in the current directory first; out come the objects, or a UserCodeError of one sentence that
+names the file, what is wrong and what is expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from realm.config import ConfigError, build_dataclass
+from realm.contract import Policy, Spec, WorkflowContext
+from realm.toml_file import did_you_mean, one_line
+
+Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
+
+
+class UserCodeError(Exception):
+    """The user's package lacks something or raises while it is loaded; the text is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What `<algo>/feature/definition.py` provides; neither needs weights."""
+
+    make_envs: Callable[[int, int, Any, dict[str, Any]], Any]
+    """(num_envs, seed, config, options) to a vector environment; config is the Config, options the table [env]."""
+    spec: Callable[[Any, Any], Spec]
+    """(envs, config) to the Spec that everybody agrees on."""
+
+
+def load_definition(algo: str) -> Definition:
+    """Import `<algo>/feature/definition.py`."""
+    module = _module(algo, "feature.definition", "make_envs(num_envs, seed, config, options) and spec(envs, config)")
+    return Definition(
+        make_envs=_function(module, "make_envs", "num_envs", "seed", "config", "options"),
+        spec=_function(module, "spec", "envs", "config"),
+    )
+
+
+def load_agent(algo: str) -> type[Any]:
+    """Import the class `Agent` of `<algo>/algorithm/agent.py`, which may import torch."""
+    module = _module(algo, "algorithm.agent", "a class Agent")
+    agent = _function(module, "Agent", "spec", "config", "device", "seed")
+    methods = ("predict", "learn", "save_model", "load_model")
+    missing = [one for one in methods if not callable(getattr(agent, one, None))]
+    if not isinstance(agent, type) or missing:
+        lacks = f"has no {', '.join(missing)}" if isinstance(agent, type) else "is no class"
+        raise UserCodeError(f"{module.__file__}: Agent {lacks}; expected is a class with {', '.join(methods)}")
+    return agent
+
+
+def load_workflow(algo: str) -> Workflow:
+    """Import the generator function `workflow` of `<algo>/train_workflow.py`."""
+    module = _module(algo, "train_workflow", "workflow(envs, policy, context)")
+    return _function(module, "workflow", "envs", "policy", "context")
+
+
+def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Any:
+    """Make the frozen `Config` of `<algo>/config.py` with overrides; `places` are RunConfig's, for messages."""
+    expected = "a frozen dataclass Config"
+    module = _module(algo, "config", expected)
+    config = _attribute(module, "Config", expected)
+    if not (isinstance(config, type) and dataclasses.is_dataclass(config)) or not _frozen(config):
+        raise UserCodeError(f"{module.__file__}: Config is not that; expected is {expected}")
+    try:
+        return build_dataclass(config, overrides, algo.rpartition(".")[2], places or {}, str(module.__file__))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _raised(error, algo, "config", "making Config") from error
+
+
+def _frozen(config: type[Any]) -> bool:
+    return bool(config.__dataclass_params__.frozen)
+
+
+def _module(algo: str, name: str, expected: str) -> ModuleType:
+    here = os.getcwd()
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(f"{algo}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{algo}.{name}.".startswith(f"{error.name}."):
+            raise _missing(algo, name, expected) from error
+        raise _raised(error, algo, name, "importing it") from error
+    except (Exception, SystemExit) as error:
+        raise _raised(error, algo, name, "importing it") from error
+
+
+def _folder(algo: str) -> Path:
+    """Where the package is, or would be if it were in the current directory."""
+    paths = list(getattr(sys.modules.get(algo), "__path__", []))
+    return Path(paths[0] if paths else Path.cwd() / algo.replace(".", "/"))
+
+
+def _missing(algo: str, name: str, expected: str) -> UserCodeError:
+    if algo in sys.modules:
+        file = _folder(algo) / f"{name.replace('.', '/')}.py"
+        return UserCodeError(f"{file}: no such file; expected is one with {expected}")
+    near = did_you_mean(algo, [one.parent.name for one in Path.cwd().glob("*/config.py")])
+    return UserCodeError(
+        f"{_folder(algo)}: no such package, nor elsewhere on the Python path; expected is algo's{near}"
+    )
+
+
+def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeError:
+    """Name the line of the user's code where an error came from: the deepest one in the package's folder."""
+    place = str(_folder(algo) / f"{name.replace('.', '/')}.py")
+    for frame in traceback.extract_tb(error.__traceback__):
+        if _folder(algo) in Path(frame.filename).parents:
+            place = f"{frame.filename}:{frame.lineno}"
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}"
+    text = one_line(error.msg if isinstance(error, SyntaxError) else error)
+    return UserCodeError(f"{place}: {type(error).__name__}: {text} (while {doing})")
+
+
+def _attribute(module: ModuleType, name: str, expected: str) -> Any:
+    if not hasattr(module, name):
+        near = did_you_mean(name, [one for one in vars(module) if not one.startswith("_")])
+        raise UserCodeError(f"{module.__file__}: has no {name}; expected is {expected}{near}")
+    return getattr(module, name)
+
+
+def _function(module: ModuleType, name: str, *arguments: str) -> Callable[..., Any]:
+    expected = f"{name}({', '.join(arguments)})"
+    function: Callable[..., Any] = _attribute(module, name, expected)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise UserCodeError(
+            f"{module.__file__}: {name} cannot be called so: {error}; expected is {expected}"
+        ) from error
+    return function
