@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
-from realm.contract import Book, Spec, Version
+from realm.contract import Book, Spec
 from realm.monitor import Meters
+from realm.plan import Plan
 from realm.wire import Client, Codec, Message, Socket, WireError
 
 CONTROL_MAX_BYTES = 4 << 20
@@ -26,11 +27,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Orders:
-    """What the supervisor says when a role may run: where everyone is, the shapes, and what to resume."""
+    """What the supervisor says when a role may run: where everyone is, the shapes, the numbers."""
 
     book: Book
     spec: Spec
-    resume: bool
+    plan: Plan
 
 
 class Link:
@@ -49,13 +50,17 @@ class Link:
         self._process = psutil.Process()
         self._sockets: list[Socket] = []
 
-    def bound(self, address: str, pid: int | None = None) -> Orders:
+    def bound(self, address: str) -> Orders:
         """Say where this role listens ("" if nowhere) and wait for the orders."""
-        meta = {"role": self.role, "index": self.index, "address": address, "pid": pid or os.getpid()}
+        meta = {"role": self.role, "index": self.index, "address": address, "pid": os.getpid()}
         answer = self._client.wait(self._client.ask("bound", meta), lambda: None)
         if answer.kind == "stop":
             raise Stopped
-        return Orders(answer.mapping("book"), Spec.from_json(answer.mapping("spec")), bool(answer.integer("resume")))
+        return Orders(
+            book=answer.mapping("book"),
+            spec=Spec.from_json(answer.mapping("spec")),
+            plan=Plan.from_json(answer.mapping("plan")),
+        )
 
     def ready(self, sockets: list[Socket]) -> None:
         """Say that this role works now; the traffic of `sockets` goes into its reports."""
@@ -85,12 +90,10 @@ class Link:
 
     def report(self) -> None:
         self._reported_at = time.monotonic()
-        for socket in self._sockets:
-            for name, value in socket.traffic.totals().items():
-                self.meters.totals[f"wire/{name}"] = 0.0
-        for socket in self._sockets:
-            for name, value in socket.traffic.totals().items():
-                self.meters.totals[f"wire/{name}"] += value
+        traffic = [socket.traffic.totals() for socket in self._sockets]
+        for name in traffic[0] if traffic else ():
+            self.meters.totals[f"wire/{name}"] = sum(one[name] for one in traffic)
+        self.meters.totals["pid"] = os.getpid()
         self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
         self.meters.totals["cpu_s"] = sum(self._process.cpu_times()[:2])
         totals, means = self.meters.snapshot()

@@ -84,11 +84,13 @@ class LocalPolicy:
     def __init__(self, agent: Agent, num_envs: int, gate: VersionGate, refresh: Callable[[Version], Version]) -> None:
         self._agent, self._gate, self._refresh = agent, gate, refresh
         self._slot = np.arange(num_envs)
+        self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
         version = self._refresh(self._gate.minimum())
         context = PredictContext(self._slot, first, np.full(len(first), explore, np.float32))
         action, extra = self._agent.predict(obs, context)
+        self.actions += len(first)
         return Prediction(action, extra, version)
 
 

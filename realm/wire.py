@@ -226,7 +226,7 @@ class Socket:
         options = {
             zmq.LINGER: _LINGER_MS,
             zmq.MAXMSGSIZE: codec.max_bytes,
-            # in messages: two of the largest, or many small ones, so that a queue holds bounded bytes
+            # in messages: few of the largest, or many small ones, so that a queue holds bounded bytes
             zmq.SNDHWM: _high_water_mark(codec.max_bytes),
             zmq.RCVHWM: _high_water_mark(codec.max_bytes),
             zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
@@ -270,7 +270,7 @@ class Socket:
 
 
 def _high_water_mark(max_bytes: int) -> int:
-    return max(2, min(1000, (64 << 20) // max_bytes))
+    return max(4, min(1000, (64 << 20) // max_bytes))
 
 
 class Server(Socket):

@@ -1,0 +1,146 @@
+"""What the supervisor knows from the reports: sums over roles and restarts, rates, the live line, TensorBoard's values.
+
+Used by the cluster (`processes`) and the one-process run (`local`), which feeds it the same reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+GAUGES = frozenset(
+    {"pid", "size", "rss_mb", "version_epoch", "version_update", "models_loaded", "published"}
+)
+"""Totals that are levels: the newest value counts, where other totals add up over restarts."""
+
+_RECENT_EPISODES = 200
+
+
+@dataclass
+class Board:
+    """Takes reports in, gives numbers out. Times are monotonic seconds."""
+
+    started_at: float = field(default_factory=time.monotonic)
+    env_steps: int = 0
+    """Valid steps that the learner has trained on, over all epochs: the step axis of every curve."""
+    start_env_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
+        self._means: dict[str, dict[str, list[float]]] = defaultdict(dict)
+        self._last: dict[str, float] = {}
+        self._last_at = self.started_at
+        self._recent: dict[str, float] = {}  # running means for the live line
+
+    def take(
+        self,
+        role: str,
+        index: int,
+        incarnation: int,
+        env_steps: int,
+        totals: dict[str, float],
+        means: dict[str, list[float]],
+    ) -> None:
+        """One report of one role."""
+        self._totals[(role, index, incarnation)] = totals
+        for name, (amount, count) in means.items():
+            entry = self._means[role].setdefault(name, [0.0, 0.0])
+            entry[0] += amount
+            entry[1] += count
+            if name.startswith("episode/"):
+                self._smooth(name, amount / count, min(1.0, count / _RECENT_EPISODES))
+            else:
+                self._smooth(f"{role}/{name}", amount / count, 0.3)
+        if role == "learner":
+            if self.start_env_steps is None:
+                self.start_env_steps = env_steps
+            self.env_steps = env_steps
+
+    def _smooth(self, name: str, value: float, weight: float) -> None:
+        old = self._recent.get(name, value)
+        self._recent[name] = old + weight * (value - old)
+
+    def total(self, role: str, name: str) -> float:
+        """A counter summed over the role's processes and restarts; a gauge over its living processes."""
+        newest: dict[int, int] = {}
+        for one, index, incarnation in self._totals:
+            if one == role:
+                newest[index] = max(incarnation, newest.get(index, 0))
+        return sum(
+            totals.get(name, 0.0)
+            for (one, index, incarnation), totals in self._totals.items()
+            if one == role and (name not in GAUGES or incarnation == newest[index])
+        )
+
+    def of_process(self, role: str, index: int, incarnation: int) -> dict[str, float]:
+        return self._totals.get((role, index, incarnation), {})
+
+    def processes(self) -> dict[str, dict[str, float]]:
+        """`aisrv-0.1` (index, incarnation) -> the last totals of that process."""
+        return {f"{role}-{index}.{inc}": totals for (role, index, inc), totals in sorted(self._totals.items())}
+
+    def recent(self, name: str) -> float | None:
+        return self._recent.get(name)
+
+    def curves(self) -> dict[str, float]:
+        """Values for TensorBoard: means since the last call, levels, and rates of every counter."""
+        now = time.monotonic()
+        seconds = max(now - self._last_at, 1e-6)
+        values: dict[str, float] = {}
+        for role, means in self._means.items():
+            for name, (amount, count) in means.items():
+                tag = name if name.startswith("episode/") else f"{role}/{name}"
+                values[tag] = amount / max(count, 1e-9)
+        self._means.clear()
+        for role in sorted({role for role, _, _ in self._totals}):
+            names = {name for (one, _, _), totals in self._totals.items() if one == role for name in totals}
+            for name in sorted(names):
+                total, key = self.total(role, name), f"{role}/{name}"
+                if name in GAUGES:
+                    values[key] = total
+                else:
+                    rate = (total - self._last.get(key, 0.0)) / seconds
+                    self._last[key] = total
+                    values[_rate_tag(role, name)] = rate
+        values["rate/env_steps_per_s"] = values.get("rate/aisrv/env_steps_per_s", 0.0)
+        self._smooth("env_steps_per_s", values["rate/env_steps_per_s"], 0.3)
+        self._last_at = now
+        return values
+
+    def line(self, capacity: int, max_env_steps: int, max_seconds: float) -> dict[str, str]:
+        """Name -> text of the live display."""
+
+        def number(name: str, form: str) -> str:
+            value = self.recent(name)
+            return "-" if value is None else format(value, form)
+
+        elapsed = time.monotonic() - self.started_at
+        rate = self.recent("env_steps_per_s") or 0.0
+        remaining = []
+        if max_seconds:
+            remaining.append(max(0.0, max_seconds - elapsed))
+        if max_env_steps and rate > 0:
+            remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
+        return {
+            "env steps": f"{self.env_steps:,}",
+            "steps/s": f"{rate:,.0f}",
+            "updates": f"{self.total('learner', 'updates'):,.0f}",
+            "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
+            "mean score": number("episode/score", ".1f"),
+            "policy lag": number("learner/policy_lag_updates", ".2f"),
+            "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
+            "elapsed": clock(elapsed),
+            "remaining": clock(min(remaining)) if remaining else "no limit set",
+        }
+
+
+def _rate_tag(role: str, name: str) -> str:
+    """busy_s, wait_s and cpu_s per second are shares of a core; the others are rates."""
+    return f"share/{role}/{name[:-2]}" if name.endswith("_s") else f"rate/{role}/{name}_per_s"
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,103 @@
+"""The whole pipeline in one process: the same workflow, buffer rules and trainer, with plain calls between them.
+
+Called by the command line when `wrapper_type` is local, and by `train_test.py`. No sockets, no reverb, no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from realm.config import RunConfig
+from realm.contract import Chunk, Spec, WorkflowContext, chunk_to_arrays
+from realm.launch.board import Board
+from realm.monitor import Meters, TensorBoard
+from realm.plan import Plan, make_replay_buffer
+from realm.trainer import Trainer
+from realm.user import load_agent, load_definition, load_hyper, load_workflow
+from realm.verbs import LocalBuffer, LocalPolicy, VersionGate
+
+_CURVES_EVERY_S = 2.0
+
+
+def run(
+    config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable[[Board, str], None]
+) -> tuple[str, Trainer, Board]:
+    """Train until a limit or a signal; returns the cause of the end, the trainer, and what was counted."""
+    app = config.app
+    hyper = load_hyper(app.algo, config.hyper)
+    envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
+    agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
+    board, played, trained = Board(), Meters(), Meters()
+    trainer = Trainer(
+        agent, spec, run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
+    )
+    trainer.start(Path(app.preload_model_dir) if app.preload_model else None)
+    buffer = make_replay_buffer(plan, spec, "local", app.seed)
+
+    def train() -> bool:
+        """One update, if the buffer has a batch."""
+        drawn = buffer.draw(plan.batch, trainer.version)
+        if drawn is None:
+            return False
+        priorities = trainer.update(*drawn)
+        if priorities is not None:
+            buffer.storage.update_priorities(drawn[1].key, priorities)
+        return True
+
+    def make_room() -> None:
+        if not train():
+            raise RuntimeError(f"the buffer is full ({buffer.size} samples) and yet holds no batch of {plan.batch}")
+
+    # no gate: a batch is trained on as soon as it is there, so the newest weights always play
+    policy = LocalPolicy(agent, plan.envs_per_worker, VersionGate(None), lambda minimum: trainer.version)
+    sender = LocalBuffer(buffer, make_room)
+    context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
+    tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
+    causes: list[str] = []
+
+    def on_signal(number: int, frame: Any) -> None:
+        causes.append(f"{signal.Signals(number).name} received")
+
+    before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
+    shown_at = 0.0
+    curves_at = time.monotonic()
+    try:
+        for chunk in load_workflow(app.algo)(envs, policy, context):
+            items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
+            played.count("env_steps", int(items["valid"].sum()) if "valid" in items else len(items["worker"]))
+            played.totals["actions"] = policy.actions
+            sender.add(items)
+            while train():
+                pass
+            now = time.monotonic()
+            if now - shown_at > 0.2:
+                shown_at = now
+                board.take("aisrv", 0, 1, trainer.env_steps, *played.snapshot())
+                board.take("learner", 0, 1, trainer.env_steps, *trained.snapshot())
+                board.take("buffer", 0, 1, trainer.env_steps, buffer.totals(), {})
+                show(board, "running")
+            if now - curves_at > _CURVES_EVERY_S:
+                curves_at = now
+                tensorboard.write(board.curves(), trainer.env_steps)
+            if app.max_env_steps and trainer.env_steps >= app.max_env_steps:
+                causes.append(f"max_env_steps = {app.max_env_steps} reached")
+            if app.max_seconds and now - board.started_at >= app.max_seconds:
+                causes.append(f"max_seconds = {app.max_seconds:g} reached")
+            if causes:
+                break
+        else:
+            causes.append("the workflow ended by itself")
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        trainer.save()
+        board.take("aisrv", 0, 1, trainer.env_steps, *played.snapshot())
+        board.take("learner", 0, 1, trainer.env_steps, *trained.snapshot())
+        tensorboard.write(board.curves(), trainer.env_steps)
+        tensorboard.close()
+        envs.close()
+    return causes[0], trainer, board

@@ -1,0 +1,386 @@
+"""The supervisor: starts the roles as processes, keeps their address book, watches them, and ends them all.
+
+Called by the command line (`realm start`). Owns the control channel's server. A role is started in two phases: it
+says where it is bound, and runs when everyone is. A role that dies is started again at the same address with a higher
+incarnation, until its budget is used up: then the whole run stops with the cause.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from loguru import logger
+
+from realm.config import AppConfig
+from realm.contract import Spec
+from realm.control import CONTROL_MAX_BYTES, parse_report
+from realm.launch.board import Board
+from realm.launch.child import EXIT_STOPPED, EXIT_USER, SERVERS
+from realm.launch.rundir import RunFile
+from realm.monitor import TensorBoard
+from realm.plan import Plan
+from realm.wire import Codec, Message, Server, WireError, wait_any
+
+_CURVES_EVERY_S = 2.0
+_STOP_ORDER = (("aisrv", "learner"), ("actor", "model_pool", "buffer"))
+"""Who plays and trains goes first, so that the last chunks and the last checkpoint find their servers alive."""
+
+Key = tuple[str, int]
+
+
+@dataclass
+class Role:
+    """One place in the cluster and the process that fills it now."""
+
+    name: str
+    index: int
+    process: subprocess.Popen[bytes] | None = None
+    incarnation: int = 0
+    address: str = ""
+    state: str = "starting"  # starting, bound, ready, stopped (by the user), ended
+    cause: str = ""
+    started_at: float = 0.0
+    restarts: deque[float] = field(default_factory=deque)
+    bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
+    next: tuple[bytes, int] | None = None  # peer and question that wait for a command
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.index}"
+
+
+class Supervisor:
+    """One run of the cluster; `run` returns its exit code."""
+
+    def __init__(self, app: AppConfig, plan: Plan, spec: Spec, run_dir: Path, run: RunFile) -> None:
+        self.app, self.plan, self.spec, self.run_dir, self.run_file = app, plan, spec, run_dir, run
+        self.board = Board()
+        self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host)
+        self._max_bytes = max(256 << 20, 2 * plan.batch * spec.sample_bytes)
+        self._roles: dict[Key, Role] = {}
+        for name, count in (("buffer", 1), ("model_pool", 1), ("learner", 1), ("actor", 1), ("aisrv", plan.workers)):
+            if name == "actor" and plan.predict_local:
+                continue
+            for index in range(count):
+                self._roles[name, index] = Role(name, index)
+        self._tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
+        self._signals = 0
+        self._stopping_since: float | None = None
+        self._cause = ""
+        self._exit_code = 0
+        run.control = self._server.address
+
+    # --- the run
+
+    def run(self, show: Callable[[Board, str], None], on_ready: Callable[[], None]) -> int:
+        """Start everything and stay until the end. show: gets the board and the state, several times a second."""
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, self._on_signal)
+        try:
+            for role in self._roles.values():
+                self._spawn(role)
+            curves_at = time.monotonic()
+            while not self._over():
+                wait_any([self._server], 100)
+                while (received := self._server.receive()) is not None:
+                    try:
+                        self._handle(*received)
+                    except WireError as error:
+                        self._server.reject(received[0], error)
+                self._watch()
+                self._check_limits()
+                if self.run_file.state == "starting" and self._all_ready():
+                    self._set_state("running")
+                    on_ready()
+                if time.monotonic() - curves_at >= _CURVES_EVERY_S:
+                    curves_at = time.monotonic()
+                    self._tensorboard.write(self.board.curves(), self.board.env_steps)
+                if self._stopping_since is not None:
+                    self._drive_stop()
+                show(self.board, self.run_file.state)
+        finally:
+            self._kill_all()
+        self._tensorboard.write(self.board.curves(), self.board.env_steps)
+        self._tensorboard.close()
+        self.run_file.cause = self._cause
+        self._set_state("stopped" if self._exit_code == 0 else "failed")
+        return self._exit_code
+
+    @property
+    def cause(self) -> str:
+        return self._cause
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self.stop(f"{signal.Signals(number).name} received", 0)
+        else:
+            self._kill_all()
+
+    def stop(self, cause: str, exit_code: int) -> None:
+        """Begin to end the run; only the first cause counts."""
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+            self._cause, self._exit_code = cause, exit_code
+            self._set_state("stopping")
+
+    def _over(self) -> bool:
+        return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
+
+    def _all_ready(self) -> bool:
+        return all(role.state == "ready" for role in self._roles.values())
+
+    def _check_limits(self) -> None:
+        if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
+            self.stop(f"max_env_steps = {self.app.max_env_steps} reached", 0)
+        elif self.app.max_seconds and time.monotonic() - self.board.started_at >= self.app.max_seconds:
+            self.stop(f"max_seconds = {self.app.max_seconds:g} reached", 0)
+
+    # --- messages
+
+    def _handle(self, peer: bytes, message: Message) -> None:
+        if message.kind in ("status", "stop_role", "stop_run"):
+            self._handle_user(peer, message)
+            return
+        role = self._roles.get((message.text("role"), message.integer("index")))
+        if role is None or message.incarnation != role.incarnation:
+            self._server.send(peer, Message("stop", message.seq))
+            return
+        match message.kind:
+            case "bound":
+                role.address, role.bound = message.text("address"), (peer, message.seq)
+                role.state = "bound"
+                self._give_orders()
+            case "ready":
+                role.state = "ready"
+                logger.info("{} is ready (pid {}, {:.1f} s)", role.label, _pid(role), time.monotonic() - role.started_at)
+                self._server.send(peer, Message("ok", message.seq))
+                self._write_run_file()
+            case "next":
+                role.next = (peer, message.seq)
+            case "report":
+                name, index, env_steps, totals, means = parse_report(message)
+                self.board.take(name, index, message.incarnation, env_steps, totals, means)
+                self._server.send(peer, Message("ok", message.seq))
+            case "ended":
+                role.cause = message.text("cause")
+                self._server.send(peer, Message("ok", message.seq))
+            case kind:
+                raise WireError(f"the supervisor does not answer {kind!r}")
+
+    def _handle_user(self, peer: bytes, message: Message) -> None:
+        """Questions of tools/stop.sh and tools/status.sh."""
+        if message.kind == "stop_run":
+            self.stop("stopped by the user", 0)
+        elif message.kind == "stop_role":
+            name = message.text("role")
+            for role in self._roles.values():
+                if role.name == name and role.process is not None:
+                    role.state = "stopped"
+                    self._command(role, "stop")
+        roles = {
+            role.label: {
+                "state": role.state,
+                "pid": _pid(role),
+                "incarnation": role.incarnation,
+                "address": role.address,
+                "totals": self.board.of_process(role.name, role.index, role.incarnation),
+            }
+            for role in self._roles.values()
+        }
+        line = self.board.line(self.plan.capacity, self.app.max_env_steps, self.app.max_seconds)
+        self._server.send(peer, Message("status", message.seq, {"roles": roles, "line": line}))
+
+    def _give_orders(self) -> None:
+        """Once every server is bound, tell whoever waits to run."""
+        servers = [role for role in self._roles.values() if role.name in SERVERS]
+        if not all(role.address for role in servers):
+            return
+        book = {role.name: role.address for role in servers}
+        meta = {"book": book, "spec": self.spec.to_json(), "plan": self.plan.to_json()}
+        for role in self._roles.values():
+            if role.bound is not None:
+                peer, seq = role.bound
+                role.bound = None
+                self._server.send(peer, Message("run", seq, meta))
+
+    def _command(self, role: Role, kind: str) -> None:
+        waiting = role.next or role.bound
+        if waiting is not None:
+            self._server.send(waiting[0], Message(kind, waiting[1]))
+            role.next = role.bound = None
+
+    # --- processes
+
+    def _spawn(self, role: Role) -> None:
+        role.incarnation += 1
+        role.state, role.cause, role.started_at = "starting", "", time.monotonic()
+        role.bound = role.next = None
+        port = int(role.address.rpartition(":")[2]) if role.address else 0
+        if port == 0 and self.app.base_port and role.name in SERVERS:
+            port = self.app.base_port + SERVERS.index(role.name)
+        command = [
+            sys.executable, "-m", "realm", "role", role.name,
+            "--index", str(role.index), "--incarnation", str(role.incarnation),
+            "--run-dir", str(self.run_dir), "--run-id", self.run_file.run_id, "--control", self._server.address,
+            "--port", str(port), "--schema", self.spec.schema, "--max-bytes", str(self._max_bytes),
+        ]  # fmt: skip
+        with open(self.run_dir / "log" / f"{role.label}.log", "ab") as log:
+            # its own session: Ctrl+C in the terminal is the supervisor's to handle
+            role.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=role_environment(role.name, self.plan),
+                start_new_session=True,
+            )
+        self._write_run_file()
+
+    def _watch(self) -> None:
+        """Find processes that ended, and those that never got ready."""
+        for role in self._roles.values():
+            if role.process is None:
+                continue
+            code = role.process.poll()
+            if code is not None:
+                _close_stdin(role)
+                role.process = None
+                self._role_ended(role, code)
+            elif role.state in ("starting", "bound"):
+                if time.monotonic() - role.started_at > self.app.start_timeout_s and self._stopping_since is None:
+                    self.stop(f"{role.label} was not ready after {self.app.start_timeout_s:g} s ({self._log(role)})", 1)
+
+    def _role_ended(self, role: Role, code: int) -> None:
+        if self._stopping_since is not None:
+            role.state = "ended"
+        elif role.state == "stopped":
+            logger.info("{} was stopped by the user", role.label)
+        elif code == EXIT_STOPPED:
+            role.state = "ended"
+            self.stop(f"{role.label} ended by itself ({self._log(role)})", 1)
+        else:
+            cause = role.cause or _signal_name(code)
+            if code == EXIT_USER:
+                self.stop(f"{role.label}: {cause} ({self._log(role)})", EXIT_USER)
+                return
+            now = time.monotonic()
+            role.restarts.append(now)
+            while role.restarts and now - role.restarts[0] > self.app.restart_window_s:
+                role.restarts.popleft()
+            if len(role.restarts) > self.app.restart_budget:
+                self.stop(
+                    f"{role.label} failed {len(role.restarts)} times in {self.app.restart_window_s:g} s: {cause} "
+                    f"({self._log(role)})",
+                    1,
+                )
+            else:
+                logger.warning("{} ended: {}; starting it again", role.label, cause)
+                self._spawn(role)
+
+    def _drive_stop(self) -> None:
+        """Tell the next group of roles to stop; kill what does not listen."""
+        assert self._stopping_since is not None
+        late = time.monotonic() - self._stopping_since > self.app.stop_timeout_s
+        for group in _STOP_ORDER:
+            alive = [role for role in self._roles.values() if role.name in group and role.process is not None]
+            for role in alive:
+                self._command(role, "stop")
+                if late or role.state == "starting":
+                    if late:
+                        logger.warning("{} did not stop in {:g} s and is killed", role.label, self.app.stop_timeout_s)
+                    assert role.process is not None
+                    role.process.kill()
+            if alive:
+                return
+
+    def _kill_all(self) -> None:
+        for role in self._roles.values():
+            if role.process is not None and role.process.poll() is None:
+                role.process.kill()
+        for role in self._roles.values():
+            if role.process is not None:
+                role.process.wait()
+                _close_stdin(role)
+                role.process = None
+
+    # --- files
+
+    def _log(self, role: Role) -> str:
+        return f"see {self.run_dir / 'log' / role.label}.log"
+
+    def _set_state(self, state: str) -> None:
+        self.run_file.state = state
+        self._write_run_file()
+
+    def _write_run_file(self) -> None:
+        for role in self._roles.values():
+            alive = role.process is not None
+            self.run_file.roles[role.label] = {
+                "pid": _pid(role),
+                "created": _created(role) if alive else 0.0,
+                "incarnation": role.incarnation,
+                "address": role.address,
+                "state": role.state,
+            }
+        try:
+            self.run_file.write(self.run_dir)
+        except OSError as error:
+            logger.warning("run.json could not be written: {}", error)
+
+
+def role_environment(role: str, plan: Plan) -> dict[str, str]:
+    """Environment variables of a role's process: threads, allocator, devices, noise."""
+    threads = str(plan.learner_threads if role == "learner" else 1)
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "NUMBA_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    environment.setdefault("NUMBA_CACHE_DIR", str(Path(".cache/numba").absolute()))
+    if role in ("learner", "actor"):
+        # glibc gives large blocks back to the system after every batch otherwise: twice the time on a CPU
+        environment |= {
+            "MALLOC_MMAP_THRESHOLD_": "1073741824",
+            "MALLOC_TRIM_THRESHOLD_": "1073741824",
+            "MALLOC_TOP_PAD_": "67108864",
+        }
+    if role in ("buffer", "aisrv", "model_pool"):
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # TensorFlow, in the buffer, would take the whole device
+    return environment
+
+
+def _pid(role: Role) -> int:
+    return role.process.pid if role.process is not None else 0
+
+
+def _created(role: Role) -> float:
+    try:
+        return psutil.Process(_pid(role)).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _close_stdin(role: Role) -> None:
+    if role.process is not None and role.process.stdin is not None:
+        role.process.stdin.close()
+
+
+def _signal_name(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+

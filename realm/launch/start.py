@@ -1,0 +1,161 @@
+"""Everything between a configuration and a running pipeline: checks first, then the run's directory, then the run.
+
+Called by `realm start` and `train_test.py`. Nothing is created before every check has passed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from realm.config import RunConfig, to_toml
+from realm.contract import Spec, check_arrays
+from realm.launch.board import Board
+from realm.launch.plan import make_plan, this_machine
+from realm.launch.rundir import RunFile, claim_run_dir
+from realm.plan import Plan
+from realm.user import UserCodeError, load_definition, load_hyper, load_workflow
+
+_LINE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start."""
+
+    config: RunConfig
+    plan: Plan
+    spec: Spec
+    run_dir: Path
+    run_file: RunFile
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Check everything that can be checked before a process starts, then claim the run's directory.
+
+    Raises ConfigError or UserCodeError.
+    """
+    plan = make_plan(config.app, this_machine())
+    spec = try_user_code(config)
+    run_dir, run_file = claim_run_dir(config.app)
+    (run_dir / "config.toml").write_text(to_toml(config))
+    return Prepared(config, plan, spec, run_dir, run_file)
+
+
+def try_user_code(config: RunConfig) -> Spec:
+    """Make one environment, step it once, and compare what it gives with its Spec; compiles the kernels, too."""
+    algo = config.app.algo
+    hyper = load_hyper(algo, config.hyper, config.places)
+    definition = load_definition(algo)
+    load_workflow(algo)
+    envs = definition.make_envs(1, config.app.seed, hyper, config.env)
+    spec = definition.spec(envs, hyper)
+    obs, _ = envs.reset(seed=config.app.seed)
+    next_obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
+    try:
+        check_arrays(obs, spec.obs, (1,), "observation of reset")
+        check_arrays(next_obs, spec.obs, (1,), "observation of step")
+    except ValueError as error:
+        raise UserCodeError(f"{algo}/feature/definition.py: spec and environment differ: {error}") from error
+    for name, array in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+        if getattr(array, "shape", None) != (1,):
+            raise UserCodeError(f"{algo}/feature/definition.py: {name} of step must be an array of shape [E]")
+    envs.close()
+    return spec
+
+
+def run_cluster(prepared: Prepared) -> int:
+    """Run the roles as processes, in the foreground; returns the exit code."""
+    from realm.launch.processes import Supervisor
+
+    run_dir, config = prepared.run_dir, prepared.config
+    supervisor = Supervisor(config.app, prepared.plan, prepared.spec, run_dir, prepared.run_file)
+    _say_hello(prepared)
+
+    def on_ready() -> None:
+        logger.info("all roles are ready; TensorBoard: tensorboard --logdir {}", run_dir / "log" / "tensorboard")
+
+    with _display(prepared) as show:
+        code = supervisor.run(show, on_ready)
+    from realm.launch.audit import write_summary
+
+    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.cause)
+    level = "INFO" if code == 0 else "ERROR"
+    logger.log(level, "the run has ended: {}", supervisor.cause)
+    return code
+
+
+def run_local(prepared: Prepared) -> int:
+    """Run everything in this process; returns the exit code."""
+    from realm.launch import local
+
+    _say_hello(prepared)
+    run_file, run_dir = prepared.run_file, prepared.run_dir
+    run_file.state = "running"
+    run_file.write(run_dir)
+    cause = "failed"
+    try:
+        with _display(prepared) as show:
+            cause, trainer, _ = local.run(prepared.config, prepared.plan, prepared.spec, run_dir, show)
+        run_file.state, run_file.cause = "stopped", cause
+    finally:
+        if run_file.state == "running":
+            run_file.state = "failed"
+        run_file.write(run_dir)
+    logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
+    return 0
+
+
+def _say_hello(prepared: Prepared) -> None:
+    for warning in prepared.config.warnings:
+        logger.warning(warning)
+    for reason in prepared.plan.why:
+        logger.info("chosen: {}", reason)
+    logger.info("run directory: {}", prepared.run_dir)
+
+
+@contextmanager
+def _display(prepared: Prepared) -> Iterator[Any]:
+    """Gives `show(board, state)`: a live table in a terminal, else a line every ten seconds."""
+    app, capacity = prepared.config.app, prepared.plan.capacity
+
+    def cells(board: Board, state: str) -> dict[str, str]:
+        return {"state": state, **board.line(capacity, app.max_env_steps, app.max_seconds)}
+
+    if not sys.stderr.isatty():
+        last = [time.monotonic()]
+
+        def show_line(board: Board, state: str) -> None:
+            if time.monotonic() - last[0] >= _LINE_EVERY_S:
+                last[0] = time.monotonic()
+                logger.info(" | ".join(f"{name} {text}" for name, text in cells(board, state).items()))
+
+        yield show_line
+        return
+
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True) as live:
+
+        def show_table(board: Board, state: str) -> None:
+            table = Table(title=f"{prepared.run_dir}   (Ctrl+C ends the run)", title_justify="left")
+            row = cells(board, state)
+            for name in row:
+                table.add_column(name, justify="right")
+            table.add_row(*row.values())
+            live.update(table)
+
+        # log lines go above the table instead of through it
+        logger.remove()
+        logger.add(lambda text: live.console.print(text, end="", markup=False, highlight=False), level=app.level,
+                   format="{time:HH:mm:ss} {level:<7} {message}")  # fmt: skip
+        yield show_table
