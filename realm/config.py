@@ -48,7 +48,8 @@ def _matches(pattern: str, what: str) -> AfterValidator:
 
 def _algo(text: str) -> str:
     parts = text.split(".")
-    if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", one) and not keyword.iskeyword(one) for one in parts):
+    names = all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", one) and not keyword.iskeyword(one) for one in parts)
+    if not names or len(text) > 80:
         raise ValueError('the dotted name of a Python package, like "diy"')
     if parts[-1] in ("app", "env"):
         raise ValueError("a package of another name, since [app] and [env] are tables already")
@@ -135,11 +136,11 @@ class AppConfig(BaseModel):
     """Reverb, or the project's own NumPy buffer; auto takes reverb where it is installed."""
     replay_buffer_capacity: Count | Auto = "auto"
     """Samples that the buffer holds."""
-    preload_ratio: Annotated[float, Field(ge=1, le=1_000_000)] = 2.0
+    preload_ratio: Annotated[float, Field(ge=1)] = 2.0
     """Training starts when the buffer has received capacity / preload_ratio samples."""
     train_batch_size: Count | Auto = "auto"
     """Samples of one update; auto takes one round of all workers, N x E."""
-    production_consume_ratio: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    production_consume_ratio: Annotated[float, Field(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
     """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
@@ -311,7 +312,7 @@ def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any
         if key not in known and key not in IGNORED:
             near = f" (did you mean 'env.{key}'?)" if key in env else did_you_mean(key, [*known, *IGNORED])
             raise ConfigError(
-                f"{places[f'app.{key}']}: key {key!r}: unknown; allowed are the keys of AppConfig in realm/config.py{near}"
+                f"{places[f'app.{key}']}: key {key!r}: unknown; allowed are those of AppConfig in realm/config.py{near}"
             )
     try:
         app = AppConfig.model_validate({key: one for key, one in table.items() if key in known})

@@ -74,7 +74,7 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
     module = _module(algo, "config", expected)
     config = _attribute(module, "Config", expected)
     if not (isinstance(config, type) and dataclasses.is_dataclass(config)) or not _frozen(config):
-        raise UserCodeError(f"{module.__file__}: Config is not that; expected is {expected}")
+        raise UserCodeError(f"{module.__file__}: Config is something else; expected is {expected}")
     try:
         return build_dataclass(config, overrides, algo.rpartition(".")[2], places or {}, str(module.__file__))
     except ConfigError:
@@ -113,7 +113,7 @@ def _missing(algo: str, name: str, expected: str) -> UserCodeError:
         return UserCodeError(f"{file}: no such file; expected is one with {expected}")
     near = did_you_mean(algo, [one.parent.name for one in Path.cwd().glob("*/config.py")])
     return UserCodeError(
-        f"{_folder(algo)}: no such package, nor elsewhere on the Python path; expected is algo's{near}"
+        f"{_folder(algo)}: no such package, nor elsewhere on the Python path; expected is what algo names{near}"
     )
 
 
@@ -142,7 +142,5 @@ def _function(module: ModuleType, name: str, *arguments: str) -> Callable[..., A
     try:
         inspect.signature(function).bind(*arguments)
     except (TypeError, ValueError) as error:
-        raise UserCodeError(
-            f"{module.__file__}: {name} cannot be called so: {error}; expected is {expected}"
-        ) from error
+        raise UserCodeError(f"{module.__file__}: {name} is not called so: {error}; expected is {expected}") from error
     return function

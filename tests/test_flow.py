@@ -1,0 +1,135 @@
+"""realm/flow.py: refused numbers name themselves, advice is enough, and what is accepted never stalls the limiter."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from realm.buffer import Limiter
+from realm.config import ConfigError
+from realm.flow import check_flow, preload_samples
+from realm.verbs import gate_window
+
+ON: dict[str, Any] = {
+    "policy": "on-policy", "sampler": "Fifo", "remover": "Fifo", "capacity": 16, "preload_ratio": 2.0,
+    "train_batch_size": 8, "ratio": 1.0, "round_size": 8, "max_version_lag": 0,
+}  # fmt: skip
+OFF: dict[str, Any] = {
+    "policy": "off-policy", "sampler": "Uniform", "remover": "Fifo", "capacity": 1000, "preload_ratio": 10.0,
+    "train_batch_size": 64, "ratio": 4.0, "round_size": 8, "max_version_lag": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        ON,
+        ON | {"max_version_lag": 3, "train_batch_size": 24, "capacity": 48},
+        ON | {"max_version_lag": None, "remover": "Uniform"},
+        OFF,
+        OFF | {"sampler": "Prioritized", "remover": "MinHeap", "ratio": 0.25},
+        OFF | {"preload_ratio": 1.0},
+    ],
+)
+def test_what_works(numbers: dict[str, Any]) -> None:
+    check_flow(**numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "start", "numbers_named"),
+    [
+        (ON | {"ratio": 2.0}, "production_consume_ratio is 2,", []),
+        (ON | {"sampler": "Uniform"}, "reverb_sampler is Uniform,", []),
+        (OFF | {"sampler": "Fifo"}, "reverb_sampler is Fifo,", []),
+        (OFF | {"sampler": "MaxHeap"}, "reverb_sampler is MaxHeap,", []),
+        (OFF | {"remover": "Lifo"}, "reverb_remover is Lifo,", ["1000"]),
+        (OFF | {"max_version_lag": 2}, "max_version_lag is 2,", []),
+        (ON | {"train_batch_size": 4}, "max_version_lag is 0 (strict on-policy) and train_batch_size is 4,", ["8"]),
+        (ON | {"capacity": 15}, "replay_buffer_capacity is 15, too small", ["8", "16"]),
+        (OFF | {"capacity": 71}, "replay_buffer_capacity is 71, too small", ["64", "8", "72"]),
+        (ON | {"preload_ratio": 1.0, "max_version_lag": None}, "training starts at 16 samples", ["8", "2.0"]),
+        (ON | {"capacity": 32}, "training starts at 16 samples", ["8", "4.0"]),
+    ],
+)
+def test_what_does_not(numbers: dict[str, Any], start: str, numbers_named: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_flow(**numbers)
+    text = str(caught.value)
+    assert text.startswith(start)
+    assert "; allowed is " in text
+    assert "\n" not in text
+    assert set(numbers_named) <= set(re.findall(r"[0-9.]*[0-9]", text.removeprefix(start)))
+
+
+def _random_numbers(draw: random.Random) -> tuple[dict[str, Any], int]:
+    workers, envs = draw.randint(1, 4), draw.randint(1, 6)
+    on_policy = draw.random() < 0.6
+    lag = draw.choice([None, 0, 1, 2, 5]) if on_policy else None
+    batch = workers * envs if lag == 0 or draw.random() < 0.3 else draw.randint(1, 60)
+    numbers = (ON if on_policy else OFF) | {
+        "capacity": draw.randint(1, 200),
+        "preload_ratio": draw.choice([1.0, 1.3, 2.0, 5.0, 50.0]),
+        "train_batch_size": batch,
+        "ratio": 1.0 if on_policy else draw.choice([0.1, 0.7, 1.0, 3.0, 40.0]),
+        "round_size": workers * envs,
+        "max_version_lag": lag,
+    }
+    return numbers, envs
+
+
+def test_what_is_accepted_does_not_stall() -> None:
+    """Workers and learner take their turns by chance, under the real limiter, with the slowest gate of versions."""
+    draw, accepted = random.Random(1), 0
+    for _ in range(1500):
+        numbers, envs = _random_numbers(draw)
+        try:
+            check_flow(**numbers)
+        except ConfigError:
+            continue
+        accepted += 1
+        batch, capacity, on_policy = numbers["train_batch_size"], numbers["capacity"], numbers["policy"] == "on-policy"
+        workers = numbers["round_size"] // envs
+        preload = max(batch, preload_samples(capacity, numbers["preload_ratio"]))
+        limiter = Limiter(on_policy, capacity, preload, batch, numbers["ratio"], numbers["round_size"])
+        window = gate_window(numbers["max_version_lag"], batch, numbers["round_size"])
+        played, size, updates = [0] * workers, 0, 0
+        while updates < 8:
+            able = [
+                one for one in range(workers)
+                if (window is None or played[one] < window) and limiter.may_insert(envs, size)
+            ]  # fmt: skip
+            may_train = limiter.may_sample(batch, size)
+            assert able or may_train, f"stalled after {updates} updates: {numbers}"
+            if may_train and (not able or draw.random() < 0.5):
+                limiter.sampled += batch
+                size -= batch if on_policy else 0
+                updates, played = updates + 1, [0] * workers
+            else:
+                one = draw.choice(able)
+                played[one] += 1
+                limiter.inserted += envs
+                size = size + envs if on_policy else min(size + envs, capacity)
+            assert size <= capacity
+    assert accepted > 200
+
+
+def test_advice_is_enough() -> None:
+    draw, followed = random.Random(2), 0
+    for _ in range(1500):
+        numbers, _envs = _random_numbers(draw)
+        for _ in range(3):
+            try:
+                check_flow(**numbers)
+                break
+            except ConfigError as error:
+                advice = str(error).rpartition("; allowed is ")[2]
+                number = float(re.findall(r"[0-9.]*[0-9]", advice)[0])
+                numbers["preload_ratio" if "preload_ratio" in advice else "capacity"] = number
+                numbers["capacity"] = int(numbers["capacity"])
+                followed += 1
+        else:
+            raise AssertionError(f"three times advised in vain: {numbers}")
+    assert followed > 200

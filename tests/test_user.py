@@ -1,0 +1,213 @@
+"""realm/user.py: tiny packages written into tmp_path load, and each way to get one wrong is one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from realm.config import ConfigError
+from realm.user import UserCodeError, load_agent, load_definition, load_hyper, load_workflow
+
+GOOD = {
+    "__init__.py": "",
+    "config.py": """\
+        from dataclasses import dataclass
+        @dataclass(frozen=True)
+        class Config:
+            lr: float = 0.5
+            size: int = 3
+            def __post_init__(self):
+                if self.lr < 0:
+                    raise ValueError("lr is below 0")
+                if self.size == 13:
+                    [][self.size]
+        """,
+    "feature/definition.py": """\
+        def make_envs(num_envs, seed, config, options): return ("envs", num_envs, seed, config, options)
+        def spec(envs, config): return ("spec", envs)
+        """,
+    "algorithm/agent.py": """\
+        class Agent:
+            def __init__(self, spec, config, device, seed): pass
+            def predict(self, obs, context): pass
+            def learn(self, batch, info): pass
+            def save_model(self): pass
+            def load_model(self, state): pass
+        """,
+    "train_workflow.py": """\
+        def workflow(envs, policy, context):
+            yield 1
+        """,
+}
+LOADERS: dict[str, Callable[[str], object]] = {
+    "feature/definition.py": load_definition,
+    "algorithm/agent.py": load_agent,
+    "train_workflow.py": load_workflow,
+    "config.py": lambda algo: load_hyper(algo, {}),
+}
+
+MAKE_ENVS = "expected is make_envs(num_envs, seed, config, options)"
+METHODS = "expected is a class with predict, learn, save_model, load_model"
+TOO_MANY = "too many positional arguments"
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write the good package `mine` into the current directory; `None` leaves a file out, text replaces it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(changes: dict[str, str | None] | None = None, package: str = "mine") -> None:
+        for name, text in {**GOOD, **(changes or {})}.items():
+            if text is not None:
+                file = tmp_path / package / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("\n".join(line.removeprefix("        ") for line in text.split("\n")))
+
+    yield write
+    for name in [one for one in sys.modules if one.partition(".")[0] in ("mine", "outer")]:
+        del sys.modules[name]
+
+
+def sentence(folder: Path, load: Callable[[], object]) -> str:
+    with pytest.raises(UserCodeError) as caught:
+        load()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text.replace(f"{folder}{os.sep}", "")
+
+
+def test_a_good_package(write: Write) -> None:
+    write()
+    definition = load_definition("mine")
+    assert definition.make_envs(2, 3, None, {})[:3] == ("envs", 2, 3)
+    assert definition.spec("e", None) == ("spec", "e")  # type: ignore[comparison-overlap]
+    assert list(load_workflow("mine")(None, None, None)) == [1]  # type: ignore[arg-type]
+    assert load_agent("mine").__name__ == "Agent"
+    assert (load_hyper("mine", {}).lr, load_hyper("mine", {"lr": 1}).lr) == (0.5, 1.0)
+
+
+def test_a_package_within_a_package_without_init_files(write: Write) -> None:
+    write({"__init__.py": None}, "outer/mine")
+    assert load_agent("outer.mine").__name__ == "Agent"
+    with pytest.raises(ConfigError, match=r"^x.toml:3: key 'mine.sise': unknown; .*\(did you mean 'size'\?\)$"):
+        load_hyper("outer.mine", {"sise": 3}, {"mine.sise": "x.toml:3"})
+
+
+def test_the_current_directory_comes_first(
+    write: Write, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "mine").mkdir()
+    (other / "mine" / "__init__.py").write_text("raise SystemExit")
+    sys.path.insert(0, str(other))
+    write()
+    assert load_agent("mine").__name__ == "Agent"
+    before = list(sys.path)
+    load_workflow("mine")
+    assert sys.path == before
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_missing_file(write: Write, tmp_path: Path, name: str) -> None:
+    write({name: None})
+    got = sentence(tmp_path, lambda: LOADERS[name]("mine"))
+    assert got.startswith(f"mine/{name}: no such file; expected is one with ")
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_missing_package(write: Write, tmp_path: Path, name: str) -> None:
+    write()
+    got = sentence(tmp_path, lambda: LOADERS[name]("mime"))
+    assert got.startswith("mime: no such package")
+    assert got.endswith("(did you mean 'mine'?)")
+
+
+def test_a_missing_folder_within(write: Write, tmp_path: Path) -> None:
+    write({"feature/definition.py": None})
+    assert sentence(tmp_path, lambda: load_definition("mine")).startswith("mine/feature/definition.py: no such file;")
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    ("text", "line", "error"),
+    [
+        ("x = 1\nimport no_such_library", 2, "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("from mine.nothing import x", 1, "ModuleNotFoundError: No module named 'mine.nothing'"),
+        ("\n\nx = = 1", 3, "SyntaxError: invalid syntax"),
+        ("\nraise RuntimeError('two\\nlines')", 2, "RuntimeError: two lines"),
+        ("raise SystemExit(0)", 1, "SystemExit: 0"),
+        ("import json\njson.loads('x')", 2, "JSONDecodeError: Expecting value"),
+    ],
+)
+def test_an_error_while_importing_names_the_users_line(
+    write: Write, tmp_path: Path, name: str, text: str, line: int, error: str
+) -> None:
+    write({name: text})
+    got = sentence(tmp_path, lambda: LOADERS[name]("mine"))
+    assert got.startswith(f"mine/{name}:{line}: {error}")
+    assert got.endswith("(while importing it)")
+
+
+def test_an_error_in_a_file_that_is_imported_names_that_file(write: Write, tmp_path: Path) -> None:
+    write({"algorithm/model.py": "\n1 / 0", "algorithm/agent.py": "import mine.algorithm.model"})
+    with pytest.raises(UserCodeError) as caught:
+        load_agent("mine")
+    assert "mine/algorithm/model.py:2: ZeroDivisionError: division by zero" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_in_the_packages_init_file(write: Write, tmp_path: Path) -> None:
+    write({"__init__.py": "\n\n1 / 0"})
+    assert sentence(tmp_path, lambda: load_agent("mine")).startswith("mine/__init__.py:3: ZeroDivisionError:")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("feature/definition.py", "def make_env(): pass", f"has no make_envs; {MAKE_ENVS} (did you mean 'make_env'?)"),
+        (
+            "feature/definition.py",
+            "make_envs = 3",
+            f"make_envs is not called so: 3 is not a callable object; {MAKE_ENVS}",
+        ),
+        ("feature/definition.py", "def make_envs(n): pass", f"make_envs is not called so: {TOO_MANY}; {MAKE_ENVS}"),
+        ("train_workflow.py", "", "has no workflow; expected is workflow(envs, policy, context)"),
+        ("algorithm/agent.py", "class PPO: pass", "has no Agent; expected is Agent(spec, config, device, seed)"),
+        ("algorithm/agent.py", "def Agent(*_): pass", f"Agent is no class; {METHODS}"),
+        (
+            "algorithm/agent.py",
+            "class Agent:\n  def __init__(self, *_): pass\n  def learn(self): pass",
+            f"Agent has no predict, save_model, load_model; {METHODS}",
+        ),
+        ("config.py", "class Config: pass", "Config is something else; expected is a frozen dataclass Config"),
+        (
+            "config.py",
+            "import dataclasses\n@dataclasses.dataclass\nclass Config: pass",
+            "Config is something else; expected is a frozen dataclass Config",
+        ),
+    ],
+)
+def test_what_is_missing_in_a_file(write: Write, tmp_path: Path, name: str, text: str, expected: str) -> None:
+    write({name: text})
+    assert sentence(tmp_path, lambda: LOADERS[name]("mine")) == f"mine/{name}: {expected}"
+
+
+def test_errors_of_the_users_config(write: Write, tmp_path: Path) -> None:
+    write()
+    with pytest.raises(ConfigError, match=r"^x.toml:3: key 'mine.lr': lr is below 0$"):
+        load_hyper("mine", {"lr": -1}, {"mine.lr": "x.toml:3"})
+    got = sentence(tmp_path, lambda: load_hyper("mine", {"size": 13}))
+    assert got == "mine/config.py:10: IndexError: list index out of range (while making Config)"
+    write({"config.py": "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Config:\n  x: 'Unknown' = 1"})
+    for name in [one for one in sys.modules if one.startswith("mine")]:
+        del sys.modules[name]
+    got = sentence(tmp_path, lambda: load_hyper("mine", {"x": 13}))
+    assert got == "mine/config.py: NameError: name 'Unknown' is not defined (while making Config)"
