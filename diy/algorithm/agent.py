@@ -1,0 +1,237 @@
+"""PPO: how actions are chosen and what an update is. Lives where weights live (actor, learner, evaluator).
+
+`predict` answers observations with actions; `learn` takes a batch of chunks, estimates advantages (GAE) and makes a few
+passes of clipped-surrogate gradient steps over its valid rows. The mathematics is in `realm/returns.py`.
+Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n rows of a minibatch, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from diy.algorithm.model import make_model
+from diy.config import Config
+from realm import returns
+from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spec
+
+FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch as `learn` uses it: what belongs to its R valid rows, and all observations."""
+
+    obs: dict[str, Tensor]  # name -> [B * (T + 1), ...]
+    index: Tensor  # i64 [R], where each row's observation is in `obs`
+    action: Tensor  # i64 [R]
+    log_prob: Tensor  # f32 [R], of the policy that acted
+    value: Tensor  # f32 [R], before the update
+    advantage: Tensor  # f32 [R], normalised
+    target: Tensor  # f32 [R], for the critic
+    log_weight: Tensor | None = None  # f32 [R], decoupled only: log of policy before the update over policy that acted
+
+    def at(self, part: Tensor) -> Rows:
+        """The rows `part` (i64 [n]) with their observations alone."""
+        index = self.index[part]
+        return Rows(
+            {name: x.index_select(0, index) for name, x in self.obs.items()},
+            torch.arange(len(part), device=part.device),
+            self.action[part],
+            self.log_prob[part],
+            self.value[part],
+            self.advantage[part],
+            self.target[part],
+            None if self.log_weight is None else self.log_weight[part],
+        )
+
+
+class Agent:
+    """Implements `realm.contract.Agent`: all it knows is in `model` and in what `save_model` gives."""
+
+    def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
+        self.config = config
+        self.device = torch.device(device)
+        with torch.random.fork_rng(devices=[]):  # the first weights depend on the seed alone
+            torch.manual_seed(seed)
+            self.model: nn.Module = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
+        self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), config.lr_start, eps=config.adam_eps, fused=self.device.type in ("cpu", "cuda")
+        )
+        self.env_steps = 0  # valid rows learned from, each counted once however many epochs
+        self.updates = 0
+
+    # ---- acting ----
+
+    @torch.inference_mode()
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        """Choose an action for each row: drawn from the policy where explore is 1, the most likely where it is 0.
+
+        obs: name -> [N, ...]
+        Returns action i64 [N] and extra: log_prob f32 [N] of that action, value f32 [N].
+        """
+        seen = {name: self._tensor(array) for name, array in obs.items()}
+        logits, value = self.model(seen)
+        log_probs = returns.masked_log_softmax(logits, seen["legal"])
+        # Gumbel's trick: the largest sum of log-probability and this noise is a draw from the policy. The noise
+        # stays below 105, so an illegal action (ILLEGAL_LOGIT) never wins.
+        noise = -torch.empty(log_probs.shape).exponential_(generator=self.generator).log()
+        explore = self._tensor(context.explore).unsqueeze(-1)
+        action = (log_probs + explore * noise.to(self.device)).argmax(dim=-1)
+        log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return action.cpu().numpy(), {"log_prob": log_prob.cpu().numpy(), "value": value.cpu().numpy()}
+
+    # ---- learning ----
+
+    def learn(self, batch: Chunk, info: SampleInfo) -> tuple[dict[str, float], None]:
+        """One update on B chunks of T steps. Returns its metrics (means over the gradient steps) and no priorities.
+
+        A gradient step whose loss or gradient is not finite is left out and counted as `skipped`.
+        """
+        config = self.config
+        progress = min(1.0, self.env_steps / config.total_env_steps)
+        lr = config.lr_start + progress * (config.lr_end - config.lr_start)
+        entropy_coef = config.entropy_start + progress * (config.entropy_end - config.entropy_start)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        rows = self._rows(batch)
+        count = len(rows.index)
+        parts = max(1, round(count / config.minibatch_size))
+        made: list[dict[str, Tensor]] = []
+        skipped = 0
+        for _ in range(config.epochs if count else 0):
+            order = torch.randperm(count, generator=self.generator).to(self.device)
+            for part in order.tensor_split(parts):
+                metrics = self._gradient_step(rows.at(part), entropy_coef)
+                if metrics is None:
+                    skipped += 1
+                else:
+                    made.append(metrics)
+        self.env_steps += count
+        self.updates += 1
+        result = {"lr": lr, "entropy_coef": entropy_coef, "skipped": float(skipped), "rows": float(count)}
+        if made:
+            result |= {name: float(torch.stack([one[name] for one in made]).mean()) for name in made[0]}
+        if count:
+            result["explained_variance"] = float(returns.explained_variance(rows.value, rows.target))
+            result["value_mean"] = float(rows.value.mean())
+            result["reward_mean"] = float(np.mean(batch.reward, where=batch.valid))
+        return result, None
+
+    def _gradient_step(self, rows: Rows, entropy_coef: float) -> dict[str, Tensor] | None:
+        """One step of Adam on n rows. Returns its metrics, or None if it could not be made."""
+        config = self.config
+        logits, value = self.model(rows.obs)
+        log_probs = returns.masked_log_softmax(logits, rows.obs["legal"])
+        log_prob = log_probs.gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
+        log_ratio = log_prob - rows.log_prob  # to the policy that acted
+        if rows.log_weight is None:
+            clipped = log_ratio
+            policy_loss = returns.clipped_policy_loss(log_ratio, rows.advantage, config.clip).mean()
+        else:
+            clipped = log_ratio - rows.log_weight  # to the policy before the update
+            policy_loss = returns.decoupled_policy_loss(
+                clipped, rows.log_weight, rows.advantage, config.clip, config.behaviour_weight_clip
+            ).mean()
+        value_loss = returns.value_loss(value, rows.target, rows.value, config.value_clip).mean()
+        entropy = returns.masked_entropy(log_probs, rows.obs["legal"]).mean()
+        loss = policy_loss + config.vf_coef * value_loss - entropy_coef * entropy
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+        if not torch.isfinite(loss.detach() + grad_norm):
+            return None
+        self.optimizer.step()
+        with torch.no_grad():
+            return {
+                "loss": loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy": entropy.detach(),
+                "approx_kl": returns.approx_kl(log_ratio),
+                "clip_fraction": returns.clip_fraction(clipped, config.clip),
+                "ess": returns.effective_sample_size(log_ratio),
+                "grad_norm": grad_norm,
+            }
+
+    @torch.no_grad()
+    def _rows(self, batch: Chunk) -> Rows:
+        """Put a batch on the device and estimate its advantages."""
+        config = self.config
+        obs = {name: self._tensor(array) for name, array in batch.obs.items()}
+        reward, valid = self._tensor(batch.reward), self._tensor(batch.valid)
+        chunks, steps = reward.shape
+        if config.value_source == "learner":
+            value = self._forward(obs, self.model.critic).view(chunks, steps + 1)
+        else:
+            last = self._forward({name: x[:, -1:] for name, x in obs.items()}, self.model.critic)
+            value = torch.cat([self._tensor(batch.extra["value"]), last.view(chunks, 1)], dim=1)
+        terminated, truncated = self._tensor(batch.terminated), self._tensor(batch.truncated)
+        advantage, target = returns.gae(reward, value, terminated, truncated, valid, config.gamma, config.lam)
+        chunk, step = valid.nonzero(as_tuple=True)
+        rows = Rows(
+            obs={name: x.flatten(0, 1) for name, x in obs.items()},
+            index=chunk * (steps + 1) + step,
+            action=self._tensor(batch.action)[valid],
+            log_prob=self._tensor(batch.extra["log_prob"])[valid],
+            value=value[:, :-1][valid],
+            advantage=_normalise(advantage[valid], config.normalise_advantage),
+            target=target[valid],
+        )
+        if not config.decoupled:
+            return rows
+        logits = self._forward(obs, self.model.actor)[rows.index]
+        log_probs = returns.masked_log_softmax(logits, rows.obs["legal"][rows.index])
+        before = log_probs.gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
+        return dataclasses.replace(rows, log_weight=before - rows.log_prob)
+
+    def _forward(self, obs: dict[str, Tensor], net: Any) -> Tensor:
+        """Apply `net` to obs name -> [B, K, ...] in parts of FORWARD_ROWS; returns [B * K, ...]."""
+        flat = {name: x.flatten(0, 1) for name, x in obs.items()}
+        count = len(next(iter(flat.values())))
+        starts = range(0, count, FORWARD_ROWS)
+        return torch.cat([net({name: x[i : i + FORWARD_ROWS] for name, x in flat.items()}) for i in starts])
+
+    def _tensor(self, array: Array) -> Tensor:
+        """The array on the device: without a copy on a CPU, unless it is read-only, which torch cannot express."""
+        return torch.from_numpy(np.require(array, requirements="W")).to(self.device)
+
+    # ---- resuming ----
+
+    def save_model(self) -> dict[str, Any]:
+        """What resuming needs beside the weights: tensors and plain numbers."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+        }
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        """Take back what `save_model` gave; the weights come back through `model.load_state_dict`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.env_steps, self.updates = state["env_steps"], state["updates"]
+
+
+def _normalise(advantage: Tensor, how: str) -> Tensor:
+    """advantage: f32 [R]; see `Config.normalise_advantage`."""
+    if how == "none" or len(advantage) < 2:
+        return advantage
+    centred = advantage - advantage.mean() if how == "mean_std" else advantage
+    return centred / (advantage.std() + 1e-8)
+
+
+def _use_bf16(precision: str, device: torch.device) -> bool:
+    """Whether hidden layers compute in bfloat16; "auto" asks the machine (three times as fast where it can)."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.cpu._is_avx512_bf16_supported())

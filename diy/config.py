@@ -1,0 +1,82 @@
+"""Every hyper-parameter of this agent, with its default; made once at start and handed to all user code.
+
+The framework overrides fields from the table `[diy]` of the TOML file and from `--set diy.lr=...`; a value that cannot
+work is refused here, with one sentence. "Points" are points of the game's score: a treasure is 100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Config:
+    # what the agent sees and is made of
+    features: str = "small"  # "small": a vector of 299 numbers; "reference": the published 4 x 51 x 51 image
+    network: str = "small"  # for the features of the same name: "small", two MLPs; "reference", two conv trunks
+    hidden: int = 256  # width of the two hidden layers of each small MLP
+    precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
+
+    # the reward, in points
+    reward: str = "small"  # "small": the terms below; "reference": the published reward
+    reward_scale: float = 0.01  # points are multiplied by this, so that returns stay near 10
+    treasure_points: float = 100.0  # for a treasure
+    end_points: float = 150.0  # for reaching the end
+    missed_points: float = 100.0  # taken off at the end for each treasure left behind
+    step_points: float = 0.2  # taken off each step
+    shaping: str = "tree"  # potential
+    shaping_points: float = 0.5  # for each cell by which the way still to go gets shorter
+
+    # returns
+    chunk_length: int = 128  # T, steps of one environment that travel together
+    gamma: float = 0.997  # discount of a step
+    lam: float = 0.95  # GAE's lambda: 0 trusts the critic, 1 the sampled return
+    value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
+
+    # the objective
+    clip: float = 0.2  # PPO's clip range of the probability ratio
+    decoupled: bool = False  # clip around the policy at the start of the update instead of the one that acted
+    behaviour_weight_clip: float = 5.0  # decoupled: bound of the weight of a sample from an older policy
+    normalise_advantage: str = "mean_std"  # over the batch: "none", "std" (divide only) or "mean_std"
+    vf_coef: float = 0.5  # weight of the value loss
+    value_clip: float = 0.0  # keep a new value this near to the old one in the value loss; 0 does not clip
+    entropy_start: float = 0.01  # weight of the entropy bonus at the first step ...
+    entropy_end: float = 0.0  # ... and at total_env_steps, linear between
+
+    # the optimizer (Adam)
+    total_env_steps: int = 10_000_000  # horizon of both schedules; training may go on after it with the end values
+    lr_start: float = 5e-4  # learning rate at the first step ...
+    lr_end: float = 5e-5  # ... and at total_env_steps, linear between
+    adam_eps: float = 1e-5  # Adam's epsilon
+    epochs: int = 3  # passes over a batch in one update
+    minibatch_size: int = 2048  # rows of one gradient step; a batch is cut into equal parts of about this size
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            self._check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
+        for name in ("hidden", "chunk_length", "total_env_steps", "epochs", "minibatch_size"):
+            self._check(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("gamma", "lam"):
+            self._check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
+        for name in ("reward_scale", "clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"):
+            self._check(name, getattr(self, name) > 0.0, "above 0")
+        for name in ("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip", "shaping_points"):
+            self._check(name, getattr(self, name) >= 0.0, "0 or more")
+        self._check("network", self.network == self.features, f"{self.features!r} as diy.features is")
+
+    def _check(self, name: str, ok: bool, allowed: str) -> None:
+        if not ok:
+            raise ValueError(f"diy.{name} is {getattr(self, name)!r}, it must be {allowed}")
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "features": ("small", "reference"),
+    "network": ("small", "reference"),
+    "precision": ("auto", "fp32", "bf16"),
+    "reward": ("small", "reference"),
+    "shaping": ("tree", "nearest"),
+    "value_source": ("actor", "learner"),
+    "normalise_advantage": ("none", "std", "mean_std"),
+}

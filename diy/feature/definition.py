@@ -1,0 +1,142 @@
+"""What the agent sees and is rewarded for: environments with features, their shapes, and the reward.
+
+Called by the framework in every worker (`make_envs`, `spec`), so it imports no torch. Observations are dicts of arrays
+with a leading E; the legal actions are one of them (`legal`). Rewards come from the state that the game's kernels leave
+behind each step, all environments in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from diy.config import Config
+from diy.feature import constants as c
+from diy.feature import kernels
+from realm.contract import ActionSpec, Array, Arrays, Field, Fields, Spec
+from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State, write_image, write_vector
+from realm.env.realm_env import RealmVectorEnv
+
+SMALL: Fields = {"features": Field((kernels.SMALL_SIZE,), "float32"), "legal": Field((ACTIONS,), "bool")}
+REFERENCE: Fields = {
+    "image": Field((4, WINDOW, WINDOW), "uint8"),
+    "vector": Field((31,), "float32"),
+    "legal": Field((ACTIONS,), "bool"),
+}
+
+
+def make_envs(num_envs: int, seed: int, config: Config, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+    """Make `num_envs` realms. options: the table `[env]`: `map`, `layouts` and the game's own options (`usr_conf`)."""
+    conf = dict(options)
+    game = RealmVectorEnv(
+        num_envs,
+        map=conf.pop("map", "default"),
+        layouts=conf.pop("layouts", None),
+        usr_conf=conf,
+        observation="vector",
+        copy=False,
+    )
+    return FeatureEnvs(game, seed, config)
+
+
+def spec(envs: VectorEnv[Any, Any, Any], config: Config) -> Spec:
+    """The shapes of what these environments give and of what `Agent.predict` adds."""
+    assert isinstance(envs, FeatureEnvs)
+    return Spec(
+        obs=envs.fields,
+        action=ActionSpec(n=ACTIONS),
+        extra={"log_prob": Field((), "float32"), "value": Field((), "float32")},
+        chunk_length=config.chunk_length,
+    )
+
+
+class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
+    """E realms with the features and the reward of `config`. Returned arrays are fresh. NEXT_STEP autoreset."""
+
+    def __init__(self, game: RealmVectorEnv, seed: int, config: Config) -> None:
+        self.game, self.config, self.metadata = game, config, game.metadata
+        self.num_envs = game.num_envs
+        self.fields = SMALL if config.features == "small" else REFERENCE
+        self.single_observation_space = spaces.Dict({name: _space(one) for name, one in self.fields.items()})
+        self.single_action_space = game.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = game.action_space
+        self._seed: int | None = seed
+        self._way = np.zeros(self.num_envs)  # way_to_go after the last step
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Arrays, dict[str, Any]]:
+        """Start an episode everywhere; without a seed the first reset takes the one given to `make_envs`."""
+        self.game.reset(seed=self._seed if seed is None else seed, options=options)
+        self._seed = None
+        self._way = self._way_to_go()
+        return self._observe(), {}
+
+    def step(self, actions: Array) -> tuple[Arrays, NDArray[np.float32], Array, Array, dict[str, Any]]:
+        """actions: i64 [E]. Episode statistics are in `info["episode"]` where `info["_episode"]` is true."""
+        _, _, terminated, truncated, info = self.game.step(actions)
+        if "stats" in info:
+            info = {"episode": info["stats"], "_episode": info["_stats"]}
+        return self._observe(), self._reward(), terminated, truncated, info
+
+    def _observe(self) -> Arrays:
+        state, world = self.game.state, self.game.world
+        obs = {name: np.empty((self.num_envs, *one.shape), one.dtype) for name, one in self.fields.items()}
+        if self.config.features == "small":
+            kernels.write_small(state, world, obs["features"])
+        else:
+            write_image(state, world, obs["image"])
+            write_vector(state, world, obs["vector"])
+        obs["legal"][:, :DIRECTIONS] = True
+        obs["legal"][:, DIRECTIONS:] = (state.flash_wait == 0)[:, None]
+        return obs
+
+    def _way_to_go(self) -> NDArray[np.float64]:
+        way = np.empty(self.num_envs)
+        kernels.way_to_go(self.game.state, self.game.world, self.config.shaping == "tree", way)
+        return way
+
+    def _reward(self) -> NDArray[np.float32]:
+        """f32 [E], scaled. 0 where the episode has just been reset."""
+        config, state = self.config, self.game.state
+        before, self._way = self._way, self._way_to_go()
+        nearer = config.shaping_points * (before - self._way)
+        points = config.treasure_points * state.took_treasures - config.step_points
+        missed = state.total - state.treasures
+        points += state.terminated * (config.end_points - config.missed_points * missed)
+        if config.reward == "reference":
+            # a treasure that is taken makes the next one the nearest: no step back
+            nearer[state.took_treasures > 0] = 0.0
+            points += _reference_points(state, nearer)
+        else:
+            points += nearer
+        points[state.fresh] = 0.0
+        return (config.reward_scale * points).astype(np.float32)
+
+
+def _reference_points(state: State, nearer: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The published terms for the way a step went. nearer: f64 [E], points for the distance gained; returns f64 [E]."""
+    visits = state.memory[np.arange(len(nearer)), state.cell_z + VIEW, state.cell_x + VIEW] / 255.0
+    points: NDArray[np.float64] = (
+        np.where(state.used_flash, c.FLASH_FACTOR, 1.0) * nearer
+        - state.hit_wall * np.where(state.used_flash, c.FLASH_WALL_POINTS, c.WALL_POINTS)
+        + state.took_buff * c.BUFF_POINTS
+        - (state.terminated & (state.buffs == 0)) * c.BUFF_POINTS
+        - np.maximum(visits - c.VISITS_FREE, 0.0)
+    )
+    return points
+
+
+def _space(one: Field) -> spaces.Box:
+    if one.dtype == "float32":
+        return spaces.Box(-1.0, 1.0, one.shape, np.float32)
+    if one.dtype == "bool":
+        return spaces.Box(0, 1, one.shape, np.bool_)  # type: ignore[arg-type]
+    return spaces.Box(0, 255, one.shape, np.uint8)
