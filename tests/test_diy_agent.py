@@ -1,0 +1,365 @@
+"""The agent: legal actions, the loss against a slow literal version, learning, resuming, and surviving NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diy.algorithm.agent import Agent
+from diy.config import Config
+from realm.chunk import ChunkBuilder
+from realm.contract import (
+    ActionSpec,
+    Array,
+    Arrays,
+    Chunk,
+    Field,
+    PredictContext,
+    Prediction,
+    SampleInfo,
+    Spec,
+    Version,
+    arrays_to_chunk,
+    chunk_to_arrays,
+)
+
+STATES, ACTIONS, T = 5, 6, 16
+SPEC = Spec(
+    obs={"features": Field((STATES,), "float32"), "legal": Field((ACTIONS,), "bool")},
+    action=ActionSpec(n=ACTIONS),
+    extra={"log_prob": Field((), "float32"), "value": Field((), "float32")},
+    chunk_length=T,
+)
+TINY = Config(hidden=16, chunk_length=T, minibatch_size=64, precision="fp32", lr_start=3e-3, lr_end=1e-3, gamma=0.9)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Corridor:
+    """E walks over STATES cells; action 1 goes on, the others stay; the last cell pays 1 and ends. One action, other at
+    each cell, is illegal. NEXT_STEP autoreset."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.at = np.zeros(num_envs, np.int64)
+        self.steps = np.zeros(num_envs, np.int64)
+        self.over = np.zeros(num_envs, np.bool_)
+
+    def obs(self) -> Arrays:
+        legal = np.ones((len(self.at), ACTIONS), np.bool_)
+        legal[np.arange(len(self.at)), 2 + self.at % 4] = False
+        return {"features": np.eye(STATES, dtype=np.float32)[self.at], "legal": legal}
+
+    def step(self, action: Array) -> tuple[Array, Array, Array, Arrays]:
+        assert self.obs()["legal"][np.arange(len(self.at)), action].all(), "an illegal action"
+        self.at = np.where(self.over, 0, self.at + (action == 1))
+        self.steps = np.where(self.over, 0, self.steps + 1)
+        terminated = self.at == STATES - 1
+        truncated = ~terminated & (self.steps >= 30)
+        self.over = terminated | truncated
+        return terminated.astype(np.float32), terminated, truncated, self.obs()
+
+
+def make_agent(config: Config = TINY, seed: int = 3) -> Agent:
+    return Agent(SPEC, config, "cpu", seed)
+
+
+def context(rows: int, explore: float = 1.0) -> PredictContext:
+    return PredictContext(np.arange(rows), np.zeros(rows, np.bool_), np.full(rows, explore, np.float32))
+
+
+def info(chunks: int) -> SampleInfo:
+    return SampleInfo(np.arange(chunks, dtype=np.uint64), np.ones(chunks), np.ones(chunks, np.int64))
+
+
+def play(agent: Agent, num_envs: int = 8) -> Iterator[Chunk]:
+    """Endless chunks of the corridor; the agent may learn between two of them."""
+    game = Corridor(num_envs)
+    obs = game.obs()
+    chunks = ChunkBuilder(SPEC, obs)
+    while True:
+        action, extra = agent.predict(obs, context(num_envs))
+        reward, terminated, truncated, obs = game.step(action)
+        chunks.step(Prediction(action, extra, Version(1, agent.updates)), reward, terminated, truncated, obs)
+        if chunks.full:
+            yield chunks.take()
+
+
+def copied(chunk: Chunk) -> Chunk:
+    return arrays_to_chunk({name: array.copy() for name, array in chunk_to_arrays(chunk).items()})
+
+
+def recorded(count: int, num_envs: int = 8) -> list[Chunk]:
+    stream = play(make_agent(seed=9), num_envs)
+    return [copied(next(stream)) for _ in range(count)]
+
+
+# ---- predict ----
+
+
+def test_illegal_actions_are_never_chosen() -> None:
+    agent, rng = make_agent(), np.random.default_rng(0)
+    with torch.no_grad():  # strong preferences, so that a leak would show
+        agent.model.actor_head.weight.normal_(0, 30)
+    for explore in (0.0, 1.0):
+        for _ in range(50):
+            obs = {
+                "features": rng.normal(size=(64, STATES)).astype(np.float32),
+                "legal": rng.random((64, ACTIONS)) < 0.3,
+            }
+            obs["legal"][np.arange(64), rng.integers(ACTIONS, size=64)] = True
+            action, extra = agent.predict(obs, context(64, explore))
+            assert obs["legal"][np.arange(64), action].all()
+            assert np.isfinite(extra["log_prob"]).all()
+            assert (extra["log_prob"] <= 0).all()
+
+
+def test_actions_follow_the_policy_or_are_its_best() -> None:
+    agent = make_agent()
+    with torch.no_grad():
+        agent.model.actor_head.weight.normal_(0, 1)
+    n = 20_000
+    obs = {"features": np.ones((n, STATES), np.float32), "legal": np.ones((n, ACTIONS), np.bool_)}
+    obs["legal"][:, 4] = False
+    with torch.no_grad():
+        logits = agent.model.actor({name: torch.from_numpy(x[:1]) for name, x in obs.items()})[0].double().numpy()
+    logits[4] = -np.inf
+    policy = np.exp(logits - logits.max())
+    policy /= policy.sum()
+    action, extra = agent.predict(obs, context(n))
+    np.testing.assert_allclose(np.bincount(action, minlength=ACTIONS) / n, policy, atol=0.015)
+    np.testing.assert_allclose(extra["log_prob"], np.log(policy[action]), atol=1e-4)
+    best, extra = agent.predict(obs, context(n, explore=0.0))
+    assert (best == policy.argmax()).all()
+    np.testing.assert_allclose(extra["log_prob"], np.log(policy.max()), atol=1e-4)
+    mixed = PredictContext(np.arange(n), np.zeros(n, np.bool_), (np.arange(n) % 2).astype(np.float32))
+    action, _ = agent.predict(obs, mixed)
+    assert (action[::2] == policy.argmax()).all()
+    assert len(np.unique(action[1::2])) > 1
+
+
+# ---- the loss ----
+
+
+def literal_loss(agent: Agent, chunk: Chunk, config: Config) -> dict[str, float]:
+    """One row after the other, from the formulas, in float64; before any gradient step."""
+    with torch.no_grad():
+        flat = {name: torch.from_numpy(x).flatten(0, 1) for name, x in chunk.obs.items()}
+        logits_of, values_of = (x.double().numpy() for x in agent.model(flat))
+    size, steps = chunk.reward.shape
+    logits_of, values_of = logits_of.reshape(size, steps + 1, ACTIONS), values_of.reshape(size, steps + 1)
+    rows = []
+    for b in range(size):
+        for t in range(steps):
+            if not chunk.valid[b, t]:
+                continue
+            advantage, weight = 0.0, 1.0
+            for k in range(t, steps):
+                following = 0.0 if chunk.terminated[b, k] else values_of[b, k + 1]
+                advantage += weight * (chunk.reward[b, k] + config.gamma * following - values_of[b, k])
+                if chunk.terminated[b, k] or chunk.truncated[b, k]:
+                    break
+                weight *= config.gamma * config.lam
+            rows.append((b, t, advantage, advantage + values_of[b, t]))
+    advantages = np.array([row[2] for row in rows])
+    mean, std = advantages.mean(), advantages.std(ddof=1)
+    policy_loss, value_loss, entropy, clipped, kl = [], [], [], [], []
+    for b, t, advantage, target in rows:
+        legal = chunk.obs["legal"][b, t]
+        exp = np.where(legal, np.exp(logits_of[b, t]), 0.0)
+        policy = exp / exp.sum()
+        a = (advantage - mean) / (std + 1e-8)
+        action = chunk.action[b, t]
+        behaviour, proximal = np.exp(chunk.extra["log_prob"][b, t]), policy[action]
+        if config.decoupled:
+            weight, ratio = min(proximal / behaviour, config.behaviour_weight_clip), policy[action] / proximal
+        else:
+            weight, ratio = 1.0, policy[action] / behaviour
+        bounded = min(max(ratio, 1 - config.clip), 1 + config.clip)
+        policy_loss.append(-weight * min(ratio * a, bounded * a))
+        clipped.append(abs(ratio - 1) > config.clip)
+        kl.append(policy[action] / behaviour - 1 - np.log(policy[action] / behaviour))
+        value_loss.append(0.5 * (values_of[b, t] - target) ** 2)
+        entropy.append(-sum(p * np.log(p) for p in policy if p > 0))
+    result = {
+        "policy_loss": np.mean(policy_loss),
+        "value_loss": np.mean(value_loss),
+        "entropy": np.mean(entropy),
+        "clip_fraction": np.mean(clipped),
+        "approx_kl": np.mean(kl),
+        "rows": len(rows),
+    }
+    result["loss"] = (
+        result["policy_loss"] + config.vf_coef * result["value_loss"] - config.entropy_start * result["entropy"]
+    )
+    return {name: float(value) for name, value in result.items()}
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_loss_of_an_update_is_the_literal_one(decoupled: bool) -> None:
+    config = dataclasses.replace(TINY, epochs=1, minibatch_size=10**6, decoupled=decoupled, value_source="learner")
+    agent = make_agent(config, seed=4)
+    with torch.no_grad():  # another policy than the one that acted
+        agent.model.actor_head.weight.normal_(0, 0.3)
+    chunk = recorded(3)[2]
+    assert (~chunk.valid).any()
+    assert chunk.terminated.any()
+    want = literal_loss(agent, chunk, config)
+    metrics, priorities = agent.learn(chunk, info(8))
+    assert priorities is None
+    for name, value in want.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
+    agent = make_agent()
+    chunk = copied(next(play(agent)))
+    results = []
+    for source in ("actor", "learner"):
+        other = make_agent(dataclasses.replace(TINY, value_source=source))
+        other.model.load_state_dict(agent.model.state_dict())
+        results.append(other.learn(chunk, info(8))[0])
+    for name, value in results[0].items():
+        assert results[1][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_schedules_follow_the_env_steps() -> None:
+    config = dataclasses.replace(TINY, total_env_steps=100, entropy_start=0.2, entropy_end=0.1)
+    agent, chunk = make_agent(config), recorded(1)[0]
+    rows = int(chunk.valid.sum())
+    first, _ = agent.learn(chunk, info(8))
+    second, _ = agent.learn(chunk, info(8))
+    assert (first["lr"], first["entropy_coef"]) == (pytest.approx(3e-3), pytest.approx(0.2))
+    assert agent.env_steps == 2 * rows
+    assert rows >= 100
+    assert (second["lr"], second["entropy_coef"]) == (pytest.approx(1e-3), pytest.approx(0.1))
+
+
+# ---- learning ----
+
+
+@pytest.mark.parametrize("fields", [{}, {"decoupled": True}, {"precision": "bf16"}, {"value_clip": 0.2}], ids=str)
+def test_it_learns_the_corridor(fields: dict[str, Any]) -> None:
+    agent = make_agent(dataclasses.replace(TINY, **fields))
+    stream = play(agent)
+    lengths = []
+    for _ in range(60):
+        chunk = next(stream)
+        lengths.append(chunk.valid.sum() / max(1, chunk.terminated.sum()))
+        metrics, _ = agent.learn(chunk, info(8))
+    assert np.mean(lengths[:5]) > 10
+    assert np.mean(lengths[-5:]) < 5  # the best is 4
+    assert metrics["explained_variance"] > 0.5
+    assert metrics["skipped"] == 0
+
+
+def test_what_is_not_finite_changes_no_weight_and_is_counted() -> None:
+    agent, chunk = make_agent(), recorded(1)[0]
+    before = {name: x.clone() for name, x in agent.model.state_dict().items()}
+    bad = copied(chunk)
+    bad.reward[0, 3] = np.nan
+    metrics, _ = agent.learn(bad, info(8))
+    assert metrics["skipped"] == agent.config.epochs * 2  # all of them: advantages are normalised over the batch
+    bad = copied(chunk)
+    bad.obs["features"][:, :, 0] = np.inf
+    metrics, _ = agent.learn(bad, info(8))
+    assert metrics["skipped"] > 0
+    for name, x in agent.model.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    metrics, _ = agent.learn(chunk, info(8))
+    assert metrics["skipped"] == 0
+    assert not torch.equal(agent.model.actor_head.weight, before["actor_head.weight"])
+    assert all(torch.isfinite(x).all() for x in agent.model.state_dict().values())
+
+
+def test_a_batch_without_valid_rows_changes_nothing() -> None:
+    agent, chunk = make_agent(), copied(recorded(1)[0])
+    before = {name: x.clone() for name, x in agent.model.state_dict().items()}
+    chunk.valid[:] = False
+    metrics, _ = agent.learn(chunk, info(8))
+    assert metrics["rows"] == 0
+    assert all(torch.equal(x, before[name]) for name, x in agent.model.state_dict().items())
+
+
+def test_read_only_batches_are_taken() -> None:
+    chunk = recorded(1)[0]
+    for array in chunk_to_arrays(chunk).values():
+        array.flags.writeable = False
+    make_agent().learn(chunk, info(8))
+
+
+# ---- resuming ----
+
+
+def test_resuming_is_exact_to_the_bit() -> None:
+    batches = recorded(10)
+    straight = make_agent()
+    for batch in batches:
+        straight.learn(batch, info(8))
+    first = make_agent()
+    for batch in batches[:5]:
+        first.learn(batch, info(8))
+    file = io.BytesIO()
+    torch.save({"model": first.model.state_dict(), "agent": first.save_model()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    second = make_agent(seed=77)
+    second.model.load_state_dict(saved["model"])
+    second.load_model(saved["agent"])
+    for batch in batches[5:]:
+        second.learn(batch, info(8))
+    for name, x in straight.model.state_dict().items():
+        assert torch.equal(x, second.model.state_dict()[name]), name
+    assert (second.env_steps, second.updates) == (straight.env_steps, straight.updates)
+    obs = {name: x[:, 0] for name, x in batches[0].obs.items()}
+    np.testing.assert_array_equal(straight.predict(obs, context(8))[0], second.predict(obs, context(8))[0])
+
+
+def test_first_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    one = make_agent(seed=5)
+    torch.manual_seed(2)
+    two, other = make_agent(seed=5), make_agent(seed=6)
+    assert torch.equal(one.model.actor_head.weight, two.model.actor_head.weight)
+    assert not torch.equal(one.model.actor_head.weight, other.model.actor_head.weight)
+
+
+# ---- the reference network ----
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_reference_network_plays_and_learns(precision: str) -> None:
+    from diy.feature.definition import make_envs, spec
+
+    config = Config(
+        features="reference",
+        network="reference",
+        reward="reference",
+        shaping="nearest",
+        chunk_length=4,
+        epochs=1,
+        minibatch_size=8,
+        precision=precision,
+    )
+    envs = make_envs(4, 1, config, {"treasure_num": 9})
+    agent = Agent(spec(envs, config), config, "cpu", 1)
+    obs, _ = envs.reset()
+    chunks = ChunkBuilder(spec(envs, config), obs)
+    while not chunks.full:
+        action, extra = agent.predict(obs, context(4))
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        chunks.step(Prediction(action, extra, Version(1, 0)), reward, terminated, truncated, obs)
+    metrics, _ = agent.learn(chunks.take(), info(4))
+    assert metrics["skipped"] == 0
+    assert np.log(8) - 0.01 < metrics["entropy"] < np.log(16) + 0.01  # nearly uniform, some rows without a flash
