@@ -26,11 +26,11 @@ class Config:
     missed_points: float = 100.0  # taken off at the end for each treasure left behind
     step_points: float = 0.2  # taken off each step
     shaping: str = "tree"  # potential
-    shaping_points: float = 0.5  # for each cell by which the way still to go gets shorter
+    shaping_points: float = 2.0  # for each cell by which the way still to go gets shorter
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
-    gamma: float = 0.997  # discount of a step
+    gamma: float = 0.99  # discount of a step
     lam: float = 0.95  # GAE's lambda: 0 trusts the critic, 1 the sampled return
     value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
 
