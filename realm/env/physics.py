@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from realm.env.jit import jit
+from realm.env.jit import copy_bytes, jit
 from realm.env.map import CELL, EXTENT, POINTS, SIZE, Map
 from realm.env.options import Episode
 
@@ -34,11 +34,14 @@ BUFF_RETURN = 454  # steps in which the buff is away after the one that took it
 TREASURE_SCORE, END_SCORE, STEP_SCORE = 100.0, 150.0, 0.2
 VIEW = 25  # cells seen to each side
 WINDOW = 2 * VIEW + 1
+CHANNEL = WINDOW * WINDOW
+IMAGE = 4 * CHANNEL
 MAX_GRID_DISTANCE = 256.0  # grid_distance is steps / 256, at most 1
 ACTIONS, DIRECTIONS = 16, 8
 VECTOR = 31
 FIRST_SHOWN, SHOWN = 3, 13  # the vector shows treasures 3..15
 FULL = np.uint8(255)  # 1.0 of the game's maps in the image
+ONE = np.float32(1.0)
 VISIT = np.uint8(51)  # 0.2 of the game's memory map in the image
 
 PADDED = SIZE + 2 * VIEW
@@ -198,10 +201,12 @@ def _reset_one(s: State, w: World, episodes: Episodes, e: int) -> None:
     s.start[e], s.end[e], s.max_step[e] = start, end, episodes.max_step[k]
     s.total[e] = episodes.treasure_num[k]
     if episodes.fixed[k]:
-        s.planned[e] = episodes.treasures[k]
+        for i in range(POINTS):
+            s.planned[e, i] = episodes.treasures[k, i]
     else:
-        _draw_treasures(s, e, start, end, episodes.treasure_num[k])
-    s.there[e] = s.planned[e]
+        _draw_treasures(s.planned, s.rng, e, start, end, episodes.treasure_num[k])
+    for i in range(POINTS):
+        s.there[e, i] = s.planned[e, i]
     s.there[e, 0] = 1
     s.x[e], s.z[e] = w.points[start, 0], w.points[start, 1]
     s.from_x[e], s.from_z[e] = s.x[e], s.z[e]
@@ -209,7 +214,9 @@ def _reset_one(s: State, w: World, episodes: Episodes, e: int) -> None:
     s.steps[e] = s.treasures[e] = s.buffs[e] = s.flashes[e] = s.walls[e] = 0
     s.buff_left[e] = s.buff_wait[e] = s.flash_wait[e] = 0
     s.score[e] = 0.0
-    s.memory[e] = 0
+    for row in range(PADDED):
+        for column in range(PADDED):
+            s.memory[e, row, column] = 0
     s.memory[e, s.cell_z[e] + VIEW, s.cell_x[e] + VIEW] = VISIT
     s.reward[e] = 0.0
     s.terminated[e] = s.truncated[e] = False
@@ -219,19 +226,21 @@ def _reset_one(s: State, w: World, episodes: Episodes, e: int) -> None:
 
 
 @jit
-def _draw_treasures(s: State, e: int, start: int, end: int, num: int) -> None:
+def _draw_treasures(
+    planned: NDArray[np.uint8], rng: NDArray[np.uint64], e: int, start: int, end: int, num: int
+) -> None:
     """Choose `num` of the points that are neither start nor end: the head of a Fisher-Yates shuffle."""
     free = np.empty(POINTS, dtype=np.int64)
     n = 0
-    for i in range(1, POINTS):
-        if i != start and i != end:
+    for i in range(POINTS):
+        planned[e, i] = 0
+        if i != 0 and i != start and i != end:
             free[n] = i
             n += 1
-    s.planned[e] = 0
     for i in range(num):
-        j = i + _random_below(s.rng, e, n - i)
+        j = i + _random_below(rng, e, n - i)
         free[i], free[j] = free[j], free[i]
-        s.planned[e, free[i]] = 1
+        planned[e, free[i]] = 1
 
 
 @jit
@@ -243,125 +252,146 @@ def reset(s: State, w: World, episodes: Episodes, which: NDArray[np.bool_]) -> N
 
 
 # ---- step ----
+# The kernels take arrays out of the tuples before their loops and pass helpers only what they need: a tuple
+# of thirty arrays given to a function inside a loop costs more than the step itself.
 
 
 @jit
-def _is_road(w: World, x: float, z: float) -> bool:
-    """For positions up to 25 cells outside the map."""
-    cx, cz = int(np.floor(x / CELL)), int(np.floor(z / CELL))
-    return bool(w.obstacle[cz + VIEW, cx + VIEW] != 0)
+def _cell(v: float) -> int:
+    """The cell of a coordinate."""
+    return int(np.floor(v / CELL))
 
 
 @jit
-def _trigger(s: State, w: World, e: int) -> bool:
-    """Take what is within reach of the hero: treasures, the buff, the end. True at the end."""
-    x, z = s.x[e], s.z[e]
-    cx, cz = int(np.floor(x / CELL)), int(np.floor(z / CELL))
-    contact = w.contact[cz + VIEW, cx + VIEW]
-    if contact == 0:
-        return False
-    reached_end = False
+def _within_reach(points: NDArray[np.float64], i: int, x: float, z: float) -> bool:
+    dx, dz = x - points[i, 0], z - points[i, 1]
+    return bool(dx * dx + dz * dz <= TRIGGER_RADIUS * TRIGGER_RADIUS)
+
+
+@jit
+def _take(
+    there: NDArray[np.uint8], e: int, end: int, near: int, points: NDArray[np.float64], x: float, z: float
+) -> tuple[int, bool, bool]:
+    """Take what is within reach of (x, z) out of `there`. `near`: bits of the points that may be.
+
+    Returns the number of treasures taken, whether the buff was, whether the end was reached.
+    """
+    treasures, buff, at_end = 0, False, False
     for i in range(POINTS):
-        if contact & (1 << i) and (s.there[e, i] or i == s.end[e]):
-            dx, dz = x - w.points[i, 0], z - w.points[i, 1]
-            if dx * dx + dz * dz <= TRIGGER_RADIUS * TRIGGER_RADIUS:
-                if i == s.end[e]:
-                    reached_end = True
-                elif i == 0:
-                    s.there[e, 0] = 0
-                    s.buffs[e] += 1
-                    s.took_buff[e] = True
-                else:
-                    s.there[e, i] = 0
-                    s.treasures[e] += 1
-                    s.took_treasures[e] += 1
-    return reached_end
+        if near & (1 << i) and (there[e, i] or i == end) and _within_reach(points, i, x, z):
+            if i == end:
+                at_end = True
+            elif i == 0:
+                buff = True
+                there[e, 0] = 0
+            else:
+                treasures += 1
+                there[e, i] = 0
+    return treasures, buff, at_end
 
 
 @jit
-def _step_one(s: State, w: World, e: int, action: int) -> None:
-    buffed = s.buff_left[e] > 0  # a buff taken in this step speeds up the next one: choice
-    direction = action % DIRECTIONS
-    flash = action >= DIRECTIONS and s.flash_wait[e] == 0  # an illegal flash is a walk
-    old_score = s.score[e]
-    s.from_x[e], s.from_z[e] = s.x[e], s.z[e]
-    s.fresh[e] = False
-    s.took_treasures[e] = 0
-    s.took_buff[e] = False
-    s.used_flash[e] = flash
+def _move(s: State, w: World, actions: NDArray[np.int64]) -> None:
+    """Move the heroes and let them take what they pass: fills the position, `there` and the last step's
+    flags."""
+    obstacle, contact, points = w.obstacle, w.contact, w.points
+    xs, zs, from_x, from_z, cell_x, cell_z = s.x, s.z, s.from_x, s.from_z, s.cell_x, s.cell_z
+    there, end, buff_left, flash_wait, fresh = s.there, s.end, s.buff_left, s.flash_wait, s.fresh
+    terminated, took_treasures, took_buff = s.terminated, s.took_treasures, s.took_buff
+    used_flash, hit_wall = s.used_flash, s.hit_wall
+    for e in range(len(actions)):
+        if fresh[e]:
+            continue
+        buffed = buff_left[e] > 0  # a buff taken in this step speeds up the next one: choice
+        direction = actions[e] % DIRECTIONS
+        flash = actions[e] >= DIRECTIONS and flash_wait[e] == 0  # an illegal flash is a walk
+        x, z, cx, cz = xs[e], zs[e], cell_x[e] + VIEW, cell_z[e] + VIEW  # cells in padded coordinates
+        from_x[e], from_z[e] = x, z
+        treasures, buff, at_end = 0, False, False
+        if flash:
+            new_x, new_z = x + FLASH_MOVE[direction, 0], z + FLASH_MOVE[direction, 1]
+            new_cx, new_cz = _cell(new_x) + VIEW, _cell(new_z) + VIEW
+            if obstacle[new_cz, new_cx]:
+                x, z, cx, cz = new_x, new_z, new_cx, new_cz
+            # a flash that stays where it is looks around there too: choice
+            if contact[cz, cx]:
+                treasures, buff, at_end = _take(there, e, end[e], contact[cz, cx], points, x, z)
+        else:
+            move_x, move_z = FRAME_MOVE[int(buffed), direction, 0], FRAME_MOVE[int(buffed), direction, 1]
+            for _ in range(FRAMES_PER_STEP):
+                new_x, new_z = x + move_x, z + move_z
+                new_cx, new_cz = _cell(new_x) + VIEW, _cell(new_z) + VIEW
+                if obstacle[new_cz, new_cx]:
+                    x, z, cx, cz = new_x, new_z, new_cx, new_cz
+                elif obstacle[cz, new_cx]:
+                    x, cx = new_x, new_cx
+                elif obstacle[new_cz, cx]:
+                    z, cz = new_z, new_cz
+                if contact[cz, cx]:
+                    n, b, at_end = _take(there, e, end[e], contact[cz, cx], points, x, z)
+                    treasures += n
+                    buff |= b
+                    if at_end:
+                        break
+        moved_x, moved_z = x - from_x[e], z - from_z[e]
+        least = FLASH_HIT if flash else BUFF_HIT if buffed else WALK_HIT
+        xs[e], zs[e], cell_x[e], cell_z[e] = x, z, cx - VIEW, cz - VIEW
+        took_treasures[e], took_buff[e], used_flash[e], terminated[e] = treasures, buff, flash, at_end
+        # a step cut short by the end is no wall hit: choice
+        hit_wall[e] = not at_end and moved_x * moved_x + moved_z * moved_z < least * least
 
-    reached_end = False
-    if flash:
-        s.flashes[e] += 1
-        x, z = s.x[e] + FLASH_MOVE[direction, 0], s.z[e] + FLASH_MOVE[direction, 1]
-        if _is_road(w, x, z):
-            s.x[e], s.z[e] = x, z
-        # a flash that stays where it is looks around there too: choice
-        reached_end = _trigger(s, w, e)
-    else:
-        move_x, move_z = FRAME_MOVE[int(buffed), direction, 0], FRAME_MOVE[int(buffed), direction, 1]
-        for _ in range(FRAMES_PER_STEP):
-            x, z = s.x[e] + move_x, s.z[e] + move_z
-            if _is_road(w, x, z):
-                s.x[e], s.z[e] = x, z
-            elif _is_road(w, x, s.z[e]):
-                s.x[e] = x
-            elif _is_road(w, s.x[e], z):
-                s.z[e] = z
-            reached_end = _trigger(s, w, e)
-            if reached_end:
-                break
-    s.steps[e] += 1
 
-    moved_x, moved_z = s.x[e] - s.from_x[e], s.z[e] - s.from_z[e]
-    least = FLASH_HIT if flash else BUFF_HIT if buffed else WALK_HIT
-    # a step cut short by the end is no wall hit: choice
-    hit = not reached_end and moved_x * moved_x + moved_z * moved_z < least * least
-    s.hit_wall[e] = hit
-    if hit:
-        s.walls[e] += 1
+@jit
+def _count(s: State) -> None:
+    """Carry the last step's flags into counters, timers, memory map and score."""
+    fresh, terminated, truncated, steps, max_step = s.fresh, s.terminated, s.truncated, s.steps, s.max_step
+    treasures, buffs, flashes, walls = s.treasures, s.buffs, s.flashes, s.walls
+    took_treasures, took_buff, used_flash, hit_wall = s.took_treasures, s.took_buff, s.used_flash, s.hit_wall
+    flash_wait, buff_left, buff_wait, there = s.flash_wait, s.buff_left, s.buff_wait, s.there
+    memory, cell_x, cell_z, score, reward = s.memory, s.cell_x, s.cell_z, s.score, s.reward
+    for e in range(len(fresh)):
+        if fresh[e]:
+            continue
+        steps[e] += 1
+        treasures[e] += took_treasures[e]
+        buffs[e] += took_buff[e]
+        flashes[e] += used_flash[e]
+        walls[e] += hit_wall[e]
 
-    cx, cz = int(np.floor(s.x[e] / CELL)), int(np.floor(s.z[e] / CELL))
-    s.cell_x[e], s.cell_z[e] = cx, cz
-    # one visit a step, where it ends, also when standing: choice
-    if s.memory[e, cz + VIEW, cx + VIEW] != FULL:
-        s.memory[e, cz + VIEW, cx + VIEW] += VISIT
+        # one visit a step, where it ends, also when standing: choice
+        row, column = cell_z[e] + VIEW, cell_x[e] + VIEW
+        memory[e, row, column] = min(np.int64(memory[e, row, column]) + VISIT, FULL)
 
-    # timers: one that was set in this step starts to run with the next
-    if flash:
-        s.flash_wait[e] = FLASH_COOLDOWN
-    elif s.flash_wait[e] > 0:
-        s.flash_wait[e] -= 1
-    if s.took_buff[e]:
-        s.buff_left[e], s.buff_wait[e] = BUFF_STEPS, BUFF_RETURN
-    else:
-        if s.buff_left[e] > 0:
-            s.buff_left[e] -= 1
-        if s.buff_wait[e] > 0:
-            s.buff_wait[e] -= 1
-            if s.buff_wait[e] == 0:
-                s.there[e, 0] = 1
+        # timers: one that was set in this step starts to run with the next
+        flash_wait[e] = FLASH_COOLDOWN if used_flash[e] else max(flash_wait[e] - 1, 0)
+        if took_buff[e]:
+            buff_left[e], buff_wait[e] = BUFF_STEPS, BUFF_RETURN
+        else:
+            buff_left[e] = max(buff_left[e] - 1, 0)
+            if buff_wait[e] > 0:
+                buff_wait[e] -= 1
+                there[e, 0] = buff_wait[e] == 0
 
-    out_of_time = not reached_end and s.steps[e] >= s.max_step[e]
-    s.terminated[e], s.truncated[e] = reached_end, out_of_time
-    if out_of_time:
-        s.score[e] = 0.0
-    else:
-        s.score[e] = TREASURE_SCORE * s.treasures[e]
-        if reached_end:
-            s.score[e] += END_SCORE + STEP_SCORE * (s.max_step[e] - s.steps[e])
-    s.reward[e] = s.score[e] - old_score
+        truncated[e] = not terminated[e] and steps[e] >= max_step[e]
+        new_score = 0.0 if truncated[e] else TREASURE_SCORE * treasures[e]
+        if terminated[e]:
+            new_score += END_SCORE + STEP_SCORE * (max_step[e] - steps[e])
+        reward[e] = new_score - score[e]
+        score[e] = new_score
 
 
 @jit
 def step(s: State, w: World, episodes: Episodes, actions: NDArray[np.int64]) -> None:
     """Advance E environments by one action each (i64 [E], 0..15). Where an episode is over the action is
     ignored and the next episode begins: reward 0, nothing over, `fresh`."""
+    terminated, truncated, fresh = s.terminated, s.truncated, s.fresh
     for e in range(len(actions)):
-        if s.terminated[e] or s.truncated[e]:
+        if terminated[e] or truncated[e]:
             _reset_one(s, w, episodes, e)
         else:
-            _step_one(s, w, e, actions[e])
+            fresh[e] = False
+    _move(s, w, actions)
+    _count(s)
 
 
 # ---- observations ----
@@ -371,51 +401,100 @@ def step(s: State, w: World, episodes: Episodes, actions: NDArray[np.int64]) -> 
 def write_vector(s: State, w: World, out: NDArray[np.float32]) -> None:
     """The reference features. out: f32 [E, 31] = position / 64000 (x, z), treasures 3..15 there (13), their
     grid_distance (13, 1 if not there), buff there, its grid_distance (1 if not there), grid_distance to the
-    end."""
+    end.
+    """
+    near, there, end = w.near, s.there, s.end
+    x, z, cell_x, cell_z = s.x, s.z, s.cell_x, s.cell_z
     for e in range(len(out)):
-        near = w.near[s.cell_z[e], s.cell_x[e]]
-        row = out[e]
-        row[0], row[1] = s.x[e] / EXTENT, s.z[e] / EXTENT
+        cx, cz = cell_x[e], cell_z[e]
+        out[e, 0], out[e, 1] = x[e] / EXTENT, z[e] / EXTENT
         for i in range(SHOWN):
-            there = s.there[e, FIRST_SHOWN + i]
-            row[2 + i] = there
-            row[2 + SHOWN + i] = near[FIRST_SHOWN + i] if there else 1.0
-        row[28] = s.there[e, 0]
-        row[29] = near[0] if s.there[e, 0] else 1.0
-        row[30] = near[s.end[e]]
+            out[e, 2 + i] = there[e, FIRST_SHOWN + i]
+            out[e, 2 + SHOWN + i] = near[cz, cx, FIRST_SHOWN + i] if there[e, FIRST_SHOWN + i] else ONE
+        out[e, 28] = there[e, 0]
+        out[e, 29] = near[cz, cx, 0] if there[e, 0] else ONE
+        out[e, 30] = near[cz, cx, end[e]]
 
 
 @jit
 def write_image(s: State, w: World, out: NDArray[np.uint8]) -> None:
     """The 51 x 51 cells around the hero. out: u8 [E, 4, 51, 51], [z, x], row 0 south; channels obstacle (road
-    255), memory (51 a visit), treasures there (255), end (255): the game's values times 255."""
+    255), memory (51 a visit), treasures there (255), end (255): the game's values times 255.
+
+    Each out[e] must be contiguous, the first axis need not be. A row is put together in the cache and then
+    written at once, which is as fast as memory allows; the last two channels are cleared where they were lit.
+    """
+    obstacle, memory, cells, there, end = w.obstacle, s.memory, w.cells, s.there, s.end
+    cell_x, cell_z = s.cell_x, s.cell_z
+    image, lit = np.zeros(IMAGE, dtype=np.uint8), np.empty(POINTS, dtype=np.int64)
     for e in range(len(out)):
         # the window's first cell, in padded coordinates, is the hero's cell in plain ones
-        cx, cz = s.cell_x[e], s.cell_z[e]
-        image = out[e]
-        image[0] = w.obstacle[cz : cz + WINDOW, cx : cx + WINDOW]
-        image[1] = s.memory[e, cz : cz + WINDOW, cx : cx + WINDOW]
-        image[2] = 0
-        image[3] = 0
+        cx, cz = cell_x[e], cell_z[e]
+        for row in range(WINDOW):
+            source = (cz + row) * PADDED + cx
+            copy_bytes(image, row * WINDOW, obstacle, source, WINDOW)
+            copy_bytes(image, CHANNEL + row * WINDOW, memory, e * PADDED * PADDED + source, WINDOW)
+        n = 0
         for i in range(1, POINTS):
-            if s.there[e, i] or i == s.end[e]:
-                dx, dz = w.cells[i, 0] - cx + VIEW, w.cells[i, 1] - cz + VIEW
+            if there[e, i] or i == end[e]:
+                dx, dz = cells[i, 0] - cx + VIEW, cells[i, 1] - cz + VIEW
                 if 0 <= dx < WINDOW and 0 <= dz < WINDOW:
-                    image[3 if i == s.end[e] else 2, dz, dx] = FULL
+                    lit[n] = (3 if i == end[e] else 2) * CHANNEL + dz * WINDOW + dx
+                    image[lit[n]] = FULL
+                    n += 1
+        copy_bytes(out, e * out.strides[0], image, 0, IMAGE)
+        for k in range(n):
+            image[lit[k]] = 0
 
 
 @jit
 def write_mask(s: State, out: NDArray[np.int8]) -> None:
     """Legal actions. out: i8 [E, 16], 1 = legal: walks always, flashes when not cooling down."""
+    flash_wait = s.flash_wait
     for e in range(len(out)):
-        flash = s.flash_wait[e] == 0
-        for a in range(ACTIONS):
-            out[e, a] = a < DIRECTIONS or flash
+        flash = np.int8(flash_wait[e] == 0)
+        for a in range(DIRECTIONS):
+            out[e, a] = 1
+            out[e, DIRECTIONS + a] = flash
 
 
 @jit
 def write_legal(s: State, out: NDArray[np.int8]) -> None:
     """The game's two flags. out: i8 [E, 2] = walk, flash."""
+    flash_wait = s.flash_wait
     for e in range(len(out)):
         out[e, 0] = 1
-        out[e, 1] = s.flash_wait[e] == 0
+        out[e, 1] = flash_wait[e] == 0
+
+
+# ---- a step and its observation in one call: entering a kernel with all these arrays takes microseconds ----
+
+
+@jit
+def step_and_write(
+    s: State,
+    w: World,
+    episodes: Episodes,
+    actions: NDArray[np.int64],
+    vector: NDArray[np.float32],
+    mask: NDArray[np.int8],
+) -> None:
+    """`step`, `write_vector` and `write_mask`."""
+    step(s, w, episodes, actions)
+    write_vector(s, w, vector)
+    write_mask(s, mask)
+
+
+@jit
+def step_and_write_full(
+    s: State,
+    w: World,
+    episodes: Episodes,
+    actions: NDArray[np.int64],
+    image: NDArray[np.uint8],
+    vector: NDArray[np.float32],
+    mask: NDArray[np.int8],
+) -> None:
+    """`step_and_write` and `write_image`."""
+    step_and_write(s, w, episodes, actions, vector, mask)
+    write_image(s, w, image)

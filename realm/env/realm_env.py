@@ -44,18 +44,21 @@ SHAPES: dict[str, tuple[tuple[int, ...], type]] = {
 }
 
 
-def make_observation_space(observation: str) -> spaces.Space[Obs]:
-    """The space of one environment's observation; `observation` is "full" or "vector" (no image)."""
+def observation_names(observation: str) -> list[str]:
+    """The parts of an observation that is "full" or "vector" (no image)."""
     if observation not in ("full", "vector"):
         raise ValueError(f"observation is {observation!r}, it must be 'full' or 'vector'")
+    return [name for name in SHAPES if observation == "full" or name != "image"]
+
+
+def make_observation_space(names: Sequence[str]) -> spaces.Space[Obs]:
+    """The space of one environment's observation with these parts."""
     parts: dict[str, spaces.Space[Any]] = {
         "image": spaces.Box(0, 255, SHAPES["image"][0], np.uint8),
         "vector": spaces.Box(0.0, 1.0, SHAPES["vector"][0], np.float32),
         "action_mask": spaces.Box(0, 1, SHAPES["action_mask"][0], np.int8),
     }
-    if observation == "vector":
-        del parts["image"]
-    return cast("spaces.Space[Obs]", spaces.Dict(parts))
+    return cast("spaces.Space[Obs]", spaces.Dict({name: parts[name] for name in names}))
 
 
 def check_render_mode(render_mode: str | None) -> None:
@@ -66,18 +69,32 @@ def check_render_mode(render_mode: str | None) -> None:
         )
 
 
-def empty_obs(space: spaces.Space[Any], num_envs: int) -> Obs:
-    """Uninitialised observation arrays with leading axis E for the parts of `space`."""
-    assert isinstance(space, spaces.Dict)
-    return {name: np.empty((num_envs, *SHAPES[name][0]), SHAPES[name][1]) for name in space.spaces}
+def empty_obs(names: Sequence[str], num_envs: int) -> Obs:
+    """Uninitialised observation arrays with leading axis E."""
+    return {name: np.empty((num_envs, *SHAPES[name][0]), SHAPES[name][1]) for name in names}
 
 
-def write_obs(games: Games, out: Mapping[str, NDArray[Any]]) -> None:
+def first_row(obs: Obs) -> Obs:
+    """The observation of the first environment."""
+    return {name: array[0] for name, array in obs.items()}
+
+
+def write_obs(games: Games, out: Obs) -> None:
     """Write the observation of all environments into the arrays of `out` ([E, ...] each)."""
     if "image" in out:
         physics.write_image(games.state, games.world, out["image"])
     physics.write_vector(games.state, games.world, out["vector"])
     physics.write_mask(games.state, out["action_mask"])
+
+
+def step_obs(games: Games, actions: NDArray[np.int64], out: Obs) -> None:
+    """`games.step(actions)` and `write_obs(games, out)` in one kernel call."""
+    state, world, episodes = games.state, games.world, games.episodes
+    vector, mask = out["vector"], out["action_mask"]
+    if "image" in out:
+        physics.step_and_write_full(state, world, episodes, actions, out["image"], vector, mask)
+    else:
+        physics.step_and_write(state, world, episodes, actions, vector, mask)
 
 
 class RealmEnv(gymnasium.Env[Obs, np.int64]):
@@ -96,7 +113,8 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
     ) -> None:
         check_render_mode(render_mode)
         self.render_mode = render_mode
-        self.observation_space = make_observation_space(observation)
+        self._names = observation_names(observation)
+        self.observation_space = make_observation_space(self._names)
         self.action_space = spaces.Discrete(physics.ACTIONS)
         self.games = Games(1, usr_conf, layouts, map)
         self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
@@ -116,7 +134,9 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
             self._seeded = True
         self.games.reset()
         self._started = True
-        return self._observe(), {}
+        obs = empty_obs(self._names, 1)
+        write_obs(self.games, obs)
+        return first_row(obs), {}
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         """One step; see the module's docstring."""
@@ -128,17 +148,13 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
                 f"action is {action!r}, it must be a whole number from 0 to {physics.ACTIONS - 1}"
             )
         self._action[0] = action
-        self.games.step(self._action)
+        obs = empty_obs(self._names, 1)
+        step_obs(self.games, self._action, obs)
         terminated, truncated = bool(state.terminated[0]), bool(state.truncated[0])
         info: dict[str, Any] = {}
         if terminated or truncated:
             info["stats"] = {name: value[0].item() for name, value in episode_stats(state).items()}
-        return self._observe(), float(state.reward[0]), terminated, truncated, info
-
-    def _observe(self) -> Obs:
-        obs = empty_obs(self.observation_space, 1)
-        write_obs(self.games, obs)
-        return {name: array[0] for name, array in obs.items()}
+        return first_row(obs), float(state.reward[0]), terminated, truncated, info
 
 
 class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
@@ -168,14 +184,15 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         check_render_mode(render_mode)
         self.render_mode = render_mode
         self.num_envs = num_envs
-        self.single_observation_space = make_observation_space(observation)
+        names = observation_names(observation)
+        self.single_observation_space = make_observation_space(names)
         self.single_action_space = spaces.Discrete(physics.ACTIONS)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.games = Games(num_envs, usr_conf, layouts, map)
         self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
         self.copy = copy
-        self._buffer = empty_obs(self.single_observation_space, num_envs)
+        self._buffer = empty_obs(names, num_envs)
         self._seeded = self._started = False
 
     def reset(
@@ -201,7 +218,9 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         self.games.seed(seeds)
         self._seeded = self._started = True
         self.games.reset()
-        return self._observe(out), {}
+        obs = self._target(out)
+        write_obs(self.games, obs)
+        return self._given(obs), {}
 
     def step(
         self, actions: NDArray[np.int64], *, out: Obs | None = None
@@ -214,20 +233,29 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         actions = np.asarray(actions, dtype=np.int64)
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= physics.ACTIONS:
             raise ValueError(f"actions must be {self.num_envs} whole numbers from 0 to {physics.ACTIONS - 1}")
-        self.games.step(actions)
+        obs = self._target(out)
+        step_obs(self.games, actions, obs)
         terminated, truncated = state.terminated.copy(), state.truncated.copy()
         over = terminated | truncated
         info: dict[str, Any] = {}
         if over.any():
             info["stats"], info["_stats"] = episode_stats(state), over
-        return self._observe(out), state.reward.copy(), terminated, truncated, info
+        return self._given(obs), state.reward.copy(), terminated, truncated, info
 
-    def _observe(self, out: Obs | None) -> Obs:
-        if out is not None:
-            for name, array in self._buffer.items():
-                if name not in out or out[name].shape != array.shape or out[name].dtype != array.dtype:
-                    raise ValueError(f"out must hold {name!r} as {array.dtype} {array.shape}")
-            write_obs(self.games, out)
-            return out
-        write_obs(self.games, self._buffer)
-        return {name: array.copy() for name, array in self._buffer.items()} if self.copy else self._buffer
+    def _target(self, out: Obs | None) -> Obs:
+        """Where to write the observation: `out` if given and right, else the environment's own arrays."""
+        if out is None:
+            return self._buffer
+        for name, array in self._buffer.items():
+            given = out.get(name)
+            if given is None or given.shape != array.shape or given.dtype != array.dtype:
+                raise ValueError(f"out must hold {name!r} as {array.dtype} {array.shape}")
+            if given.strides[1:] != array.strides[1:]:
+                raise ValueError(f"out[{name!r}] must be contiguous but for its first axis")
+        return out
+
+    def _given(self, obs: Obs) -> Obs:
+        """What the caller gets for the arrays written to."""
+        if obs is self._buffer and self.copy:
+            return {name: array.copy() for name, array in obs.items()}
+        return obs
