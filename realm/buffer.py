@@ -27,7 +27,8 @@ from realm.contract import (
     check_finite,
 )
 
-ACCEPTED, DUPLICATE, OLD_EPOCH, NO_ROOM = "accepted", "duplicate", "old_epoch", "no_room"
+ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
+NO_ROOM, INVALID = "no_room", "invalid"
 
 
 class Storage(Protocol):
@@ -89,21 +90,28 @@ class ReplayBuffer:
     """The buffer: `add` and `draw` with every rule about what is accepted and what is handed out."""
 
     def __init__(self, spec: Spec, storage: Storage, limiter: Limiter, max_version_lag: int | None) -> None:
+        """max_version_lag: on-policy items that would be older than this when their turn comes are refused."""
         self.fields = spec.sample_fields
-        self._max_lag = max_version_lag
         self.storage = storage
         self.limiter = limiter
-        self.epoch = 0
         self.counters: Counter[str] = Counter()
+        self._max_lag = max_version_lag
+        self._next = NO_VERSION  # the version that the next batch will be trained on, as far as it is known
         self._seen: dict[int, tuple[int, int]] = {}
-        self._kept: list[tuple[Arrays, SampleInfo]] = []  # drawn, current, waiting for the rest of their batch
 
     @property
     def size(self) -> int:
-        return self.storage.size + sum(len(info.key) for _, info in self._kept)
+        return self.storage.size
+
+    def wanted(self, count: int) -> Version:
+        """The oldest row that `count` more items may hold: they wait behind all that is here."""
+        if not self.limiter.once or self._max_lag is None:
+            return Version(self._next.epoch, 0)
+        turn = self._next.update + (self.size + count - 1) // self.limiter.batch
+        return Version(self._next.epoch, max(0, turn - self._max_lag))
 
     def add(self, items: Arrays) -> str:
-        """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH or NO_ROOM.
+        """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
 
         NO_ROOM changes nothing: offer the round again when something was drawn. Raises ContractError for items
         of another shape or with NaN.
@@ -116,12 +124,13 @@ class ReplayBuffer:
         if origin <= self._seen.get(worker, (-1, -1)):
             self.counters["duplicate"] += count
             return DUPLICATE
-        newest, oldest = int(items["version"][..., 0].max()), int(items["version"][..., 0].min())
-        self.start_epoch(newest)
-        if oldest < self.epoch:
+        oldest, newest = _oldest_and_newest(items["version"])
+        self.start_epoch(Version(newest.epoch, 0))
+        if oldest < self.wanted(count):
+            old_epoch = oldest.epoch < self._next.epoch
             self._seen[worker] = origin
-            self.counters["refused_old_epoch"] += count
-            return OLD_EPOCH
+            self.counters["refused_old_epoch" if old_epoch else "refused_stale"] += count
+            return OLD_EPOCH if old_epoch else STALE
         if not self.limiter.may_insert(count, self.size):
             return NO_ROOM
         check_finite(items, "a round")
@@ -131,76 +140,44 @@ class ReplayBuffer:
         self.counters["inserted"] += count
         return ACCEPTED
 
-    def start_epoch(self, epoch: int) -> None:
-        """A learner was started: refuse what was played with weights of its forerunners.
+    def start_epoch(self, version: Version) -> None:
+        """A learner was started and begins at `version`: refuse what was played with weights of its forerunners.
 
-        On-policy items of older epochs are dropped; a replay memory keeps what it has.
+        On-policy items of older epochs are dropped; a replay memory keeps what it has. An epoch that is known
+        already changes nothing.
         """
-        if epoch <= self.epoch:
+        if version.epoch <= self._next.epoch:
             return
-        self.epoch = epoch
+        self._next = version
         if self.limiter.once and self.size:
-            self.counters["refused_old_epoch"] += self.size
+            self.counters["dropped_old_epoch"] += self.size
             self.storage.clear()
-            self._kept.clear()
 
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
-        """A batch of `count` items to train `version` on, or None if it cannot be had yet.
-
-        On-policy, items with a row of another epoch or more than `max_version_lag` updates old are dropped.
-        """
-        self.start_epoch(version.epoch)
-        oldest = NO_VERSION
-        if self.limiter.once:
-            oldest = Version(version.epoch, 0 if self._max_lag is None else version.update - self._max_lag)
-        while True:
-            missing = count - sum(len(info.key) for _, info in self._kept)
-            if missing == 0:
-                batch = _concatenate(self._kept)
-                self._kept = []
-                self.limiter.sampled += count
-                self.counters["sampled"] += count
-                return batch
-            if not self.limiter.may_sample(missing, self.storage.size):
-                return None
-            items, info = self.storage.sample(missing)
-            fresh = _rows_not_older(items, oldest)
-            if not fresh.all():
-                self.counters["refused_stale"] += int((~fresh).sum())
-                items, info = _take(items, info, fresh)
-            if fresh.any():
-                self._kept.append((items, info))
+        """A batch of `count` items to train `version` on, or None if it cannot be had yet."""
+        self.start_epoch(version)
+        self._next = max(self._next, version)
+        if not self.limiter.may_sample(count, self.size):
+            return None
+        batch = self.storage.sample(count)
+        self._next = max(self._next, Version(version.epoch, version.update + 1))
+        self.limiter.sampled += count
+        self.counters["sampled"] += count
+        return batch
 
     def totals(self) -> dict[str, float]:
         """What was counted since the start, for reports."""
-        names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale")
+        names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale", "dropped_old_epoch")
         counted = {name: float(self.counters[name]) for name in names}
         return {**counted, "evicted": float(self.storage.evicted), "size": float(self.size)}
 
 
-def _rows_not_older(items: Arrays, oldest: Version) -> Array:
-    """bool [n]: items of which no row is older than `oldest`."""
-    version = items["version"].reshape(len(items["version"]), -1, 2)
-    epoch, update = version[..., 0], version[..., 1]
-    fresh = (epoch > oldest.epoch) | ((epoch == oldest.epoch) & (update >= oldest.update))
-    return np.asarray(fresh.all(axis=1))
-
-
-def _take(items: Arrays, info: SampleInfo, mask: Array) -> tuple[Arrays, SampleInfo]:
-    kept = {name: array[mask] for name, array in items.items()}
-    return kept, SampleInfo(info.key[mask], info.probability[mask], info.times_sampled[mask])
-
-
-def _concatenate(parts: list[tuple[Arrays, SampleInfo]]) -> tuple[Arrays, SampleInfo]:
-    if len(parts) == 1:
-        return parts[0]
-    items = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
-    infos = [info for _, info in parts]
-    return items, SampleInfo(
-        np.concatenate([one.key for one in infos]),
-        np.concatenate([one.probability for one in infos]),
-        np.concatenate([one.times_sampled for one in infos]),
-    )
+def _oldest_and_newest(version: Array) -> tuple[Version, Version]:
+    """The least and the greatest (epoch, update) in version i64 [..., 2]."""
+    pairs = version.reshape(-1, 2)
+    epoch, update = pairs[:, 0], pairs[:, 1]
+    first, last = int(epoch.min()), int(epoch.max())
+    return Version(first, int(update[epoch == first].min())), Version(last, int(update[epoch == last].max()))
 
 
 class NativeStorage:

@@ -33,7 +33,7 @@ class ChunkBuilder:
     @property
     def first(self) -> Array:
         """bool [E]: whether the observation that waits for an action begins an episode."""
-        return self._now.first[:, self._t]  # type: ignore[no-any-return]
+        return self._now.first[:, self._t]
 
     @property
     def full(self) -> bool:

@@ -97,9 +97,7 @@ def _start_detached(path: str, overrides: list[str], log_dir: str, timeout_s: fl
     for one in overrides:
         command += ["--set", one]
     with open(log_path, "wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:
         for run_dir, run in find_runs(folder):

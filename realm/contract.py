@@ -145,10 +145,10 @@ class Spec:
         def fields(group: Mapping[str, Any]) -> Fields:
             return {name: Field(tuple(one["shape"]), str(one["dtype"])) for name, one in group.items()}
 
-        action = {name: tuple(v) if isinstance(v, list) else v for name, v in data["action"].items()}
+        action = data["action"]
         return Spec(
             obs=fields(data["obs"]),
-            action=ActionSpec(**action),
+            action=ActionSpec(int(action["n"]), tuple(action["nvec"]), tuple(action["low"]), tuple(action["high"])),
             extra=fields(data["extra"]),
             chunk_length=int(data["chunk_length"]),
             sample=fields(data["sample"]),

@@ -120,4 +120,3 @@ def parse_report(message: Message) -> tuple[str, int, int, dict[str, float], dic
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in means.values()):
         raise WireError("report: means must be [sum, count]")
     return message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means
-

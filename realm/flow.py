@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 from realm.config import ConfigError
-from realm.verbs import gate_window
 
 
 def preload_samples(capacity: int, preload_ratio: float) -> int:
@@ -84,12 +83,19 @@ def check_flow(
             f"{start}, and the buffer has no room for {one_round} beside them; allowed is a preload_ratio of at "
             f"least {_up(capacity / (capacity - round_size))}"
         )
-    window = gate_window(max_version_lag, batch, round_size)
-    if window is not None and preload > window * round_size:
+    if max_version_lag is None:
+        return
+    least_lag = -(-(round_size - math.gcd(round_size, batch)) // batch)
+    if max_version_lag < least_lag:
+        raise ConfigError(
+            f"max_version_lag is {max_version_lag}, but {one_round} lasts for {round_size / batch:.1f} updates of "
+            f"train_batch_size {batch}; allowed is a lag of at least {least_lag}, or a larger train_batch_size"
+        )
+    ahead = (max_version_lag + 1) * batch // round_size * round_size
+    if preload > ahead:
         raise ConfigError(
             f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {batch} workers play only "
-            f"{window * round_size} before the first update; allowed is a preload_ratio of at least "
-            f"{_up(capacity / (window * round_size))}"
+            f"{ahead} before the first update; allowed is a preload_ratio of at least {_up(capacity / ahead)}"
         )
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 import types
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ class TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        self._open = lambda: EventFileWriter(str(folder), flush_secs=10)
-        self._writer: Any = self._open()
+        self._open: Callable[[], Any] = lambda: EventFileWriter(str(folder), flush_secs=10)
+        self._writer = self._open()
         self._warned_at = -60.0
 
     def write(self, values: Mapping[str, float], step: int) -> None:

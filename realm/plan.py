@@ -64,17 +64,14 @@ class Plan:
 
 def make_replay_buffer(plan: Plan, spec: Spec, run_id: str, seed: int) -> ReplayBuffer:
     """The buffer that the plan asks for, with its storage."""
+    fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
     if plan.backend == "reverb":
         from realm.reverb_buffer import ReverbStorage  # TensorFlow is loaded here, and nowhere else
 
-        storage = ReverbStorage(
-            spec.sample_fields, plan.capacity, plan.sampler, plan.remover, plan.on_policy, plan.priority_exponent, run_id
-        )
+        storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, run_id)
     else:
-        storage = NativeStorage(
-            spec.sample_fields, plan.capacity, plan.sampler, plan.remover, plan.on_policy, plan.priority_exponent, seed
-        )
+        storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, seed)
     limiter = Limiter(
         once=plan.on_policy,
         capacity=plan.capacity,

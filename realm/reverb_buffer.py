@@ -16,8 +16,8 @@ from realm.contract import Array, Arrays, Fields, SampleInfo
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before the import: ten lines of noise otherwise
 
-import reverb  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import reverb
+import tensorflow as tf
 
 
 class ReverbStorage:

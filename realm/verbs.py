@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from realm.buffer import NO_ROOM, ReplayBuffer
+from realm.buffer import INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer
 from realm.contract import (
     NO_VERSION,
     Agent,
@@ -41,34 +41,55 @@ OFFER_EVERY_S = 1.0
 
 
 class VersionGate:
-    """Bounds policy lag at the source: a worker plays at most `window` rounds with any one version.
+    """Bounds policy lag at the source: which version a worker must wait for before it plays another round.
 
-    A round is one chunk of each of the worker's environments. Asking for a version newer than that of `window`
-    rounds ago needs no count of rounds that others could lose: a worker that was restarted, or whose round was
-    refused, falls into step by itself. `window` None: no bound.
+    A bucket of credits, counted in samples: a round (one chunk of every environment of all workers) costs N * E, each
+    new version that this worker sees brings one batch, and (max_version_lag + 1) batches fill it. So production keeps
+    pace with training and runs at most the lag ahead. Strict on-policy is a bucket of exactly one round. Nothing
+    needs a count that the others share: a restarted worker begins with a full bucket, a new epoch or a lost buffer
+    fills it (`refill`), and a round that the buffer refused is paid back (`refund`).
     """
 
-    def __init__(self, window: int | None) -> None:
-        self._played: deque[Version] = deque(maxlen=window)
-        self._window = window
+    def __init__(self, max_version_lag: int | None, batch: int, round_size: int) -> None:
+        """batch: samples of an update; round_size: N * E. No lag: no bound, nothing is counted."""
+        self._bounded = max_version_lag is not None
+        self._batch, self._cost = batch, round_size
+        self._bucket = ((max_version_lag or 0) + 1) * batch
+        self._credits = self._bucket
+        self._unpaid = True
+        self._seen = NO_VERSION
+        self._floor = NO_VERSION
 
     def minimum(self) -> Version:
         """The oldest version that the next prediction may come from."""
-        if self._window is None or len(self._played) < self._window:
+        if not self._bounded or not self._unpaid:
             return NO_VERSION
-        return Version(self._played[0].epoch, self._played[0].update + 1)
+        missing = max(0, self._cost - self._credits)
+        earned = Version(self._seen.epoch, self._seen.update + -(-missing // self._batch)) if missing else NO_VERSION
+        return max(earned, self._floor)
 
-    def close_round(self, version: Array) -> None:
-        """A round was played; version i64 [..., 2] of its rows."""
-        oldest = min(map(tuple, version.reshape(-1, 2)))
-        self._played.append(Version(int(oldest[0]), int(oldest[1])))
+    def see(self, version: Version) -> None:
+        """A prediction came from `version`; the first of a round pays for it."""
+        if version.epoch > self._seen.epoch:
+            self._credits = self._bucket
+        elif version > self._seen:
+            self._credits = min(self._bucket, self._credits + (version.update - self._seen.update) * self._batch)
+        self._seen = max(self._seen, version)
+        if self._unpaid:
+            self._credits -= self._cost
+            self._unpaid = False
 
+    def begin_round(self) -> None:
+        self._unpaid = True
 
-def gate_window(max_version_lag: int | None, train_batch_size: int, round_size: int) -> int | None:
-    """Rounds at one version that keep the lag within `max_version_lag` updates and still fill a batch."""
-    if max_version_lag is None:
-        return None
-    return max(-(-train_batch_size // round_size), (max_version_lag + 1) * train_batch_size // round_size)
+    def refund(self, wanted: Version) -> None:
+        """The buffer refused a round; it would not take rows older than `wanted`."""
+        self._credits = min(self._bucket, self._credits + self._cost)
+        self._floor = max(self._floor, wanted)
+
+    def refill(self) -> None:
+        """The buffer was restarted: what it held is to be played again."""
+        self._credits = self._bucket
 
 
 # --- predict
@@ -77,17 +98,18 @@ def gate_window(max_version_lag: int | None, train_batch_size: int, round_size: 
 class LocalPolicy:
     """`predict` by a plain call to an agent in this process.
 
-    refresh: called before each prediction with the oldest version allowed; loads newer weights if there are any
-    (waiting if there must be) and says which version the agent has now.
+    refresh: called before each prediction; loads newer weights if there are any (waiting until the gate's minimum is
+    there) and says which version the agent has now.
     """
 
-    def __init__(self, agent: Agent, num_envs: int, gate: VersionGate, refresh: Callable[[Version], Version]) -> None:
+    def __init__(self, agent: Agent, num_envs: int, gate: VersionGate, refresh: Callable[[], Version]) -> None:
         self._agent, self._gate, self._refresh = agent, gate, refresh
         self._slot = np.arange(num_envs)
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
-        version = self._refresh(self._gate.minimum())
+        version = self._refresh()
+        self._gate.see(version)
         context = PredictContext(self._slot, first, np.full(len(first), explore, np.float32))
         action, extra = self._agent.predict(obs, context)
         self.actions += len(first)
@@ -116,22 +138,34 @@ class RemotePolicy:
 
     def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
         started = time.perf_counter()
-        seq = self._client.ask(
-            "predict",
-            {"worker": self._worker, "min_version": list(self._gate.minimum())},
-            {
-                "slot": self._slot,
-                "first": first,
-                "explore": np.full(len(first), explore, np.float32),
-                **{f"obs.{name}": array for name, array in obs.items()},
-            },
-        )
-        reply = self._client.wait(seq, self._tick)
+        arrays = {
+            "slot": self._slot,
+            "first": first,
+            "explore": np.full(len(first), explore, np.float32),
+            **{f"obs.{name}": array for name, array in obs.items()},
+        }
+        reply = None
+        while reply is None:
+            minimum = self._gate.minimum()
+            seq = self._client.ask("predict", {"worker": self._worker, "min_version": list(minimum)}, arrays)
+            reply = self._wait(seq, minimum)
         check_arrays(reply.arrays, self._reply_fields, (len(first),), "the actor's reply")
         self.actions += len(first)
         self._timing(time.perf_counter() - started)
+        version = reply.version()
+        self._gate.see(version)
         extra = {name[6:]: array for name, array in reply.arrays.items() if name.startswith("extra.")}
-        return Prediction(reply.array("action"), extra, reply.version())
+        return Prediction(reply.array("action"), extra, version)
+
+    def _wait(self, seq: int, minimum: Version) -> Message | None:
+        """The answer; None if what was asked for meanwhile changed (a refund), so that it must be asked again."""
+        while (reply := self._client.collect()) is None:
+            self._tick()
+            if self._gate.minimum() != minimum:
+                self._client.forget(seq)
+                return None
+            wait_any([self._client], 50)
+        return reply
 
 
 def request_fields(spec: Spec) -> Fields:
@@ -195,25 +229,32 @@ class LocalBuffer:
 class ItemSender:
     """`add` over a socket: at most `max_unacked` rounds wait for the buffer's word, which is the back-pressure."""
 
-    def __init__(self, client: Client, max_unacked: int, tick: Callable[[], None]) -> None:
-        self._client, self._max_unacked, self._tick = client, max_unacked, tick
+    def __init__(self, client: Client, max_unacked: int, gate: VersionGate, tick: Callable[[], None]) -> None:
+        """tick: called while waiting; raises to give up."""
+        self._client, self._max_unacked, self._gate, self._tick = client, max_unacked, gate, tick
+        self._buffer_incarnation = 0
         self.answers: Counter[str] = Counter()
 
     def add(self, items: Arrays) -> None:
-        self._settle(self._max_unacked - 1)
+        while self._client.unanswered >= self._max_unacked:
+            self._tick()
+            self.poll()
+            if self._client.unanswered >= self._max_unacked:
+                wait_any([self._client], 50)
         self._client.ask("add", {}, items, checksum=True)
 
-    def _settle(self, unanswered: int) -> None:
-        while self._client.unanswered > unanswered:
-            answer = self._client.collect()
-            if answer is None:
-                self._tick()
-                wait_any([self._client], 50)
-            else:
-                status = answer.text("status")
-                if status == "invalid":
-                    raise WireError(f"the buffer refused a round: {answer.text('reason')}")
-                self.answers[status] += 1
+    def poll(self) -> None:
+        """Take the answers that have come; tells the gate of rounds that were refused or lost."""
+        while (answer := self._client.collect()) is not None:
+            status = answer.text("status")
+            self.answers[status] += 1
+            if status == INVALID:
+                raise WireError(f"the buffer refused a round: {answer.text('reason')}")
+            if self._buffer_incarnation not in (0, answer.incarnation):
+                self._gate.refill()
+            self._buffer_incarnation = answer.incarnation
+            if status in (STALE, OLD_EPOCH):
+                self._gate.refund(answer.version("wanted"))
 
 
 class BatchReader:
@@ -272,9 +313,9 @@ class ModelReader:
         self._client.ask("latest", {"have": list(self.version)})
         return changed
 
-    def wait(self, minimum: Version, tick: Callable[[], None]) -> Version:
-        """Wait until `minimum` or newer is loaded; takes what has arrived in any case."""
-        while not self.poll() and (self.version < minimum or self.version == NO_VERSION):
+    def wait(self, minimum: Callable[[], Version], tick: Callable[[], None]) -> Version:
+        """Take what has arrived, and wait until `minimum()` or newer is loaded; tick: called while waiting."""
+        while not self.poll() and (self.version < minimum() or self.version == NO_VERSION):
             tick()
             wait_any([self._client], 50)
         return self.version

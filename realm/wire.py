@@ -152,7 +152,16 @@ class Codec:
         return Message(header["kind"], header["seq"], header["meta"], arrays, header["from"], header["inc"])
 
 
-_HEADER_TYPES = {"run": str, "schema": str, "from": str, "inc": int, "kind": str, "seq": int, "meta": dict, "arrays": list}
+_HEADER_TYPES: dict[str, type] = {
+    "run": str,
+    "schema": str,
+    "from": str,
+    "inc": int,
+    "kind": str,
+    "seq": int,
+    "meta": dict,
+    "arrays": list,
+}
 
 
 def _parse_header(text: bytes) -> dict[str, Any]:
@@ -222,7 +231,7 @@ class Socket:
     def __init__(self, kind: int, codec: Codec) -> None:
         self.codec = codec
         self.traffic = Traffic()
-        self._zmq = zmq.Context.instance().socket(kind)
+        self._zmq: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         options = {
             zmq.LINGER: _LINGER_MS,
             zmq.MAXMSGSIZE: codec.max_bytes,
@@ -356,10 +365,10 @@ class Client(Socket):
             self.traffic.unmatched += 1  # an answer to a question that was sent twice
         now = time.monotonic()
         for question in self._open.values():
-            if question.sent_at is None or now - question.sent_at > RESEND_AFTER_S:
-                if self._send(question.frames):
-                    self.traffic.resent += question.sent_at is not None
-                    question.sent_at = now
+            due = question.sent_at is None or now - question.sent_at > RESEND_AFTER_S
+            if due and self._send(question.frames):
+                self.traffic.resent += question.sent_at is not None
+                question.sent_at = now
         return None
 
     def wait(self, seq: int, check: Callable[[], None]) -> Message:
@@ -380,15 +389,14 @@ class Waker:
     """Lets another thread end a `wait_any`: a one-byte pipe inside the process."""
 
     def __init__(self) -> None:
-        context = zmq.Context.instance()
         name = f"inproc://waker-{id(self)}"
-        self._in = context.socket(zmq.PULL)
+        self._in: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._in.bind(name)
         self._name = name
 
     def handle(self) -> Callable[[], None]:
         """A function for one other thread to call (a ZeroMQ socket belongs to the thread that uses it)."""
-        out = zmq.Context.instance().socket(zmq.PUSH)
+        out: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         out.setsockopt(zmq.LINGER, 0)
         out.connect(self._name)
 

@@ -11,7 +11,6 @@ import pytest
 from realm.buffer import Limiter
 from realm.config import ConfigError
 from realm.flow import check_flow, preload_samples
-from realm.verbs import gate_window
 
 ON: dict[str, Any] = {
     "policy": "on-policy", "sampler": "Fifo", "remover": "Fifo", "capacity": 16, "preload_ratio": 2.0,
@@ -94,22 +93,23 @@ def test_what_is_accepted_does_not_stall() -> None:
         workers = numbers["round_size"] // envs
         preload = max(batch, preload_samples(capacity, numbers["preload_ratio"]))
         limiter = Limiter(on_policy, capacity, preload, batch, numbers["ratio"], numbers["round_size"])
-        window = gate_window(numbers["max_version_lag"], batch, numbers["round_size"])
-        played, size, updates = [0] * workers, 0, 0
+        lag, cost = numbers["max_version_lag"], numbers["round_size"]
+        bucket = None if lag is None else (lag + 1) * batch  # credits of a worker, as in verbs.VersionGate
+        credits, size, updates = [bucket or 0] * workers, 0, 0
         while updates < 8:
             able = [
                 one for one in range(workers)
-                if (window is None or played[one] < window) and limiter.may_insert(envs, size)
+                if (bucket is None or credits[one] >= cost) and limiter.may_insert(envs, size)
             ]  # fmt: skip
             may_train = limiter.may_sample(batch, size)
             assert able or may_train, f"stalled after {updates} updates: {numbers}"
             if may_train and (not able or draw.random() < 0.5):
                 limiter.sampled += batch
                 size -= batch if on_policy else 0
-                updates, played = updates + 1, [0] * workers
+                updates, credits = updates + 1, [min(one + batch, bucket or 0) for one in credits]
             else:
                 one = draw.choice(able)
-                played[one] += 1
+                credits[one] -= cost
                 limiter.inserted += envs
                 size = size + envs if on_policy else min(size + envs, capacity)
             assert size <= capacity

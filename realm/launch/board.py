@@ -9,9 +9,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-GAUGES = frozenset(
-    {"pid", "size", "rss_mb", "version_epoch", "version_update", "models_loaded", "published"}
-)
+GAUGES = frozenset({"pid", "size", "rss_mb", "version_epoch", "version_update", "models_loaded", "published"})
 """Totals that are levels: the newest value counts, where other totals add up over restarts."""
 
 _RECENT_EPISODES = 200

@@ -32,9 +32,7 @@ def run(
     envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
     agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
     board, played, trained = Board(), Meters(), Meters()
-    trainer = Trainer(
-        agent, spec, run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
-    )
+    trainer = Trainer(agent, spec, run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained)
     trainer.start(Path(app.preload_model_dir) if app.preload_model else None)
     buffer = make_replay_buffer(plan, spec, "local", app.seed)
 
@@ -53,7 +51,9 @@ def run(
             raise RuntimeError(f"the buffer is full ({buffer.size} samples) and yet holds no batch of {plan.batch}")
 
     # no gate: a batch is trained on as soon as it is there, so the newest weights always play
-    policy = LocalPolicy(agent, plan.envs_per_worker, VersionGate(None), lambda minimum: trainer.version)
+    policy = LocalPolicy(
+        agent, plan.envs_per_worker, VersionGate(None, plan.batch, plan.round_size), lambda: trainer.version
+    )
     sender = LocalBuffer(buffer, make_room)
     context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
     tensorboard = TensorBoard(run_dir / "log" / "tensorboard")

@@ -11,12 +11,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from realm.config import AppConfig
 from realm.flow import check_flow, preload_samples
 from realm.plan import Plan
-from realm.verbs import gate_window
 
 T = TypeVar("T")
 
@@ -37,7 +36,7 @@ def this_machine() -> Machine:
     """Cores this process may use, NVIDIA devices, and whether reverb is installed (without importing it)."""
     # sched_getaffinity sees taskset and cpusets; it is Linux's own
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    gpus = len([one for one in Path("/dev").glob("nvidia[0-9]*")])
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     return Machine(cores, gpus, importlib.util.find_spec("reverb") is not None)
 
 
@@ -45,76 +44,70 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     """Decide. Raises ConfigError when the numbers cannot work together."""
     why: list[str] = []
 
-    def choose(key: str, value: T, reason: str) -> T:
-        why.append(f"{key} = {value}: {reason}")
-        return value
+    def auto(key: str, wanted: T | Literal["auto"], choice: T, reason: str) -> T:
+        """What was asked for, or, for `auto`, the choice, with its reason in `why`."""
+        if wanted != "auto":
+            return wanted
+        why.append(f"{key} = {choice}: {reason}")
+        return choice
 
     local = app.wrapper_type == "local"
     on_policy = app.algorithm_on_policy_or_off_policy == "on-policy"
+    cores, gpus = machine.cores, machine.gpus
 
-    alternating = app.flow == "alternating"
-    if app.flow == "auto":
-        alternating = machine.cores <= _FEW_CORES and machine.gpus == 0
-        cores = f"{machine.cores} cores" + (f" and {machine.gpus} GPUs" if machine.gpus else "")
-        choose("flow", "alternating" if alternating else "overlapping", cores)
+    few = cores <= _FEW_CORES and gpus == 0
+    flow = auto("flow", app.flow, "alternating" if few else "overlapping", f"{cores} cores, {gpus} GPUs")
+    alternating = flow == "alternating"
 
-    workers = 1 if local else app.aisrv_count
-    if workers == "auto":
-        spare = 2 if alternating else max(1, machine.cores - 2)
-        reason = "one plays while the actor answers the other" if alternating else "a core each"
-        workers = choose("aisrv_count", min(spare, 16), reason)
-
-    envs = app.aisrv_connect_to_kaiwu_env_count
-    if envs == "auto":
-        envs = choose(
-            "aisrv_connect_to_kaiwu_env_count",
-            max(8, _ENVS_PER_ROUND // workers),
-            f"about {_ENVS_PER_ROUND} environments in all",
-        )
+    if local:
+        workers = 1
+    elif alternating:
+        workers = auto("aisrv_count", app.aisrv_count, 2, "one plays while the actor answers the other")
+    else:
+        workers = auto("aisrv_count", app.aisrv_count, min(max(1, cores - 2), 16), "a core each")
+    envs = auto(
+        "aisrv_connect_to_kaiwu_env_count",
+        app.aisrv_connect_to_kaiwu_env_count,
+        max(8, _ENVS_PER_ROUND // workers),
+        f"about {_ENVS_PER_ROUND} environments in all",
+    )
     round_size = workers * envs
-
-    batch = app.train_batch_size
-    if batch == "auto":
-        batch = choose("train_batch_size", round_size, "one round of all workers")
+    batch = auto("train_batch_size", app.train_batch_size, round_size, "one round of all workers")
 
     lag: int | None
-    if app.max_version_lag == "free":
+    if app.max_version_lag == "free" or (app.max_version_lag == "auto" and not on_policy):
         lag = None
-    elif app.max_version_lag != "auto":
-        lag = app.max_version_lag
-    elif not on_policy:
-        lag = None
+    elif alternating and batch == round_size:
+        lag = auto("max_version_lag", app.max_version_lag, 0, "every batch is of one version")
     else:
-        lag = 0 if alternating and batch == round_size else 1
-        choose("max_version_lag", lag, "every batch of one version" if lag == 0 else "play the next round while training")
+        lag = auto("max_version_lag", app.max_version_lag, 1, "the next round is played while this one is trained on")
 
-    capacity = app.replay_buffer_capacity
-    if capacity == "auto":
-        size = max(2 * batch, batch + 2 * round_size) if on_policy else 32 * max(batch, round_size)
-        capacity = choose("replay_buffer_capacity", size, "room for what is under way" if on_policy else "32 batches")
+    if on_policy:
+        room = max(2 * batch, batch + 2 * round_size)
+        capacity = auto("replay_buffer_capacity", app.replay_buffer_capacity, room, "room for what is under way")
+    else:
+        room = 32 * max(batch, round_size)
+        capacity = auto("replay_buffer_capacity", app.replay_buffer_capacity, room, "32 batches")
 
-    backend: str = app.buffer_backend
+    backend = app.buffer_backend
     if local:
         backend = "native"
-    elif backend == "auto":
-        backend = "reverb" if machine.has_reverb else "native"
-        choose("buffer_backend", backend, "reverb is installed" if machine.has_reverb else "reverb is not installed")
+    elif machine.has_reverb:
+        backend = auto("buffer_backend", backend, "reverb", "it is installed")
+    else:
+        backend = auto("buffer_backend", backend, "native", "reverb is not installed")
 
-    threads = app.torch_num_threads
-    if threads == "auto":
-        threads = machine.cores if alternating or local else max(1, machine.cores - workers - 1)
-        choose("torch_num_threads", threads, "everyone else waits while it trains" if alternating else "cores left over")
-
-    device = app.device
-    if device == "auto":
-        device = choose("device", "cuda" if machine.gpus else "cpu", "a GPU is there" if machine.gpus else "no GPU")
+    if alternating or local:
+        threads = auto("torch_num_threads", app.torch_num_threads, cores, "everyone else waits while it trains")
+    else:
+        spare = max(1, cores - workers - 1)
+        threads = auto("torch_num_threads", app.torch_num_threads, spare, "the cores that workers and actor leave")
+    device = auto("device", app.device, "cuda" if gpus else "cpu", "a GPU is there" if gpus else "no GPU is there")
 
     preload_ratio = app.preload_ratio
     if lag is not None and app.replay_buffer_capacity == "auto":
-        # workers that wait for a version must have played what the first update needs
-        window = gate_window(lag, batch, round_size)
-        assert window is not None
-        preload_ratio = max(preload_ratio, capacity / min(window * round_size, batch))
+        # workers that wait for a newer version must have played what the first update needs
+        preload_ratio = max(preload_ratio, capacity / batch)
 
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,

@@ -163,7 +163,8 @@ class Supervisor:
                 self._give_orders()
             case "ready":
                 role.state = "ready"
-                logger.info("{} is ready (pid {}, {:.1f} s)", role.label, _pid(role), time.monotonic() - role.started_at)
+                seconds = time.monotonic() - role.started_at
+                logger.info("{} is ready (pid {}, {:.1f} s)", role.label, _pid(role), seconds)
                 self._server.send(peer, Message("ok", message.seq))
                 self._write_run_file()
             case "next":
@@ -257,9 +258,10 @@ class Supervisor:
                 _close_stdin(role)
                 role.process = None
                 self._role_ended(role, code)
-            elif role.state in ("starting", "bound"):
-                if time.monotonic() - role.started_at > self.app.start_timeout_s and self._stopping_since is None:
-                    self.stop(f"{role.label} was not ready after {self.app.start_timeout_s:g} s ({self._log(role)})", 1)
+            elif role.state in ("starting", "bound") and self._stopping_since is None:
+                limit = self.app.start_timeout_s
+                if time.monotonic() - role.started_at > limit:
+                    self.stop(f"{role.label} was not ready after {limit:g} s ({self._log(role)})", 1)
 
     def _role_ended(self, role: Role, code: int) -> None:
         if self._stopping_since is not None:
@@ -287,6 +289,13 @@ class Supervisor:
             else:
                 logger.warning("{} ended: {}; starting it again", role.label, cause)
                 self._spawn(role)
+                if role.name == "buffer":
+                    self._tell_workers("buffer_restarted")
+
+    def _tell_workers(self, kind: str) -> None:
+        for role in self._roles.values():
+            if role.name == "aisrv" and role.next is not None:
+                self._command(role, kind)
 
     def _drive_stop(self) -> None:
         """Tell the next group of roles to stop; kill what does not listen."""
@@ -382,5 +391,3 @@ def _close_stdin(role: Role) -> None:
 
 def _signal_name(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-

@@ -5,10 +5,12 @@ Predictions come from the actor, or from a copy of the weights in this process; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays
 from realm.job import Job
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
-from realm.verbs import ItemSender, LocalPolicy, ModelReader, RemotePolicy, VersionGate, gate_window
+from realm.verbs import ItemSender, LocalPolicy, ModelReader, RemotePolicy, VersionGate
 from realm.wire import Client
 
 
@@ -17,11 +19,20 @@ def run(job: Job) -> None:
     plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
     hyper = load_hyper(app.algo, job.config.hyper)
     envs = load_definition(app.algo).make_envs(plan.envs_per_worker, job.seed, hyper, job.config.env)
-    gate = VersionGate(gate_window(plan.max_version_lag, plan.batch, plan.round_size))
+    gate = VersionGate(plan.max_version_lag, plan.batch, plan.round_size)
     to_buffer = job.client("buffer")
-    sender = ItemSender(to_buffer, plan.max_unacked_rounds, link.tick)
+    sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.tick)
+
+    def tick() -> None:
+        link.tick()
+        sender.poll()  # also while waiting for a prediction: a refused round changes what may be asked for
+        for command in link.commands():
+            if command.kind == "buffer_restarted":
+                gate.refill()
+
+    policy: LocalPolicy | RemotePolicy
     if plan.predict_local:
-        policy, to_policy = _policy_here(job, hyper, gate)
+        policy, to_policy = _policy_here(job, hyper, gate, tick)
     else:
         to_policy = job.client("actor")
         policy = RemotePolicy(
@@ -30,15 +41,15 @@ def run(job: Job) -> None:
             job.index,
             plan.envs_per_worker,
             gate,
-            link.tick,
+            tick,
             lambda seconds: meters.timing("predict", seconds),
         )
     context = WorkflowContext(job.spec, hyper, job.seed, job.index, job.incarnation, meters)
     link.ready([to_policy, to_buffer])
     for chunk in load_workflow(app.algo)(envs, policy, context):
-        link.tick()
+        tick()
         items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
-        gate.close_round(items["version"])
+        gate.begin_round()
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
         link.env_steps += steps
         meters.count("env_steps", steps)
@@ -50,7 +61,7 @@ def run(job: Job) -> None:
             meters.totals[f"rounds_{status}"] = rounds
 
 
-def _policy_here(job: Job, hyper: object, gate: VersionGate) -> tuple[LocalPolicy, Client]:
+def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
     """Prediction in the worker: an agent of its own that follows the model pool."""
     from realm.checkpoint import load_bytes  # only where weights live: it imports torch
 
@@ -58,8 +69,8 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate) -> tuple[LocalPolic
     to_pool = job.client("model_pool")
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
 
-    def refresh(minimum: Version) -> Version:
-        version = models.wait(minimum, job.link.tick)
+    def refresh() -> Version:
+        version = models.wait(gate.minimum, tick)
         job.link.meters.totals["models_loaded"] = models.loaded
         return version
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from realm.buffer import ACCEPTED, NO_ROOM, ReplayBuffer
+from realm.buffer import ACCEPTED, INVALID, NO_ROOM, ReplayBuffer
 from realm.contract import Arrays, ContractError, Version
 from realm.job import Job
 from realm.monitor import Meters
@@ -110,7 +110,7 @@ class Keeper:
                     raise WireError(f"the buffer does not answer {kind!r}")
         except (WireError, ContractError) as error:
             self.invalid += 1
-            answers.append((peer, Message("invalid", message.seq, {"status": "invalid", "reason": str(error)})))
+            answers.append((peer, Message("invalid", message.seq, {"status": INVALID, "reason": str(error)})))
         progress = True
         while progress:
             progress = self._add_held(answers)
@@ -125,7 +125,7 @@ class Keeper:
                 status = self.buffer.add(items)
                 reason = ""
             except ContractError as error:
-                status, reason = "invalid", f"{key[0]}: {error}"
+                status, reason = INVALID, f"{key[0]}: {error}"
                 self.invalid += 1
             if status == NO_ROOM:
                 continue
@@ -133,7 +133,8 @@ class Keeper:
             if status == ACCEPTED:
                 taken = True
                 self._meters.put("producer_wait_ms", 1e3 * (time.monotonic() - since))
-            answers.append((peer, Message("added", key[2], {"status": status, "reason": reason})))
+            meta = {"status": status, "reason": reason, "wanted": list(self.buffer.wanted(len(items["worker"])))}
+            answers.append((peer, Message("added", key[2], meta)))
         return taken
 
     def _take_draw(self, peer: bytes, message: Message) -> list[Answer]:
@@ -146,7 +147,6 @@ class Keeper:
         since = self._draw.since if same and self._draw else time.monotonic()
         self._draw = _Draw(peer, message.seq, message.integer("count"), message.version(), since)
         self._drawer = f"{asked[0]}/{asked[1]}"
-        self.buffer.start_epoch(self._draw.version.epoch)
         return []
 
     def _try_draw(self, answers: list[Answer]) -> bool:
@@ -154,10 +154,9 @@ class Keeper:
         draw = self._draw
         if draw is None:
             return False
-        before = self.buffer.size
         drawn = self.buffer.draw(draw.count, draw.version)
         if drawn is None:
-            return self.buffer.size < before  # outdated items were dropped
+            return False
         items, info = drawn
         arrays = {f"item.{name}": array for name, array in items.items()}
         arrays |= {"info.key": info.key, "info.probability": info.probability, "info.times_sampled": info.times_sampled}

@@ -1,0 +1,63 @@
+"""An agent that learns nothing and checks everything: `learn` raises on the first row that is not what was played."""
+
+import time
+
+import numpy as np
+import torch
+
+
+class Agent:
+    def __init__(self, spec, config, device, seed):
+        self.config = config
+        self.model = torch.nn.Linear(1, 1)
+        self.updates = 0
+        self.last = {}  # (worker, incarnation, env) -> (seq, count at the chunk's end, first at the end)
+        self.env_steps = 0
+
+    def predict(self, obs, context):
+        count = obs["count"][:, 0]
+        return count % 1000, {"echo": count.copy()}
+
+    def learn(self, batch, info):
+        time.sleep(self.config.learn_s)
+        for b in range(len(batch.worker)):
+            self._check_chunk(batch, b)
+        if self.config.strict:
+            versions = np.unique(batch.version.reshape(-1, 2), axis=0)
+            assert len(versions) == 1, f"a batch of versions {versions.tolist()}"
+            assert int(versions[0][1]) == self.updates, (versions.tolist(), self.updates)
+        if self.config.once:
+            assert (info.times_sampled == 1).all(), info.times_sampled
+        self.updates += 1
+        self.env_steps += int(batch.valid.sum())
+        return {"checked_rows": float(batch.valid.size)}, None
+
+    def _check_chunk(self, batch, b):
+        count, first, valid = batch.obs["count"][b], batch.first[b], batch.valid[b]
+        who = (int(batch.worker[b]), int(batch.incarnation[b]), int(batch.env[b]))
+        seq = int(batch.seq[b])
+        assert (np.diff(count[:, 0]) == 1).all(), f"{who} seq {seq}: rows lost or reordered: {count[:, 0]}"
+        assert (batch.action[b] == count[:-1, 0] % 1000).all(), f"{who} seq {seq}: another row's action"
+        assert (batch.extra["echo"][b] == count[:-1, 0]).all(), f"{who} seq {seq}: another row's extra"
+        assert (first == (count[:, 2] == 0)).all(), f"{who} seq {seq}: first is wrong"
+        # a row is not valid exactly where the next row begins an episode: nothing is trained on across a reset
+        assert (valid == ~first[1:]).all(), f"{who} seq {seq}: valid is wrong"
+        assert (batch.reward[b][valid] == count[1:, 2][valid]).all(), f"{who} seq {seq}: another row's reward"
+        assert (batch.reward[b][~valid] == 0).all(), f"{who} seq {seq}: a reset row has a reward"
+        ended = batch.terminated[b] | batch.truncated[b]
+        assert (ended[:-1] == ~valid[1:]).all(), f"{who} seq {seq}: ends and resets do not match"
+        same_episode = count[1:, 1] == count[:-1, 1]
+        assert (same_episode == valid).all(), f"{who} seq {seq}: a valid row crosses episodes"
+        if self.config.once:
+            if who in self.last:
+                last_seq, last_count = self.last[who]
+                assert seq > last_seq, f"{who}: chunk {seq} came after {last_seq}: doubled or out of order"
+                # chunks that the buffer refused leave a gap of whole chunks, and of nothing else
+                assert int(count[0, 0]) - last_count == (seq - last_seq - 1) * len(valid), f"{who}: a gap inside"
+            self.last[who] = (seq, int(count[-1, 0]))
+
+    def save_model(self):
+        return {"updates": self.updates, "env_steps": self.env_steps}
+
+    def load_model(self, state):
+        self.updates, self.env_steps = state["updates"], state["env_steps"]

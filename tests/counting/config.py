@@ -1,0 +1,12 @@
+"""Settings of the counting user: see `feature/definition.py`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    chunk_length: int = 8
+    episode_length: int = 11  # of the shortest environment; others are a little longer, so ends fall everywhere
+    learn_s: float = 0.0  # an update takes at least this long
+    strict: bool = False  # every batch must hold exactly one version, the current one
+    once: bool = True  # every chunk must come exactly once

@@ -1,0 +1,101 @@
+"""Whole runs with the counting user: no row lost, doubled, reordered in a chunk, or trained on across a reset.
+
+The agent's `learn` raises on the first wrong row (`tests/counting/algorithm/agent.py`) and the run then fails, so exit
+code 0 says that every row of every batch was right. The accounts at the end must agree between the roles.
+"""
+
+import pytest
+from cluster import Run
+
+from realm.launch.plan import this_machine
+
+pytestmark = pytest.mark.system
+
+BACKENDS = [
+    "native",
+    pytest.param("reverb", marks=pytest.mark.skipif(not this_machine().has_reverb, reason="reverb is not installed")),
+]
+FLOWS = {
+    "strict": ["max_version_lag=0", "counting.strict=true"],
+    "lag 1": ["max_version_lag=1", "train_batch_size=8"],
+    "free": ["max_version_lag=free", "train_batch_size=20"],
+    "off-policy": [
+        "algorithm_on_policy_or_off_policy=off-policy",
+        "reverb_sampler=Uniform",
+        "replay_buffer_capacity=200",
+        "train_batch_size=16",
+        "production_consume_ratio=2.0",
+        "counting.once=false",
+    ],
+}
+ENOUGH = "max_env_steps=30000"
+
+
+def check_accounts(run, samples_once):
+    """What one role sent is what the other got."""
+    workers, buffer, learner = run.totals("aisrv"), run.totals("buffer"), run.totals("learner")
+    assert learner["updates"] > 10
+    assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
+    refused = buffer["refused_old_epoch"] + buffer["refused_stale"]
+    # rounds that were under way when the run ended: at most two a worker
+    assert 0 <= workers["items"] - buffer["inserted"] - refused <= 2 * 2 * 6
+    if samples_once:
+        assert buffer["inserted"] == buffer["sampled"] + buffer["size"] + buffer["dropped_old_epoch"]
+        assert 0 <= buffer["sampled"] - learner["items_trained"] <= 2 * 20  # handed out, not yet trained on
+        assert buffer["evicted"] == 0
+    assert buffer["duplicate"] == 0
+    assert all(run.totals(role)["wire/bad_frames"] == 0 for role in ("buffer", "model_pool"))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_local(tmp_path, flow):
+    with Run(tmp_path, "wrapper_type=local", ENOUGH, *FLOWS[flow]) as run:
+        assert run.finish() == 0, run.text()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("flow", FLOWS)
+def test_cluster(tmp_path, flow, backend):
+    with Run(tmp_path, f"buffer_backend={backend}", ENOUGH, *FLOWS[flow]) as run:
+        assert run.finish() == 0, run.text()
+        check_accounts(run, samples_once=flow != "off-policy")
+        assert run.processes() == []
+        if flow == "off-policy":
+            updates, inserted = run.totals("learner")["updates"], run.totals("buffer")["inserted"]
+            # the ratio is kept: an update of 16 after 8 new samples, from 100 samples on
+            assert abs((inserted - 100) * 2 / 16 - updates) <= 8
+
+
+@pytest.mark.parametrize("flow", ["strict", "free"])
+def test_local_prediction(tmp_path, flow):
+    with Run(tmp_path, "predict_local_or_remote=local", "buffer_backend=native", ENOUGH, *FLOWS[flow]) as run:
+        assert run.finish() == 0, run.text()
+        check_accounts(run, samples_once=True)
+
+
+@pytest.mark.parametrize("flow", ["strict", "free"])
+def test_learner_killed(tmp_path, flow):
+    """Chunks of the former epoch are refused and counted; training resumes from the last checkpoint."""
+    with Run(tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS[flow]) as run:
+        run.wait_running()
+        run.wait_trained(40)
+        run.kill("learner-0")
+        run.wait_trained(60, epoch=2)
+        assert run.interrupt() == 0, run.text()
+        buffer = run.totals("buffer")
+        if flow == "free":  # workers went on playing with the old weights; strict ones had nothing under way
+            assert buffer["refused_old_epoch"] + buffer["dropped_old_epoch"] > 0
+        assert "resumed from" in (run.dir / "log" / "learner-0.log").read_text()
+
+
+@pytest.mark.parametrize("role", ["aisrv-0", "actor-0", "model_pool-0", "buffer-0"])
+def test_role_killed(tmp_path, role):
+    """Any role may die at any moment: the others wait, the run goes on, and every row is still right."""
+    with Run(tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS["strict"]) as run:
+        run.wait_running()
+        run.wait_trained(20)
+        run.kill(role)
+        before = run.checkpoints()[-1][1]
+        run.wait_trained(before + 60)
+        assert run.interrupt() == 0, run.text()
+        assert run.processes() == []
