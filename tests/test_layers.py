@@ -1,0 +1,135 @@
+"""Who may import whom: read from the source with ast, and checked once against what a worker's process really loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+ALLOWED = {
+    "contract": set[str](),
+    "helper": {"contract", "helper"},
+    "roles": {"contract", "helper"},
+    "launch": {"contract", "helper", "launch"},  # and roles, inside a function
+    "env": {"env"},
+    "command line": {"contract", "helper", "launch", "command line"},
+    "diy": {"contract", "realm.chunk", "realm.returns", "env", "diy"},
+}
+OWNERS = {
+    "zmq": {"realm.wire"},
+    "reverb": {"realm.reverb_buffer"},
+    "tensorflow": {"realm.reverb_buffer"},
+    "torch": {"realm.returns", "realm.checkpoint"},
+    "safetensors": {"realm.checkpoint"},
+}
+PATH_OF_A_STEP = (
+    "contract", "wire", "chunk", "returns", "buffer", "reverb_buffer", "verbs",
+    "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
+)  # fmt: skip
+
+
+def layer(module: str) -> str:
+    parts = module.split(".")
+    if parts[0] == "diy":
+        return "diy"
+    if parts[1] in ("roles", "launch", "env", "contract"):
+        return parts[1]
+    return "command line" if parts[1] in ("cli", "__main__") else "helper"
+
+
+def modules(package: str) -> dict[str, Path]:
+    paths = (ROOT / package).rglob("*.py")
+    return {".".join(one.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): one for one in paths}
+
+
+def imported(source: str) -> Iterator[tuple[str, bool]]:
+    """(dotted name, whether inside a function) of everything that the source imports."""
+    tree = ast.parse(source)
+    lazy = {id(inner) for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) for inner in ast.walk(one)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import):
+            yield from ((alias.name, id(one) in lazy) for alias in one.names)
+        elif isinstance(one, ast.ImportFrom):
+            name = "." * one.level + (one.module or "")
+            # the names may be modules: `from realm import returns`
+            yield from ((f"{name}.{alias.name}", id(one) in lazy) for alias in one.names)
+
+
+def violations(module: str, source: str) -> list[str]:
+    own = layer(module)
+    found = []
+    for name, lazy in imported(source):
+        parts = name.split(".")
+        if parts[0] == "":
+            found.append(f"{module} imports {name}, relatively")
+        elif parts[0] in OWNERS and module.startswith("realm.") and module not in OWNERS[parts[0]]:
+            found.append(f"{module} imports {name}, which only {sorted(OWNERS[parts[0]])} may")
+        elif parts[:2] == ["realm", "__version__"] or parts[0] not in ("realm", "diy"):
+            continue
+        else:
+            wanted = {layer(name), ".".join(parts[:2])}
+            if not wanted & ALLOWED[own] and not (own == "launch" and layer(name) == "roles" and lazy):
+                found.append(f"{module} ({own}) imports {name} ({layer(name)})")
+    return found
+
+
+@pytest.mark.parametrize("package", ["realm", "diy"])
+def test_nobody_imports_whom_it_should_not_know(package: str) -> None:
+    found = modules(package)
+    assert len(found) > 5
+    wrong = [line for name, path in found.items() if name != "realm" for line in violations(name, path.read_text())]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("realm.contract", "from realm.wire import Codec"),
+        ("realm.wire", "def f():\n    from realm.roles import actor"),
+        ("realm.wire", "from realm.launch.plan import make_plan"),
+        ("realm.wire", "import realm.env.physics"),
+        ("realm.verbs", "import zmq.utils"),
+        ("realm.trainer", "def f():\n    import torch"),
+        ("realm.plan", "import reverb"),
+        ("realm.monitor", "from tensorflow import summary"),
+        ("realm.roles.actor", "from realm.roles import learner"),
+        ("realm.roles.actor", "from realm.env.map import Map"),
+        ("realm.roles.actor", "from realm.launch.board import Board"),
+        ("realm.launch.child", "from realm.roles.actor import run"),
+        ("realm.env.map", "from realm.contract import Array"),
+        ("realm.user", "import diy"),
+        ("realm.user", "from . import chunk"),
+        ("diy.train_workflow", "from realm.wire import Client"),
+        ("diy.algorithm.agent", "import realm.verbs"),
+    ],
+)
+def test_the_check_finds(module: str, source: str) -> None:
+    assert len(violations(module, source)) == 1
+    assert violations("realm.launch.child", "def f():\n    from realm.roles.actor import run") == []
+
+
+@pytest.mark.system
+def test_a_worker_loads_no_torch_and_no_reverb() -> None:
+    code = """
+import sys
+for name in ("chunk", "user", "roles.aisrv", "launch.child", "cli"):
+    __import__(f"realm.{name}")
+    print(name, sorted({"torch", "safetensors", "tensorflow", "reverb"} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        f"{name} []" for name in ("chunk", "user", "roles.aisrv", "launch.child", "cli")
+    ], done.stderr
+
+
+def test_the_path_of_a_step_is_an_afternoons_reading() -> None:
+    """Prints its size (`pytest -s`); about 2 000 lines are meant, and no number is enforced."""
+    lines = {name: len((ROOT / "realm" / f"{name}.py").read_text().splitlines()) for name in PATH_OF_A_STEP}
+    print(f"\nfrom env.step to the gradient: {sum(lines.values())} lines: {lines}")
+    assert all(lines.values())
