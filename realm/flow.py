@@ -73,6 +73,11 @@ def check_flow(
             f"max_version_lag is 0 (strict on-policy) and train_batch_size is {batch}, but what one version plays is "
             f"{one_round}; allowed is train_batch_size = {round_size}, or a lag of at least 1"
         )
+    if max_version_lag is not None and batch % round_size:
+        raise ConfigError(
+            f"train_batch_size is {batch}, but with max_version_lag {max_version_lag} an update takes whole rounds of "
+            f"all workers; allowed is a multiple of {round_size}, or max_version_lag = free"
+        )
     if capacity < batch + round_size:
         raise ConfigError(
             f"replay_buffer_capacity is {capacity}, too small for train_batch_size {batch} and {one_round}; "
@@ -83,16 +88,8 @@ def check_flow(
             f"{start}, and the buffer has no room for {one_round} beside them; allowed is a preload_ratio of at "
             f"least {_up(capacity / (capacity - round_size))}"
         )
-    if max_version_lag is None:
-        return
-    least_lag = -(-(round_size - math.gcd(round_size, batch)) // batch)
-    if max_version_lag < least_lag:
-        raise ConfigError(
-            f"max_version_lag is {max_version_lag}, but {one_round} lasts for {round_size / batch:.1f} updates of "
-            f"train_batch_size {batch}; allowed is a lag of at least {least_lag}, or a larger train_batch_size"
-        )
-    ahead = (max_version_lag + 1) * batch // round_size * round_size
-    if preload > ahead:
+    ahead = ((max_version_lag or 0) + 1) * batch
+    if max_version_lag is not None and preload > ahead:
         raise ConfigError(
             f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {batch} workers play only "
             f"{ahead} before the first update; allowed is a preload_ratio of at least {_up(capacity / ahead)}"

@@ -45,9 +45,11 @@ class VersionGate:
 
     A bucket of credits, counted in samples: a round (one chunk of every environment of all workers) costs N * E, each
     new version that this worker sees brings one batch, and (max_version_lag + 1) batches fill it. So production keeps
-    pace with training and runs at most the lag ahead. Strict on-policy is a bucket of exactly one round. Nothing
-    needs a count that the others share: a restarted worker begins with a full bucket, a new epoch or a lost buffer
-    fills it (`refill`), and a round that the buffer refused is paid back (`refund`).
+    pace with training and runs at most the lag ahead. Strict on-policy is a bucket of exactly one round.
+    Nothing needs a count that the others share: a restarted worker begins with a full bucket, a new epoch or a lost
+    buffer fills it (`refill`), a round that the buffer refused is paid back (`refund`), and what is too much after
+    that runs over. It cannot stall: a batch is whole rounds (`flow.check_flow`), so after any update all workers
+    together have the credits for the next one.
     """
 
     def __init__(self, max_version_lag: int | None, batch: int, round_size: int) -> None:

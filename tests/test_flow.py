@@ -68,6 +68,8 @@ def _random_numbers(draw: random.Random) -> tuple[dict[str, Any], int]:
     on_policy = draw.random() < 0.6
     lag = draw.choice([None, 0, 1, 2, 5]) if on_policy else None
     batch = workers * envs if lag == 0 or draw.random() < 0.3 else draw.randint(1, 60)
+    if lag and draw.random() < 0.7:
+        batch = workers * envs * draw.randint(1, 4)
     numbers = (ON if on_policy else OFF) | {
         "capacity": draw.randint(1, 200),
         "preload_ratio": draw.choice([1.0, 1.3, 2.0, 5.0, 50.0]),
@@ -120,16 +122,19 @@ def test_advice_is_enough() -> None:
     draw, followed = random.Random(2), 0
     for _ in range(1500):
         numbers, _envs = _random_numbers(draw)
-        for _ in range(3):
+        for _ in range(4):
             try:
                 check_flow(**numbers)
                 break
             except ConfigError as error:
                 advice = str(error).rpartition("; allowed is ")[2]
                 number = float(re.findall(r"[0-9.]*[0-9]", advice)[0])
-                numbers["preload_ratio" if "preload_ratio" in advice else "capacity"] = number
-                numbers["capacity"] = int(numbers["capacity"])
+                keys = ("preload_ratio", "multiple", "capacity")
+                key = next((one for one in keys if one in advice), "capacity")
+                numbers["train_batch_size" if key == "multiple" else key] = (
+                    number if key == "preload_ratio" else int(number)
+                )
                 followed += 1
         else:
-            raise AssertionError(f"three times advised in vain: {numbers}")
+            raise AssertionError(f"four times advised in vain: {numbers}")
     assert followed > 200

@@ -17,7 +17,8 @@ BACKENDS = [
 ]
 FLOWS = {
     "strict": ["max_version_lag=0", "counting.strict=true"],
-    "lag 1": ["max_version_lag=1", "train_batch_size=8"],
+    "lag 1": ["max_version_lag=1", "train_batch_size=12"],
+    "lag 2": ["max_version_lag=2", "train_batch_size=24"],
     "free": ["max_version_lag=free", "train_batch_size=20"],
     "off-policy": [
         "algorithm_on_policy_or_off_policy=off-policy",
