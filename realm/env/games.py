@@ -7,6 +7,7 @@ observations are written by the kernels of `physics.py` into arrays given by the
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ class Games:
         else:
             self.layouts = opt.parse_layouts(layouts, self._usr_conf)
         self.episodes = physics.make_episodes(self.layouts)
+        self.restart_layouts()
+
+    def restart_layouts(self) -> None:
+        """Hand out the layouts from their first again."""
         self.state.cursor[0] = 0
 
     def configure_from(self, options: Mapping[str, Any] | None) -> None:
@@ -70,11 +75,10 @@ class Games:
             self.configure(options)
 
     def seed(self, seeds: Sequence[int | None]) -> None:
-        """Seed environment e with seeds[e] where it is not None. Layouts start from their first again."""
+        """Seed the generator of environment e with seeds[e] where that is not None."""
         for e, seed in enumerate(seeds):
             if seed is not None:
                 self.state.rng[e] = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-        self.state.cursor[0] = 0
 
     def reset(self, which: NDArray[np.bool_] | None = None) -> None:
         """Start an episode in each environment, or where `which` (bool [E]) is true."""
@@ -100,3 +104,14 @@ def episode_stats(state: physics.State) -> dict[str, NDArray[Any]]:
         "layout": state.layout.copy(),  # i32, index into layouts
         "turn": state.turn.copy(),  # i64, episodes handed out before this one
     }
+
+
+def checked_action(action: Any) -> int:
+    """An action as an int; refused if it is none."""
+    try:
+        number = operator.index(action)
+    except TypeError:
+        number = -1
+    if not 0 <= number < physics.ACTIONS:
+        raise ValueError(f"action is {action!r}, it must be a whole number from 0 to {physics.ACTIONS - 1}")
+    return number

@@ -22,7 +22,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from realm.env import physics
-from realm.env.games import Games
+from realm.env.games import Games, checked_action
 from realm.env.map import CELL, EXTENT, FAR, POINTS, Map
 
 HERO_ID = 1  # choice
@@ -170,11 +170,7 @@ class RealmGame:
         s = self.state
         if not self._started or s.terminated[0] or s.truncated[0]:
             raise ResetNeeded("the episode is over or has not begun: call reset first")
-        if not 0 <= action < physics.ACTIONS:
-            raise ValueError(
-                f"action is {action!r}, it must be a whole number from 0 to {physics.ACTIONS - 1}"
-            )
-        self._action[0] = action
+        self._action[0] = checked_action(action)
         self.games.step(self._action)
         over = bool(s.terminated[0]), bool(s.truncated[0])
         return self._frame_no(), self._observation(), self._score(), *over, self._env_info()

@@ -32,7 +32,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from realm.env import physics
-from realm.env.games import Games, episode_stats
+from realm.env.games import Games, checked_action, episode_stats
 from realm.env.map import Map
 
 Obs = dict[str, NDArray[Any]]
@@ -119,7 +119,7 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         self.games = Games(1, usr_conf, layouts, map)
         self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
         self._action = np.zeros(1, dtype=np.int64)
-        self._seeded = self._started = False
+        self._started = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -128,10 +128,10 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on."""
         super().reset(seed=seed)
         self.games.configure_from(options)
-        if seed is not None or not self._seeded:
+        if seed is not None or not self._started:
             # without a seed gymnasium's generator is seeded by the system
             self.games.seed([int(self.np_random.integers(2**63)) if seed is None else seed])
-            self._seeded = True
+            self.games.restart_layouts()
         self.games.reset()
         self._started = True
         obs = empty_obs(self._names, 1)
@@ -143,11 +143,7 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         state = self.state
         if not self._started or state.terminated[0] or state.truncated[0]:
             raise ResetNeeded("the episode is over or has not begun: call reset first")
-        if not 0 <= action < physics.ACTIONS:
-            raise ValueError(
-                f"action is {action!r}, it must be a whole number from 0 to {physics.ACTIONS - 1}"
-            )
-        self._action[0] = action
+        self._action[0] = checked_action(action)
         obs = empty_obs(self._names, 1)
         step_obs(self.games, self._action, obs)
         terminated, truncated = bool(state.terminated[0]), bool(state.truncated[0])
@@ -193,7 +189,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
         self.copy = copy
         self._buffer = empty_obs(names, num_envs)
-        self._seeded = self._started = False
+        self._started = False
 
     def reset(
         self,
@@ -203,21 +199,42 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         out: Obs | None = None,
     ) -> tuple[Obs, dict[str, Any]]:
         """Start an episode everywhere. Environment i takes seed + i (or seed[i]); layouts start from their
-        first. `options` ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on, over all
-        autoresets."""
-        super().reset(seed=seed if isinstance(seed, int) else None)
-        self.games.configure_from(options)
-        if seed is None and not self._seeded:
-            seeds: list[int | None] = [int(v) for v in self.np_random.integers(2**63, size=self.num_envs)]
-        elif seed is None or isinstance(seed, int):
-            seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+        first.
+
+        `options` ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on, over all autoresets. As
+        in gymnasium's SyncVectorEnv, options["reset_mask"] (bool [E]) resets these environments only, and the
+        layouts go on.
+        """
+        seeds: list[int | None]
+        if seed is None or isinstance(seed, Sequence):
+            super().reset()
+            seeds = [None] * self.num_envs if seed is None else list(seed)
         else:
-            seeds = list(seed)
+            super().reset(seed=int(seed))
+            seeds = [int(seed) + i for i in range(self.num_envs)]
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed has {len(seeds)} entries, there are {self.num_envs} environments")
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        if mask is not None:
+            mask = np.asarray(mask)
+            if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+                raise ValueError(
+                    f"reset_mask must be bool [{self.num_envs}] with a True in it, it is {mask!r}"
+                )
+            seeds = [one if chosen else None for one, chosen in zip(seeds, mask, strict=True)]
+        if not self._started:
+            if mask is not None and not mask.all():
+                raise ResetNeeded("the first reset has to be of all environments")
+            # without a seed gymnasium's generator is seeded by the system
+            drawn = self.np_random.integers(2**63, size=self.num_envs)
+            seeds = [int(new) if one is None else one for new, one in zip(drawn, seeds, strict=True)]
+        self.games.configure_from(options)
         self.games.seed(seeds)
-        self._seeded = self._started = True
-        self.games.reset()
+        if mask is None:
+            self.games.restart_layouts()
+        self.games.reset(mask)
+        self._started = True
         obs = self._target(out)
         write_obs(self.games, obs)
         return self._given(obs), {}
@@ -230,11 +247,12 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         if not self._started:
             raise ResetNeeded("no episode has begun: call reset first")
         state = self.state
-        actions = np.asarray(actions, dtype=np.int64)
-        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= physics.ACTIONS:
+        actions = np.asarray(actions)
+        whole = actions.shape == (self.num_envs,) and actions.dtype.kind in "iu"
+        if not whole or actions.min() < 0 or actions.max() >= physics.ACTIONS:
             raise ValueError(f"actions must be {self.num_envs} whole numbers from 0 to {physics.ACTIONS - 1}")
         obs = self._target(out)
-        step_obs(self.games, actions, obs)
+        step_obs(self.games, actions.astype(np.int64, copy=False), obs)
         terminated, truncated = state.terminated.copy(), state.truncated.copy()
         over = terminated | truncated
         info: dict[str, Any] = {}
