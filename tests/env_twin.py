@@ -301,9 +301,7 @@ def play_and_compare(
     twins = [Twin(map_, seed + e) for e in range(num_envs)]
     handed_out = 0
     moods, held = [0] * num_envs, [0] * num_envs
-    met = dict.fromkeys(
-        ("episodes", "terminated", "treasures", "both", "buffs", "walls", "landed", "failed"), 0
-    )
+    met = dict.fromkeys(("episodes", "terminated", "treasures", "both", "buffs", "walls", "landed", "failed"), 0)
     over = [True] * num_envs
     for t in range(-(-total_steps // num_envs) + 1):
         for e, twin in enumerate(twins):
@@ -343,9 +341,7 @@ def main() -> None:
         ("rough 1", rough_map(1)),
     ):
         met = play_and_compare(map_, steps // 4, seed=1000)
-        print(
-            f"{name}: {steps // 4} steps agree to the bit after {time.monotonic() - began:.0f} s, met {met}"
-        )
+        print(f"{name}: {steps // 4} steps agree to the bit after {time.monotonic() - began:.0f} s, met {met}")
 
 
 if __name__ == "__main__":

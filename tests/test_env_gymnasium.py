@@ -148,9 +148,7 @@ def test_returned_data_is_not_reused() -> None:
 def test_rows_of_a_buffer_with_environments_first() -> None:
     """out may be buffer[:, t] of [E, T, ...]: only each environment's own row has to be contiguous."""
     envs, twin = RealmVectorEnv(3, usr_conf=CONF), RealmVectorEnv(3, usr_conf=CONF)
-    shapes = {
-        name: (space.shape, space.dtype) for name, space in envs.single_observation_space.spaces.items()
-    }
+    shapes = {name: (space.shape, space.dtype) for name, space in envs.single_observation_space.spaces.items()}
     buffer = {name: np.zeros((3, 5, *shape), dtype) for name, (shape, dtype) in shapes.items()}
     envs.reset(seed=0)
     twin.reset(seed=0)

@@ -15,9 +15,7 @@ STEPS = int(os.environ.get("REALM_TWIN_STEPS", "48000")) // 3
 
 @pytest.mark.parametrize("name", ["default", "generated", "rough"])
 def test_kernels_agree_with_the_twin_to_the_bit(name: str) -> None:
-    map_ = {"default": maps.default, "generated": lambda: maps.generate(3), "rough": lambda: rough_map(0)}[
-        name
-    ]()
+    map_ = {"default": maps.default, "generated": lambda: maps.generate(3), "rough": lambda: rough_map(0)}[name]()
     met = play_and_compare(map_, STEPS, seed=7)
     assert all(count > 0 for what, count in met.items() if what != "both"), met
     assert met["both"] > 0 or name != "rough", met  # a treasure and the end in one step

@@ -61,9 +61,7 @@ class Empty(gymnasium.Env[dict[str, NDArray[Any]], np.int64]):
         self.action_space = gymnasium.spaces.Discrete(16)
         self.obs = self.observation_space.sample()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self.obs, {}
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -73,9 +71,7 @@ class Empty(gymnasium.Env[dict[str, NDArray[Any]], np.int64]):
 class Player:
     """One variant: an environment in mid-episode, random legal actions and a clock around the call only."""
 
-    def __init__(
-        self, num_envs: int, call: Callable[[RealmVectorEnv, NDArray[np.int64], int], object]
-    ) -> None:
+    def __init__(self, num_envs: int, call: Callable[[RealmVectorEnv, NDArray[np.int64], int], object]) -> None:
         self.envs = RealmVectorEnv(num_envs, usr_conf={"treasure_num": 9}, copy=False)
         self.envs.reset(seed=0)
         self.call = call
@@ -116,9 +112,7 @@ def single_rate(env: gymnasium.Env[Any, Any], seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each variant in each round")
     parser.add_argument("--envs", type=int, default=256)
@@ -126,10 +120,7 @@ def main() -> None:
     args = parser.parse_args()
 
     n = args.envs
-    shapes = {
-        name: (n, *box.shape)
-        for name, box in make_observation_space(observation_names("full")).spaces.items()
-    }
+    shapes = {name: (n, *box.shape) for name, box in make_observation_space(observation_names("full")).spaces.items()}
     row_bytes = sum(int(np.prod(shape[1:])) for shape in shapes.values()) + 3 * 31
     length = -(-BUFFER_BYTES // (row_bytes * n))
     dtypes = {"image": np.uint8, "vector": np.float32, "action_mask": np.int8}
@@ -193,9 +184,7 @@ def main() -> None:
     median = {name: statistics.median(rates) for name, rates in measured.items()}
 
     copying, ref = median["np.copyto of the full rows"], median["reference: slicing kernel"]
-    print(
-        f"{n} environments, rows of {row_bytes} bytes, buffer of {length} x {n} rows, {args.rounds} rounds\n"
-    )
+    print(f"{n} environments, rows of {row_bytes} bytes, buffer of {length} x {n} rows, {args.rounds} rounds\n")
     print(f"{'':36}{'steps/s':>12}{'of copyto':>12}{'of reference':>14}{'spread':>9}")
     for name, rate in median.items():
         spread = (max(measured[name]) - min(measured[name])) / rate

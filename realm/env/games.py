@@ -43,9 +43,7 @@ class Games:
         self._usr_conf: Mapping[str, Any] | None = None
         self.configure(usr_conf, layouts)
 
-    def configure(
-        self, usr_conf: Mapping[str, Any] | None = None, layouts: Sequence[Any] | None = None
-    ) -> None:
+    def configure(self, usr_conf: Mapping[str, Any] | None = None, layouts: Sequence[Any] | None = None) -> None:
         """Play these episodes from the next reset on. Layouts start from their first again."""
         if usr_conf is not None:
             self._usr_conf = opt.inner(usr_conf)
@@ -67,9 +65,7 @@ class Games:
         if "usr_conf" in options or "layouts" in options:
             for key, value in options.items():
                 if key not in ("usr_conf", "layouts"):
-                    raise OptionError(
-                        f"{key} is {value!r}, but reset takes the options usr_conf and layouts only"
-                    )
+                    raise OptionError(f"{key} is {value!r}, but reset takes the options usr_conf and layouts only")
             self.configure(options.get("usr_conf"), options.get("layouts"))
         else:
             self.configure(options)

@@ -65,9 +65,7 @@ def parse(usr_conf: Mapping[str, Any] | None, base: Mapping[str, Any] | None = N
     if random:
         return Episode(start, end, max_step, treasure_num=num)
     if ids is None:
-        raise OptionError(
-            "treasure_random is 0, so treasure_id must be given: a list of different ids from 1 to 15"
-        )
+        raise OptionError("treasure_random is 0, so treasure_id must be given: a list of different ids from 1 to 15")
     return Episode(start, end, max_step, treasure_num=len(ids), treasure_id=ids)
 
 
@@ -98,9 +96,7 @@ def inner(usr_conf: Mapping[str, Any] | None) -> dict[str, Any]:
         conf = conf["diy"]
     for key, value in conf.items():
         if key not in KEYS:
-            raise OptionError(
-                f"{key} is {value!r}, but there is no such option; allowed are {', '.join(KEYS)}"
-            )
+            raise OptionError(f"{key} is {value!r}, but there is no such option; allowed are {', '.join(KEYS)}")
     return dict(conf)
 
 
@@ -135,9 +131,7 @@ def _treasure_ids(value: Any, start: int, end: int) -> tuple[int, ...]:
         if number is None or number not in IDS:
             raise OptionError(f"treasure_id has {item!r}, ids are whole numbers from 1 to 15")
         if number in (start, end):
-            raise OptionError(
-                f"treasure_id has {number}, which is the {'start' if number == start else 'end'}"
-            )
+            raise OptionError(f"treasure_id has {number}, which is the {'start' if number == start else 'end'}")
         if number in ids:
             raise OptionError(f"treasure_id has {number} twice, ids must differ")
         ids.append(number)

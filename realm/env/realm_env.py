@@ -64,9 +64,7 @@ def make_observation_space(names: Sequence[str]) -> spaces.Space[Obs]:
 def check_render_mode(render_mode: str | None) -> None:
     """Refuse a render mode that METADATA does not list."""
     if render_mode is not None and render_mode not in METADATA["render_modes"]:
-        raise ValueError(
-            f"render_mode is {render_mode!r}, it must be None or one of {METADATA['render_modes']}"
-        )
+        raise ValueError(f"render_mode is {render_mode!r}, it must be None or one of {METADATA['render_modes']}")
 
 
 def empty_obs(names: Sequence[str], num_envs: int) -> Obs:
@@ -121,9 +119,7 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         self._action = np.zeros(1, dtype=np.int64)
         self._started = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Start an episode. A seed starts the generator anew (and layouts from their first); `options`
         ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on."""
         super().reset(seed=seed)
@@ -219,9 +215,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         if mask is not None:
             mask = np.asarray(mask)
             if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
-                raise ValueError(
-                    f"reset_mask must be bool [{self.num_envs}] with a True in it, it is {mask!r}"
-                )
+                raise ValueError(f"reset_mask must be bool [{self.num_envs}] with a True in it, it is {mask!r}")
             seeds = [one if chosen else None for one, chosen in zip(seeds, mask, strict=True)]
         if not self._started:
             if mask is not None and not mask.all():
