@@ -97,8 +97,20 @@ class Codec:
     max_bytes: int
 
     def encode(self, message: Message, checksum: bool = False) -> list[Any]:
-        """Frames to send; with `checksum` the bodies are covered too (chunks, and whatever leaves the machine)."""
+        """Frames to send; with `checksum` the bodies are covered too (chunks, and whatever leaves the machine).
+
+        Raises WireError for what the other side would refuse.
+        """
+        for name, array in message.arrays.items():
+            if not _is_plain(array.dtype.str):
+                raise WireError(f"{message.kind}: array {name} is {array.dtype}; only plain numbers can be sent")
         bodies = [np.ascontiguousarray(array) for array in message.arrays.values()]
+        total = sum(body.nbytes for body in bodies)
+        if len(bodies) > _MAX_ARRAYS or total > self.max_bytes:
+            raise WireError(
+                f"{message.kind}: {len(bodies)} arrays of {total} bytes, "
+                f"at most {_MAX_ARRAYS} of {self.max_bytes} bytes can be sent"
+            )
         header = {
             "run": self.run_id,
             "schema": self.schema,
@@ -112,6 +124,8 @@ class Codec:
             "crc": _crc(bodies) if checksum else None,
         }
         text = json.dumps(header, separators=(",", ":")).encode()
+        if _PREFIX.size + len(text) > _MAX_HEADER_BYTES:
+            raise WireError(f"{message.kind}: a header of {len(text)} bytes")
         prefix = _PREFIX.pack(_MAGIC, PROTOCOL, 0, zlib.crc32(text))
         return [prefix + text, *(body.reshape(-1).view(np.uint8).data for body in bodies)]
 
@@ -144,7 +158,10 @@ class Codec:
             total += len(frame)
             if math.prod(shape) * dtype.itemsize != len(frame):
                 raise WireError(f"array {name}: {dtype}{shape} in {len(frame)} bytes")
-            arrays[name] = np.frombuffer(frame, dtype).reshape(shape)
+            try:
+                arrays[name] = np.frombuffer(frame, dtype).reshape(shape)
+            except ValueError as error:  # no bytes, and yet an axis that is too long for NumPy
+                raise WireError(f"array {name}: shape {shape}") from error
         if total > self.max_bytes:
             raise WireError(f"{total} bytes, at most {self.max_bytes}")
         if header["crc"] is not None and header["crc"] != _crc(frames[1:]):
@@ -183,8 +200,7 @@ def _parse_array(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not str or type(entry[1]) is not str:
         raise WireError("an array's entry is not [name, dtype, shape]")
     name, code, shape = entry
-    # the code is checked by its letters: np.dtype would also parse structures and long texts
-    if len(code) > 4 or code[:1] not in "<|" or code[1:2] not in "biuf" or not code[2:].isdigit():
+    if not _is_plain(code):
         raise WireError(f"array {name}: dtype {code!r}")
     if type(shape) is not list or len(shape) > 16 or any(type(d) is not int or d < 0 for d in shape):
         raise WireError(f"array {name}: shape {shape!r}")
@@ -192,6 +208,11 @@ def _parse_array(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
         return name, np.dtype(code), tuple(shape)
     except TypeError as error:
         raise WireError(f"array {name}: dtype {code!r}") from error
+
+
+def _is_plain(code: str) -> bool:
+    """Whether a dtype's code means numbers; by its letters, as np.dtype would also parse structures and long texts."""
+    return len(code) <= 4 and code[:1] in "<|" and code[1:2] in "biuf" and code[2:].isdigit()
 
 
 def _crc(bodies: Sequence[Any]) -> int:
@@ -212,6 +233,11 @@ class Traffic:
     resent: int = 0
     unmatched: int = 0
     bad_frames: Counter[str] = field(default_factory=Counter)
+
+    def count_bad(self, text: str) -> None:
+        """Count a message that cannot be used under what is wrong with it; a flood of them takes bounded memory."""
+        key = text[:200]
+        self.bad_frames[key if key in self.bad_frames or len(self.bad_frames) < 1000 else "others"] += 1
 
     def totals(self) -> dict[str, float]:
         return {
@@ -311,7 +337,7 @@ class Server(Socket):
 
     def reject(self, peer: bytes, error: ValueError) -> None:
         """Count a message that cannot be used; called here, and by a role whose contract it breaks."""
-        self.traffic.bad_frames[f"{peer.hex()}: {error}" if len(self.traffic.bad_frames) < 1000 else "others"] += 1
+        self.traffic.count_bad(f"{peer.hex()}: {error}")
 
 
 @dataclass
@@ -358,7 +384,7 @@ class Client(Socket):
             try:
                 message = self.codec.decode(buffers)
             except WireError as error:
-                self.traffic.bad_frames[str(error)] += 1
+                self.traffic.count_bad(str(error))
                 continue
             if self._open.pop(message.seq, None) is not None:
                 return message
