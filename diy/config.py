@@ -25,12 +25,14 @@ class Config:
     end_points: float = 150.0  # for reaching the end
     missed_points: float = 100.0  # taken off at the end for each treasure left behind
     step_points: float = 0.2  # taken off each step
-    shaping: str = "tree"  # potential
-    shaping_points: float = 2.0  # for each cell by which the way still to go gets shorter
+    way: str = "tree"  # the way still to go: "nearest": to the nearest treasure; "tree": over all of them to the end
+    way_points_start: float = 2.0  # for each cell by which the way to go gets shorter, at the first step ...
+    way_points_end: float = 0.0  # ... and at total_env_steps, linear between; added by the learner
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
-    gamma: float = 0.99  # discount of a step
+    gamma_start: float = 0.99  # discount of a step, at the first step ...
+    gamma_end: float = 0.998  # ... and at total_env_steps; 1 - gamma falls geometrically between
     lam: float = 0.95  # GAE's lambda: 0 trusts the critic, 1 the sampled return
     value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
 
@@ -58,11 +60,13 @@ class Config:
             self._check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
         for name in ("hidden", "chunk_length", "total_env_steps", "epochs", "minibatch_size"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("gamma", "lam"):
+        for name in ("gamma_start", "gamma_end", "lam"):
             self._check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
         for name in ("reward_scale", "clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"):
             self._check(name, getattr(self, name) > 0.0, "above 0")
-        for name in ("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip", "shaping_points"):
+        for name in ("way_points_start", "way_points_end", "lr_end", "entropy_start", "entropy_end"):
+            self._check(name, getattr(self, name) >= 0.0, "0 or more")
+        for name in ("vf_coef", "value_clip"):
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
         self._check("network", self.network == self.features, f"{self.features!r} as diy.features is")
 
@@ -76,7 +80,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "network": ("small", "reference"),
     "precision": ("auto", "fp32", "bf16"),
     "reward": ("small", "reference"),
-    "shaping": ("tree", "nearest"),
+    "way": ("nearest", "tree"),
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
 }

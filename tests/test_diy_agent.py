@@ -36,7 +36,25 @@ SPEC = Spec(
     extra={"log_prob": Field((), "float32"), "value": Field((), "float32")},
     chunk_length=T,
 )
-TINY = Config(hidden=16, chunk_length=T, minibatch_size=64, precision="fp32", lr_start=3e-3, lr_end=1e-3, gamma=0.9)
+TINY = Config(
+    hidden=16,
+    chunk_length=T,
+    minibatch_size=64,
+    precision="fp32",
+    lr_start=3e-3,
+    lr_end=1e-3,
+    gamma_start=0.9,
+    gamma_end=0.9,
+)
+    hidden=16,
+    chunk_length=T,
+    minibatch_size=64,
+    precision="fp32",
+    lr_start=3e-3,
+    lr_end=1e-3,
+    gamma_start=0.9,
+    gamma_end=0.9,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -167,10 +185,10 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Config) -> dict[str, float]
             advantage, weight = 0.0, 1.0
             for k in range(t, steps):
                 following = 0.0 if chunk.terminated[b, k] else values_of[b, k + 1]
-                advantage += weight * (chunk.reward[b, k] + config.gamma * following - values_of[b, k])
+                advantage += weight * (chunk.reward[b, k] + config.gamma_start * following - values_of[b, k])
                 if chunk.terminated[b, k] or chunk.truncated[b, k]:
                     break
-                weight *= config.gamma * config.lam
+                weight *= config.gamma_start * config.lam
             rows.append((b, t, advantage, advantage + values_of[b, t]))
     advantages = np.array([row[2] for row in rows])
     mean, std = advantages.mean(), advantages.std(ddof=1)
@@ -346,7 +364,7 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
         features="reference",
         network="reference",
         reward="reference",
-        shaping="nearest",
+        way="nearest",
         chunk_length=4,
         epochs=1,
         minibatch_size=8,
@@ -363,3 +381,21 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
     metrics, _ = agent.learn(chunks.take(), info(4))
     assert metrics["skipped"] == 0
     assert np.log(8) - 0.01 < metrics["entropy"] < np.log(16) + 0.01  # nearly uniform, some rows without a flash
+
+
+def test_the_learner_rewards_a_shorter_way_with_what_the_schedule_says() -> None:
+    """`way` falls by 2 cells a step: so much more reward at the start, half as much halfway, none at the end."""
+    config = dataclasses.replace(
+        TINY, way_points_start=3.0, way_points_end=0.0, reward_scale=0.5, gamma_start=0.0, gamma_end=0.0, lr_start=1e-9
+    )
+    chunk = recorded(1)[0]
+    steps = int(chunk.valid.sum())
+    chunk.obs["way"] = np.tile(100.0 - 2.0 * np.arange(T + 1, dtype=np.float32), (8, 1))
+    for updates, points in ((0, 3.0), (1, 1.5), (2, 0.0)):
+        agent = make_agent(dataclasses.replace(config, total_env_steps=2 * steps))
+        agent.env_steps = updates * steps
+        with torch.no_grad():
+            agent.model.critic_head.weight.zero_()  # V = 0 and gamma = 0: the target is the reward
+        rows = agent._rows(chunk, agent._now())
+        want = chunk.reward[chunk.valid] + 0.5 * points * 2.0
+        np.testing.assert_allclose(rows.target.numpy(), want, atol=1e-6)

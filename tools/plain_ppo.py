@@ -65,6 +65,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     config = dataclasses.replace(Config(), **pairs(args.set))
     options = NINE | pairs(args.env)
+    evaluated = {key: value for key, value in options.items() if key != "layouts"}
 
     envs = make_envs(args.num_envs, args.seed, config, options)
     agent = Agent(spec(envs, config), config, "cpu", args.seed)
@@ -104,7 +105,7 @@ def main() -> None:
             )
             scores, missed = [], []
     for explore in (0.0, 1.0):
-        print(f"evaluation, explore {explore:g}:", evaluate(agent, config, options, explore), flush=True)
+        print(f"evaluation, explore {explore:g}:", evaluate(agent, config, evaluated, explore), flush=True)
 
 
 def pairs(texts: list[str]) -> dict:

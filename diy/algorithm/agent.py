@@ -24,6 +24,16 @@ FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be 
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """What changes while training goes on, at one update."""
+
+    lr: float
+    entropy_coef: float
+    way_points: float
+    gamma: float
+
+
+@dataclass(frozen=True)
 class Rows:
     """A batch as `learn` uses it: what belongs to its R valid rows, and all observations."""
 
@@ -95,12 +105,10 @@ class Agent:
         A gradient step whose loss or gradient is not finite is left out and counted as `skipped`.
         """
         config = self.config
-        progress = min(1.0, self.env_steps / config.total_env_steps)
-        lr = config.lr_start + progress * (config.lr_end - config.lr_start)
-        entropy_coef = config.entropy_start + progress * (config.entropy_end - config.entropy_start)
+        now = self._now()
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        rows = self._rows(batch)
+            group["lr"] = now.lr
+        rows = self._rows(batch, now)
         count = len(rows.index)
         parts = max(1, round(count / config.minibatch_size))
         made: list[dict[str, Tensor]] = []
@@ -108,14 +116,14 @@ class Agent:
         for _ in range(config.epochs if count else 0):
             order = torch.randperm(count, generator=self.generator).to(self.device)
             for part in order.tensor_split(parts):
-                metrics = self._gradient_step(rows.at(part), entropy_coef)
+                metrics = self._gradient_step(rows.at(part), now.entropy_coef)
                 if metrics is None:
                     skipped += 1
                 else:
                     made.append(metrics)
         self.env_steps += count
         self.updates += 1
-        result = {"lr": lr, "entropy_coef": entropy_coef, "skipped": float(skipped), "rows": float(count)}
+        result = dataclasses.asdict(now) | {"skipped": float(skipped), "rows": float(count)}
         if made:
             result |= {name: float(torch.stack([one[name] for one in made]).mean()) for name in made[0]}
         if count:
@@ -123,6 +131,21 @@ class Agent:
             result["value_mean"] = float(rows.value.mean())
             result["reward_mean"] = float(np.mean(batch.reward, where=batch.valid))
         return result, None
+
+    def _now(self) -> Schedule:
+        """What the fields `*_start` and `*_end` of the config say for the steps learned from so far."""
+        config = self.config
+        progress = min(1.0, self.env_steps / config.total_env_steps)
+
+        def between(start: float, end: float) -> float:
+            return start + progress * (end - start)
+
+        return Schedule(
+            lr=between(config.lr_start, config.lr_end),
+            entropy_coef=between(config.entropy_start, config.entropy_end),
+            way_points=between(config.way_points_start, config.way_points_end),
+            gamma=1.0 - (1.0 - config.gamma_start) ** (1.0 - progress) * (1.0 - config.gamma_end) ** progress,
+        )
 
     def _gradient_step(self, rows: Rows, entropy_coef: float) -> dict[str, Tensor] | None:
         """One step of Adam on n rows. Returns its metrics, or None if it could not be made."""
@@ -161,7 +184,7 @@ class Agent:
             }
 
     @torch.no_grad()
-    def _rows(self, batch: Chunk) -> Rows:
+    def _rows(self, batch: Chunk, now: Schedule) -> Rows:
         """Put a batch on the device and estimate its advantages."""
         config = self.config
         obs = {name: self._tensor(array) for name, array in batch.obs.items()}
@@ -172,8 +195,11 @@ class Agent:
         else:
             last = self._forward({name: x[:, -1:] for name, x in obs.items()}, self.model.critic)
             value = torch.cat([self._tensor(batch.extra["value"]), last.view(chunks, 1)], dim=1)
+        way = obs.pop("way", None)
+        if way is not None and config.reward == "small":
+            reward = reward + config.reward_scale * now.way_points * (way[:, :-1] - way[:, 1:])
         terminated, truncated = self._tensor(batch.terminated), self._tensor(batch.truncated)
-        advantage, target = returns.gae(reward, value, terminated, truncated, valid, config.gamma, config.lam)
+        advantage, target = returns.gae(reward, value, terminated, truncated, valid, now.gamma, config.lam)
         chunk, step = valid.nonzero(as_tuple=True)
         rows = Rows(
             obs={name: x.flatten(0, 1) for name, x in obs.items()},

@@ -15,7 +15,7 @@ RAY = 12  # cells a ray looks ahead before it gives up
 LAST_MOVE = 1000.0  # units of the longest walk
 
 # the published reward, in points: what `config.py` has no field for
-FLASH_FACTOR = 5.0  # distance gained by a flash counts this much more
+CELL_POINTS, FLASH_CELL_POINTS = 1.0, 5.0  # for a cell won by walking, by a flash
 WALL_POINTS, FLASH_WALL_POINTS = 1.0, 10.0  # taken off for a walk, a flash against a wall
 BUFF_POINTS = 5.0  # for taking the buff; taken off for an episode without it
 VISITS_FREE = 0.4  # share of the memory map that a cell may have without costing anything

@@ -23,11 +23,16 @@ from realm.contract import ActionSpec, Array, Arrays, Field, Fields, Spec
 from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State, write_image, write_vector
 from realm.env.realm_env import RealmVectorEnv
 
-SMALL: Fields = {"features": Field((kernels.SMALL_SIZE,), "float32"), "legal": Field((ACTIONS,), "bool")}
+SMALL: Fields = {
+    "features": Field((kernels.SMALL_SIZE,), "float32"),
+    "legal": Field((ACTIONS,), "bool"),
+    "way": Field((), "float32"),  # for the learner's shaping, no network sees it
+}
 REFERENCE: Fields = {
     "image": Field((4, WINDOW, WINDOW), "uint8"),
     "vector": Field((31,), "float32"),
     "legal": Field((ACTIONS,), "bool"),
+    "way": Field((), "float32"),
 }
 
 
@@ -68,7 +73,8 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = game.action_space
         self._seed: int | None = seed
-        self._way = np.zeros(self.num_envs)  # way_to_go after the last step
+        self._way = np.zeros(self.num_envs, np.float32)  # cells to go after the last step
+        self._nearer = np.zeros(self.num_envs, np.float32)  # cells won by it
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -76,7 +82,6 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         """Start an episode everywhere; without a seed the first reset takes the one given to `make_envs`."""
         self.game.reset(seed=self._seed if seed is None else seed, options=options)
         self._seed = None
-        self._way = self._way_to_go()
         return self._observe(), {}
 
     def step(self, actions: Array) -> tuple[Arrays, NDArray[np.float32], Array, Array, dict[str, Any]]:
@@ -84,7 +89,8 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         _, _, terminated, truncated, info = self.game.step(actions)
         if "stats" in info:
             info = {"episode": info["stats"], "_episode": info["_stats"]}
-        return self._observe(), self._reward(), terminated, truncated, info
+        obs = self._observe()
+        return obs, self._reward(), terminated, truncated, info
 
     def _observe(self) -> Arrays:
         state, world = self.game.state, self.game.world
@@ -96,36 +102,29 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
             write_vector(state, world, obs["vector"])
         obs["legal"][:, :DIRECTIONS] = True
         obs["legal"][:, DIRECTIONS:] = (state.flash_wait == 0)[:, None]
+        kernels.way_to_go(state, world, self.config.way == "tree", obs["way"])
+        self._nearer = self._way - obs["way"]
+        self._way = obs["way"]
         return obs
-
-    def _way_to_go(self) -> NDArray[np.float64]:
-        way = np.empty(self.num_envs)
-        kernels.way_to_go(self.game.state, self.game.world, self.config.shaping == "tree", way)
-        return way
 
     def _reward(self) -> NDArray[np.float32]:
         """f32 [E], scaled. 0 where the episode has just been reset."""
         config, state = self.config, self.game.state
-        before, self._way = self._way, self._way_to_go()
-        nearer = config.shaping_points * (before - self._way)
         points = config.treasure_points * state.took_treasures - config.step_points
         missed = state.total - state.treasures
         points += state.terminated * (config.end_points - config.missed_points * missed)
         if config.reward == "reference":
-            # a treasure that is taken makes the next one the nearest: no step back
-            nearer[state.took_treasures > 0] = 0.0
-            points += _reference_points(state, nearer)
-        else:
-            points += nearer
+            points += _reference_points(state, self._nearer)
         points[state.fresh] = 0.0
         return (config.reward_scale * points).astype(np.float32)
 
 
-def _reference_points(state: State, nearer: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The published terms for the way a step went. nearer: f64 [E], points for the distance gained; returns f64 [E]."""
+def _reference_points(state: State, nearer: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The published terms for how a step went. nearer: f32 [E], cells won; returns f64 [E]."""
+    nearer = np.where(state.took_treasures > 0, 0.0, nearer)  # then another treasure is the nearest: not a step back
     visits = state.memory[np.arange(len(nearer)), state.cell_z + VIEW, state.cell_x + VIEW] / 255.0
     points: NDArray[np.float64] = (
-        np.where(state.used_flash, c.FLASH_FACTOR, 1.0) * nearer
+        np.where(state.used_flash, c.FLASH_CELL_POINTS, c.CELL_POINTS) * nearer
         - state.hit_wall * np.where(state.used_flash, c.FLASH_WALL_POINTS, c.WALL_POINTS)
         + state.took_buff * c.BUFF_POINTS
         - (state.terminated & (state.buffs == 0)) * c.BUFF_POINTS
@@ -136,7 +135,8 @@ def _reference_points(state: State, nearer: NDArray[np.float64]) -> NDArray[np.f
 
 def _space(one: Field) -> spaces.Box:
     if one.dtype == "float32":
-        return spaces.Box(-1.0, 1.0, one.shape, np.float32)
+        low, high = (-1.0, 1.0) if one.shape else (0.0, np.inf)  # features, or the way in cells
+        return spaces.Box(low, high, one.shape, np.float32)
     if one.dtype == "bool":
         return spaces.Box(0, 1, one.shape, np.bool_)  # type: ignore[arg-type]
     return spaces.Box(0, 255, one.shape, np.uint8)

@@ -77,8 +77,8 @@ def write_small(s: State, w: World, out: NDArray[np.float32]) -> None:
 
 
 @jit
-def way_to_go(s: State, w: World, tree: bool, out: NDArray[np.float64]) -> None:
-    """Estimate how many cells each hero still has to walk. out: f64 [E].
+def way_to_go(s: State, w: World, tree: bool, out: NDArray[np.float32]) -> None:
+    """Estimate how many cells each hero still has to walk. out: f32 [E].
 
     From the hero to the nearest treasure left, or to the end when none is left; with `tree`, and then along the
     shortest tree over all treasures left and the end, so that taking a treasure does not change the estimate much.
