@@ -83,7 +83,10 @@ def _start(arguments: argparse.Namespace) -> int:
     from realm.launch.start import prepare, run_cluster, run_local
 
     prepared = prepare(config)
-    return run_local(prepared) if config.app.wrapper_type == "local" else run_cluster(prepared)
+    if config.app.wrapper_type == "local":
+        run_local(prepared)
+        return 0
+    return run_cluster(prepared)
 
 
 def _start_detached(path: str, overrides: list[str], log_dir: str, timeout_s: float) -> int:

@@ -37,7 +37,8 @@ class Run:
 
     def text(self):
         logs = [self.output, *sorted(self.dir.glob("log/*.log"))]
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in logs if path.exists())
+        there = [path for path in logs if path.exists()]
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in there)
 
     def file(self):
         return json.loads((self.dir / "run.json").read_text())
@@ -82,9 +83,11 @@ class Run:
         )
 
     def pid(self, role):
-        return self.wait_for(
-            lambda: self.file()["roles"][role]["state"] == "ready" and self.file()["roles"][role]["pid"], f"{role} lives"
-        )
+        def ready_pid():
+            entry = self.file()["roles"][role]
+            return entry["state"] == "ready" and entry["pid"]
+
+        return self.wait_for(ready_pid, f"{role} lives")
 
     def kill(self, role):
         pid = self.pid(role)

@@ -81,6 +81,11 @@ class Board:
     def recent(self, name: str) -> float | None:
         return self._recent.get(name)
 
+    def recent_of(self, role: str) -> dict[str, float]:
+        """Name -> smoothed mean of everything that a role has reported."""
+        prefix = f"{role}/"
+        return {name.removeprefix(prefix): value for name, value in self._recent.items() if name.startswith(prefix)}
+
     def curves(self) -> dict[str, float]:
         """Values for TensorBoard: means since the last call, levels, and rates of every counter."""
         now = time.monotonic()

@@ -8,11 +8,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from realm.config import RunConfig
-from realm.contract import Chunk, Spec, WorkflowContext, chunk_to_arrays
+from realm.contract import Chunk, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.launch.board import Board
 from realm.monitor import Meters, TensorBoard
 from realm.plan import Plan, make_replay_buffer
@@ -23,10 +24,19 @@ from realm.verbs import LocalBuffer, LocalPolicy, VersionGate
 _CURVES_EVERY_S = 2.0
 
 
-def run(
-    config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable[[Board, str], None]
-) -> tuple[str, Trainer, Board]:
-    """Train until a limit or a signal; returns the cause of the end, the trainer, and what was counted."""
+@dataclass(frozen=True)
+class End:
+    """How a one-process run ended. metrics: the agent's own, smoothed over the last updates."""
+
+    cause: str
+    version: Version
+    env_steps: int
+    updates: int
+    metrics: dict[str, float]
+
+
+def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable[[Board, str], None]) -> End:
+    """Train until a limit or a signal."""
     app = config.app
     hyper = load_hyper(app.algo, config.hyper)
     envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
@@ -100,4 +110,10 @@ def run(
         tensorboard.write(board.curves(), trainer.env_steps)
         tensorboard.close()
         envs.close()
-    return causes[0], trainer, board
+    return End(
+        cause=causes[0],
+        version=trainer.version,
+        env_steps=trainer.env_steps,
+        updates=int(board.total("learner", "updates")),
+        metrics=board.recent_of("learner"),
+    )

@@ -75,8 +75,11 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     batch = auto("train_batch_size", app.train_batch_size, round_size, "one round of all workers")
 
     lag: int | None
-    if app.max_version_lag == "free" or (app.max_version_lag == "auto" and not on_policy):
+    if app.max_version_lag == "free":
         lag = None
+    elif not on_policy or batch % round_size:
+        reason = "a bound needs whole rounds" if on_policy else "a replay memory holds samples of any age"
+        lag = auto("max_version_lag", app.max_version_lag, None, reason)
     elif alternating and batch == round_size:
         lag = auto("max_version_lag", app.max_version_lag, 0, "every batch is of one version")
     else:

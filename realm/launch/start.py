@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 from rich.console import Console
@@ -25,6 +25,9 @@ from realm.launch.plan import make_plan, this_machine
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
 from realm.user import UserCodeError, load_definition, load_hyper, load_workflow
+
+if TYPE_CHECKING:
+    from realm.launch import local
 
 _LINE_EVERY_S = 10.0
 
@@ -95,25 +98,24 @@ def run_cluster(prepared: Prepared) -> int:
     return code
 
 
-def run_local(prepared: Prepared) -> int:
-    """Run everything in this process; returns the exit code."""
-    from realm.launch import local
+def run_local(prepared: Prepared) -> local.End:
+    """Run everything in this process."""
+    from realm.launch import local  # imports torch
 
     _say_hello(prepared)
     run_file, run_dir = prepared.run_file, prepared.run_dir
     run_file.state = "running"
     run_file.write(run_dir)
-    cause = "failed"
     try:
         with _display(prepared) as show:
-            cause, trainer, _ = local.run(prepared.config, prepared.plan, prepared.spec, run_dir, show)
-        run_file.state, run_file.cause = "stopped", cause
+            end = local.run(prepared.config, prepared.plan, prepared.spec, run_dir, show)
+        run_file.state, run_file.cause = "stopped", end.cause
     finally:
         if run_file.state == "running":
             run_file.state = "failed"
         run_file.write(run_dir)
-    logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
-    return 0
+    logger.info("the run has ended: {}; {} env steps, version {}", end.cause, end.env_steps, end.version)
+    return end
 
 
 def _say_hello(prepared: Prepared) -> None:

@@ -1,0 +1,36 @@
+# Makes .venv with the locked requirements, once; sourced by the other scripts, which then use "$python".
+# A second call costs nothing: .venv remembers which lock file it was made from.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=.venv/bin/python
+
+wanted=$(cksum < requirements.lock)
+if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
+    maker=""
+    # 3.11 first: the newest Python that reverb exists for
+    for one in python3.11 python3.10 python3.12 python3.13 python3; do
+        if command -v "$one" > /dev/null && "$one" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null; then
+            maker=$one
+            break
+        fi
+    done
+    if [ -z "$maker" ]; then
+        echo "error: no Python of version 3.10 or newer was found; install Python 3.11 (python3.11 must be on the PATH)" >&2
+        exit 2
+    fi
+    echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes) ..."
+    if ! "$maker" -m venv --clear .venv; then
+        echo "error: '$maker -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2
+        exit 2
+    fi
+    log=.venv/install.log
+    # PIP_USER=0: a pip.conf that asks for --user would install beside the environment
+    if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -r requirements.lock > "$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        echo "error: installing requirements.lock failed (the last lines are above, all of it in $log)" >&2
+        exit 2
+    fi
+    echo "$wanted" > .venv/made-from
+    echo "installed"
+fi
+export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}"

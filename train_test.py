@@ -1,0 +1,61 @@
+"""The debug run: the whole pipeline in one process, in under a minute. Exit code 0 only if it really trained.
+
+    python train_test.py [--config conf/smoke.toml] [--set key=value]...
+
+Checks that updates happened, that losses are finite, and that a checkpoint was saved and loads again. Put a breakpoint
+anywhere in `diy/`: there is one process, and it stops there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+from loguru import logger
+
+from realm.config import ConfigError, load_config
+from realm.launch.start import prepare, run_local
+from realm.user import UserCodeError, load_agent, load_hyper
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="conf/smoke.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    logger.remove()
+    logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
+    try:
+        prepared = prepare(load_config(arguments.config, [*arguments.set, "wrapper_type=local"]))
+        end = run_local(prepared)
+    except (ConfigError, UserCodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+    from realm import checkpoint  # imports torch: after the checks, which need none
+
+    failures = []
+    if end.updates < 1:
+        failures.append("no update happened")
+    losses = {name: value for name, value in end.metrics.items() if "loss" in name}
+    if not losses or not all(math.isfinite(value) for value in losses.values()):
+        failures.append(f"losses are not finite numbers: {losses}")
+    saved, skipped = checkpoint.load_newest(prepared.run_dir / "ckpt")
+    if saved is None or skipped or saved.version != end.version:
+        failures.append(f"the last version {end.version} has no good checkpoint {skipped}")
+    else:
+        app = prepared.config.app
+        agent = load_agent(app.algo)(prepared.spec, load_hyper(app.algo, prepared.config.hyper), "cpu", app.seed + 1)
+        checkpoint.restore(agent, saved)
+        if checkpoint.to_bytes(agent.model) != saved.weights:
+            failures.append(f"{saved.path} loads to other weights than it was saved with")
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    if not failures:
+        print(f"ok: {end.updates} updates, {end.env_steps} env steps, losses {losses}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
