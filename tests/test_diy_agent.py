@@ -46,15 +46,6 @@ TINY = Config(
     gamma_start=0.9,
     gamma_end=0.9,
 )
-    hidden=16,
-    chunk_length=T,
-    minibatch_size=64,
-    precision="fp32",
-    lr_start=3e-3,
-    lr_end=1e-3,
-    gamma_start=0.9,
-    gamma_end=0.9,
-)
 
 
 @pytest.fixture(autouse=True)

@@ -56,6 +56,7 @@ def evaluate(agent: Agent, config: Config, options: dict, explore: float, episod
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--env-steps", type=float, default=float("inf"), help="stop after so many, if that is earlier")
     parser.add_argument("--num-envs", type=int, default=128)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of diy.config.Config")
@@ -75,7 +76,7 @@ def main() -> None:
     scores: list[float] = []
     missed: list[float] = []
     began = shown = time.perf_counter()
-    while time.perf_counter() - began < args.seconds:
+    while time.perf_counter() - began < args.seconds and agent.env_steps < args.env_steps:
         while not chunks.full:
             prediction = predict(agent, obs, chunks.first, explore=1.0)
             obs, reward, terminated, truncated, info = envs.step(prediction.action)
