@@ -10,18 +10,21 @@ import numpy as np
 
 from realm.contract import Array, Arrays, Chunk, Prediction, Spec, arrays_to_chunk, chunk_fields
 
+_SETS = 3
+
 
 class ChunkBuilder:
     """Collects T steps of E environments that reset in gymnasium's NEXT_STEP mode.
 
-    Two sets of arrays are used in turn: a chunk that `take` gave stays untouched until the second `take` after.
+    Three sets of arrays are used in turn: a chunk that `take` gave stays untouched until the second `take` after. That
+    is long enough for a sender that waits for the word on one round before it hands over the next.
     """
 
     def __init__(self, spec: Spec, obs: Arrays, worker: int = 0, incarnation: int = 0) -> None:
         """obs: name -> [E, ...], what `envs.reset` returned."""
         self._length = spec.chunk_length
         self._num_envs = len(next(iter(obs.values())))
-        self._sets = [_allocate(spec, self._num_envs, worker, incarnation) for _ in range(2)]
+        self._sets = [_allocate(spec, self._num_envs, worker, incarnation) for _ in range(_SETS)]
         self._now = self._sets[0]
         self._t = 0
         self._seq = 0
@@ -58,7 +61,7 @@ class ChunkBuilder:
         for name, rows in now.obs.items():
             rows[:, t + 1] = obs[name]
         now.first[:, t + 1] = self._ended
-        self._ended = (terminated | truncated) & valid
+        self._ended = now.terminated[:, t] | now.truncated[:, t]
         self._t += 1
 
     def step_reset(self, prediction: Prediction, obs: Arrays) -> None:
@@ -74,7 +77,7 @@ class ChunkBuilder:
         done = self._now
         done.seq[:] = self._seq
         self._seq += 1
-        self._now = self._sets[self._seq % 2]
+        self._now = self._sets[self._seq % _SETS]
         self._t = 0
         for name, rows in self._now.obs.items():
             rows[:, 0] = done.obs[name][:, -1]
