@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
@@ -129,6 +129,23 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         except CheckpointError as error:
             skipped.append(str(error))
     return None, skipped
+
+
+def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
+    """The checkpoint of a folder by its number of updates, or the newest good one. Raises CheckpointError."""
+    if (folder / "manifest.json").is_file():
+        return load(folder)  # it is a checkpoint itself
+    if update == "latest":
+        newest, skipped = load_newest(folder)
+        if newest is None:
+            raise CheckpointError(f"{folder}: no good checkpoint is there {'; '.join(skipped)}".rstrip())
+        return newest
+    there = list(_all(folder))
+    for version, path in there:
+        if version.update == update:
+            return load(path)
+    numbers = ", ".join(str(version.update) for version, _ in there) or "none"
+    raise CheckpointError(f"{folder}: no checkpoint of update {update} is there; those there: {numbers}")
 
 
 def newest_epoch(folder: Path) -> int:

@@ -6,16 +6,18 @@ Every error that a user can cause ends here as one line on stderr and exit code 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from loguru import logger
 
 from realm import __version__
-from realm.config import ConfigError, load_config
+from realm.config import ConfigError, RunConfig, load_config
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 
@@ -64,6 +66,27 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
     status.set_defaults(run=_status)
 
+    save = commands.add_parser("save", help="keep the current model of the living runs in their user_ckpt/")
+    save.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    save.set_defaults(run=_save)
+
+    evaluation = commands.add_parser("eval", help="play a trained model and print how well it does")
+    evaluation.add_argument(
+        "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
+    )
+    evaluation.add_argument("--id", default="latest", help="number of updates of the checkpoint (default latest)")
+    evaluation.add_argument(
+        "--episodes", type=int, default=0, help="how many (default: eval_episodes of the configuration)"
+    )
+    evaluation.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    evaluation.add_argument("--seed", type=int, default=1_000_000)
+    evaluation.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable"
+    )
+    evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
+    evaluation.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    evaluation.set_defaults(run=_eval)
+
     role = commands.add_parser("role", help="(internal) one role's process; the supervisor starts it")
     role.add_argument("role")
     for name, kind in (
@@ -80,6 +103,10 @@ def _start(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, overrides)
     if arguments.detach:
         return _start_detached(arguments.config, overrides, config.app.log_dir, config.app.start_timeout_s)
+    app = config.app
+    if app.run_mode == "eval":
+        folder = Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}")
+        return _play(config, folder, app.eval_model_id, app.eval_episodes, False, app.seed + 1_000_000, None)
     from realm.launch.start import prepare, run_cluster, run_local
 
     prepared = prepare(config)
@@ -134,6 +161,71 @@ def _status(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import show_status
 
     return show_status(Path(arguments.log_dir))
+
+
+def _save(arguments: argparse.Namespace) -> int:
+    from realm.launch.remote_control import save_models
+
+    return save_models(Path(arguments.log_dir))
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.model) if arguments.model else _newest_run(Path(arguments.log_dir))
+    run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
+    if run_dir is None:
+        raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
+    if arguments.id != "latest" and not arguments.id.isdigit():
+        raise ConfigError(f"--id {arguments.id}: allowed is a number of updates, or latest")
+    config = load_config(run_dir / "config.toml", arguments.set)
+    model: int | Literal["latest"] = "latest" if arguments.id == "latest" else int(arguments.id)
+    episodes = arguments.episodes or config.app.eval_episodes
+    return _play(config, folder, model, episodes, arguments.stochastic, arguments.seed, arguments.json)
+
+
+def _newest_run(log_dir: Path) -> Path:
+    from realm.launch.rundir import find_runs
+
+    runs = find_runs(log_dir)
+    if not runs:
+        raise ConfigError(f"{log_dir}: no run is there yet; train one with tools/start.sh, or name a model")
+    return runs[-1][0]
+
+
+def _play(
+    config: RunConfig, folder: Path, model: int | Literal["latest"], episodes: int, stochastic: bool, seed: int,
+    json_path: Path | None,
+) -> int:  # fmt: skip
+    """Evaluate one model and print the table."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.table import Table
+
+    from realm.checkpoint import CheckpointError, find
+    from realm.evaluate import evaluate, table
+
+    try:
+        found = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
+        bars = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*bars, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("episodes", total=episodes)
+            statistics = evaluate(
+                config, found, episodes, float(stochastic), 256, seed, lambda n: progress.update(task, completed=n)
+            )
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    how = "actions drawn" if stochastic else "best actions"
+    title = f"{found.path} ({found.env_steps:,} env steps), {episodes} episodes, {how}, seed {seed}"
+    view = Table("statistic", "mean", "± s.e.", "least", "greatest", title=title)
+    for name, *numbers in table(statistics):
+        view.add_row(name, *(f"{one:,.2f}" for one in numbers))
+    Console().print(view)
+    if json_path:
+        content = {
+            "checkpoint": str(found.path), "version": list(found.version), "env_steps": found.env_steps, "seed": seed,
+            "stochastic": stochastic, "episodes": {name: values.tolist() for name, values in statistics.items()},
+        }  # fmt: skip
+        json_path.write_text(json.dumps(content))
+    return 0
 
 
 def _role(arguments: argparse.Namespace) -> int:

@@ -32,8 +32,8 @@ class Trainer:
         self._warned_at = -_WARN_EVERY_S
         self._made_at: dict[int, float] = {}  # update -> when its weights were made, for the lag in seconds
 
-    def start(self, preload: Path | None = None) -> None:
-        """Begin a new epoch: from the newest good checkpoint of the folder, else from `preload`, else anew.
+    def start(self, preload: checkpoint.Checkpoint | None = None) -> None:
+        """Begin a new epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
 
         Saves at once, so that there is a model before anyone plays. Raises CheckpointError for a preload that
         does not fit.
@@ -53,8 +53,8 @@ class Trainer:
             self.env_steps = newest.env_steps
             logger.info("resumed from {} at {} env steps", newest.path, newest.env_steps)
         elif preload is not None:
-            checkpoint.load_bytes(self.agent.model, checkpoint.load(preload).weights)
-            logger.info("weights preloaded from {}", preload)
+            checkpoint.load_bytes(self.agent.model, preload.weights)
+            logger.info("weights preloaded from {}", preload.path)
         self._made_at[self.version.update] = time.monotonic()
         self.save()
 
@@ -105,6 +105,12 @@ class Trainer:
         self._meters.put("policy_lag_updates_max", float(self.version.update - updates.min()))
         ages = [now - self._made_at.get(int(one), now) for one in updates]
         self._meters.put("policy_lag_s", float(np.average(ages, weights=counts)))
+
+    def save_for_user(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint where it is not pruned with the others; keep 0: without limit."""
+        keep = keep or 1_000_000
+        path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
+        logger.info("saved for the user: {}", path)
 
     def save(self) -> None:
         """Write a checkpoint, unless this version has one. A full disk is a warning, not an end."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from loguru import logger
 
 from realm.contract import Array, Arrays, Version
 
@@ -33,6 +34,7 @@ _MAX_ARRAYS = 256
 _LINGER_MS = 500
 _HEARTBEAT_MS = 2_000
 _DEAD_AFTER_MS = 10_000
+_WARN_EVERY_S = 60.0
 RESEND_AFTER_S = 2.0
 
 
@@ -321,6 +323,7 @@ class Server(Socket):
             self._zmq.close(0)
             raise OSError(error.errno, f"cannot listen on {host}:{port}: {error}") from error
         self.address: str = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._warned_at = -_WARN_EVERY_S
 
     def receive(self) -> tuple[bytes, Message] | None:
         """The next good message and its peer, or None if none waits. Bad ones are counted and dropped."""
@@ -338,6 +341,10 @@ class Server(Socket):
     def reject(self, peer: bytes, error: ValueError) -> None:
         """Count a message that cannot be used; called here, and by a role whose contract it breaks."""
         self.traffic.count_bad(f"{peer.hex()}: {error}")
+        if time.monotonic() - self._warned_at > _WARN_EVERY_S:
+            self._warned_at = time.monotonic()
+            bad = sum(self.traffic.bad_frames.values())
+            logger.warning("{}: a message was dropped: {} ({} so far)", self.address, error, bad)
 
 
 @dataclass

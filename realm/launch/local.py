@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realm.checkpoint import find
 from realm.config import RunConfig
 from realm.contract import Chunk, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.launch.board import Board
@@ -43,7 +44,7 @@ def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable
     agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
     board, played, trained = Board(), Meters(), Meters()
     trainer = Trainer(agent, spec, run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained)
-    trainer.start(Path(app.preload_model_dir) if app.preload_model else None)
+    trainer.start(find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
     buffer = make_replay_buffer(plan, spec, "local", app.seed)
 
     def train() -> bool:

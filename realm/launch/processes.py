@@ -149,7 +149,7 @@ class Supervisor:
     # --- messages
 
     def _handle(self, peer: bytes, message: Message) -> None:
-        if message.kind in ("status", "stop_role", "stop_run"):
+        if message.kind in ("status", "stop_role", "save"):
             self._handle_user(peer, message)
             return
         role = self._roles.get((message.text("role"), message.integer("index")))
@@ -180,9 +180,9 @@ class Supervisor:
                 raise WireError(f"the supervisor does not answer {kind!r}")
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
-        """Questions of tools/stop.sh and tools/status.sh."""
-        if message.kind == "stop_run":
-            self.stop("stopped by the user", 0)
+        """Questions of tools/stop.sh, tools/status.sh and `realm save`."""
+        if message.kind == "save":
+            self._command(self._roles["learner", 0], "save")
         elif message.kind == "stop_role":
             name = message.text("role")
             for role in self._roles.values():

@@ -55,6 +55,19 @@ def stop_role(log_dir: Path, role: str) -> int:
     return 0
 
 
+def save_models(log_dir: Path) -> int:
+    """Have the learner of every living run save a checkpoint into `user_ckpt/`, where it is not pruned."""
+    living = [(path, run) for path, run in find_runs(log_dir) if is_alive(run.pid, run.created) and run.control]
+    if not living:
+        print(f"no cluster is alive below {log_dir}")
+    for path, run in living:
+        if _ask(run, "save", {}) is None:
+            print(f"error: the supervisor of {path} does not answer")
+            return 1
+        print(f"{path / 'user_ckpt'}: the learner saves after the update it is at")
+    return 0
+
+
 def show_status(log_dir: Path) -> int:
     """Print every living run, and the newest one that has ended."""
     runs = find_runs(log_dir)

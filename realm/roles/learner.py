@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from realm.checkpoint import find
 from realm.job import Job
 from realm.trainer import Trainer
 from realm.user import load_agent, load_hyper
@@ -20,7 +21,7 @@ def run(job: Job) -> None:
     trainer = Trainer(
         agent, job.spec, job.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, link.meters
     )
-    trainer.start(Path(app.preload_model_dir) if app.preload_model else None)
+    trainer.start(find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
     to_pool, to_buffer = job.client("model_pool"), job.client("buffer")
     models = ModelWriter(to_pool)
 
@@ -29,7 +30,7 @@ def run(job: Job) -> None:
         link.tick()
         for command in link.commands():
             if command.kind == "save":
-                trainer.save()
+                trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
     def publish() -> None:
         models.publish(trainer.version, trainer.env_steps, trainer.weights())
