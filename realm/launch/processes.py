@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 import psutil
 from loguru import logger
 
-from realm.config import AppConfig
+from realm.config import AppConfig, ConfigError
 from realm.contract import Spec
 from realm.control import CONTROL_MAX_BYTES, parse_report
 from realm.launch.board import Board
@@ -228,8 +229,8 @@ class Supervisor:
         role.state, role.cause, role.started_at = "starting", "", time.monotonic()
         role.bound = role.next = None
         port = int(role.address.rpartition(":")[2]) if role.address else 0
-        if port == 0 and self.app.base_port and role.name in SERVERS:
-            port = self.app.base_port + SERVERS.index(role.name)
+        if port == 0 and role.name in SERVERS:
+            port = fixed_ports(self.app).get(role.name, 0)
         command = [
             sys.executable, "-m", "realm", "role", role.name,
             "--index", str(role.index), "--incarnation", str(role.incarnation),
@@ -346,6 +347,37 @@ class Supervisor:
             self.run_file.write(self.run_dir)
         except OSError as error:
             logger.warning("run.json could not be written: {}", error)
+
+
+def fixed_ports(app: AppConfig) -> dict[str, int]:
+    """Server role -> the port it is to bind; empty if any free ones will do."""
+    return {name: app.base_port + offset for offset, name in enumerate(SERVERS)} if app.base_port else {}
+
+
+def check_ports(app: AppConfig) -> None:
+    """Raise ConfigError, naming port and owner, if a port that the run wants is taken."""
+    for role, port in fixed_ports(app).items():
+        with socket.socket() as probe:
+            # as ZeroMQ binds: a port that was in use a moment ago is free, one that somebody listens on is not
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((app.bind_host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"port {port} for the {role} (base_port = {app.base_port}) cannot be used: {error.strerror}"
+                    f"{_owner(port)}; allowed is a base_port with {len(SERVERS)} free ports, or 0 for any free ones"
+                ) from error
+
+
+def _owner(port: int) -> str:
+    """` (pid 12, name)` of the process that listens on a port, as far as this user may know it."""
+    try:
+        for one in psutil.net_connections("tcp"):
+            if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid:
+                return f" (pid {one.pid}, {psutil.Process(one.pid).name()})"
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        return ""
+    return ""
 
 
 def role_environment(role: str, plan: Plan) -> dict[str, str]:

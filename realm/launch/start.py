@@ -49,6 +49,10 @@ def prepare(config: RunConfig) -> Prepared:
     Raises ConfigError or UserCodeError.
     """
     plan = make_plan(config.app, this_machine())
+    if config.app.wrapper_type == "remote":
+        from realm.launch.processes import check_ports
+
+        check_ports(config.app)
     spec = try_user_code(config)
     run_dir, run_file = claim_run_dir(config.app)
     (run_dir / "config.toml").write_text(to_toml(config))

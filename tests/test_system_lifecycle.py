@@ -1,0 +1,223 @@
+"""How a run starts, ends and fails: real processes, signals, a taken port, a killed launcher."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import PATIENCE_S, ROOT, Run
+
+from realm.launch.plan import this_machine
+
+pytestmark = pytest.mark.system
+NATIVE = "buffer_backend=native"
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "realm", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+def loaded_libraries(pid):
+    text = Path(f"/proc/{pid}/maps").read_text()
+    return {name for name in ("torch", "tensorflow", "reverb") if f"site-packages/{name}/" in text}
+
+
+def test_status_stop_and_resume(tmp_path):
+    """The user's day: start, look, ask for a model, stop twice, go on later."""
+    with Run(tmp_path, NATIVE) as run:
+        log_dir = str(run.dir.parent)
+        run.wait_running()
+        run.wait_trained(20)
+        shown = command("status", "--log-dir", log_dir).stdout
+        for text in ("running", "aisrv-1", "learner-0", "model_pool-0", "env steps", "mean score"):
+            assert text in shown
+        assert command("save", "--log-dir", log_dir).returncode == 0
+        run.wait_for(lambda: list(run.dir.glob("user_ckpt/model.ckpt-*/manifest.json")), "the user's model was saved")
+        bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        try:
+            assert command("stop", "all", "--log-dir", log_dir).returncode == 0
+            assert run.finish() == 0, run.text()
+            assert run.processes() == []
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+            bystander.wait()
+        assert command("stop", "all", "--log-dir", log_dir).returncode == 0
+        assert "no run is alive" in command("status", "--log-dir", log_dir).stdout
+        version = run.totals("learner")["version_update"]
+        steps = run.summary()["env_steps"]
+        # the final checkpoint is of the last version that was trained
+        assert run.checkpoints()[-1] == (1, version)
+    with Run(tmp_path, NATIVE, f"max_env_steps={int(steps) + 3000}") as run:
+        assert run.finish() == 0, run.text()
+        assert run.checkpoints()[-1][0] == 2
+        assert run.checkpoints()[-1][1] > version
+        assert run.summary()["env_steps"] >= steps + 3000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_cleanly(tmp_path, number):
+    with Run(tmp_path, NATIVE) as run:
+        run.wait_running()
+        run.wait_trained(20)
+        run.process.send_signal(number)
+        assert run.finish() == 0, run.text()
+        assert run.processes() == []
+        assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
+        assert run.file()["state"] == "stopped"
+
+
+def test_a_second_interrupt_ends_it_at_once(tmp_path):
+    with Run(tmp_path, NATIVE, "counting.learn_s=60.0") as run:  # a learner that does not listen
+        run.wait_running()
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for(lambda: run.file()["state"] == "stopping", "it is stopping")
+        run.process.send_signal(signal.SIGINT)
+        run.finish()
+        assert run.processes() == []
+
+
+def test_no_orphans_when_the_launcher_is_killed(tmp_path):
+    with Run(tmp_path, NATIVE) as run:
+        run.wait_running()
+        assert len(run.processes()) >= 6
+        run.process.kill()
+        run.process.wait()
+        deadline = time.monotonic() + PATIENCE_S
+        while run.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert run.processes() == []
+
+
+def test_stopped_while_starting(tmp_path):
+    with Run(tmp_path, NATIVE) as run:
+        run.wait_for(lambda: run.file()["roles"]["learner-0"]["pid"], "the roles are started")
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 0, run.text()
+        assert run.processes() == []
+
+
+def test_a_run_directory_has_one_run(tmp_path):
+    with Run(tmp_path, NATIVE) as run:
+        run.wait_running()
+        second = command("start", "--config", "tests/counting/counting.toml",
+                         "--set", f"log_dir={run.dir.parent}", "--set", "run_name=one")  # fmt: skip
+        assert second.returncode == 2
+        assert str(run.file()["pid"]) in second.stderr
+        assert len(second.stderr.strip().splitlines()) == 1
+        assert run.interrupt() == 0
+
+
+def test_a_taken_port_is_named_with_its_owner(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Run(tmp_path, NATIVE, f"base_port={port}") as run:
+            assert run.finish() == 2
+            assert f"port {port}" in run.text()
+            assert f"pid {os.getpid()}" in run.text()
+            assert not run.dir.exists()
+
+
+def test_fixed_ports_are_used(tmp_path):
+    base = 0
+    while not base:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port < 64_000 and all(_is_free(one) for one in range(port, port + 3)):
+            base = port
+    with Run(tmp_path, NATIVE, f"base_port={base}", "restart_budget=3") as run:
+        run.wait_running()
+        addresses = {role["address"] for role in run.file()["roles"].values()} - {""}
+        assert addresses == {f"tcp://127.0.0.1:{base + offset}" for offset in range(3)}
+        run.kill("actor-0")
+        run.wait_for(lambda: run.file()["roles"]["actor-0"]["state"] == "ready", "the actor is back")
+        assert run.interrupt() == 0, run.text()
+
+
+def _is_free(port):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def test_only_those_who_need_it_load_torch_and_tensorflow(tmp_path):
+    backend = "reverb" if this_machine().has_reverb else "native"
+    with Run(tmp_path, f"buffer_backend={backend}") as run:
+        run.wait_running()
+        run.wait_trained(20)
+        loaded = {role: loaded_libraries(run.pid(role)) for role in run.file()["roles"]}
+        assert loaded["aisrv-0"] == loaded["aisrv-1"] == loaded["model_pool-0"] == set()
+        assert loaded["actor-0"] == loaded["learner-0"] == {"torch"}
+        assert "torch" not in loaded["buffer-0"]
+        assert ("tensorflow" in loaded["buffer-0"]) == (backend == "reverb")
+        assert loaded_libraries(run.process.pid) == set()
+        # every socket of the run listens on loopback; reverb's own port is the documented exception
+        for process in run.processes():
+            for one in process.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN and process.pid != run.pid("buffer-0"):
+                    assert one.laddr.ip == "127.0.0.1"
+        assert (run.dir / "run.json").stat().st_mode & 0o077 == 0
+        assert run.interrupt() == 0, run.text()
+
+
+def test_a_crash_loop_ends_the_run_with_its_cause(tmp_path):
+    """The counting agent fails in every `learn` when a batch may be of several versions but must not."""
+    with Run(tmp_path, NATIVE, "restart_budget=1", "max_version_lag=free", "train_batch_size=30",
+             "counting.strict=true") as run:  # fmt: skip
+        assert run.finish() == 1, run.text()
+        output = run.output.read_text()
+        assert re.search(r"ERROR.*learner-0 failed 2 times.*AssertionError: ", output), output
+        assert len(re.findall("the run has ended", output)) == 1
+        assert run.processes() == []
+        assert run.file()["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("aisrv_cuont=3", ["aisrv_cuont", "did you mean 'aisrv_count'"]),
+        ("train_batch_size=7", ["train_batch_size", "7"]),
+        ("counting.chunk_lenght=8", ["chunk_lenght", "chunk_length"]),
+        ("algo=nobody", ["nobody"]),
+        ("reverb_remover=\"__import__('os').system('true')\"", ["reverb_remover", "Fifo"]),
+        ("bind_host=0.0.0.0", ["bind_host", "loopback"]),
+    ],
+)
+def test_a_wrong_setting_starts_nothing(tmp_path, override, words):
+    with Run(tmp_path, NATIVE, "max_version_lag=0", override) as run:
+        assert run.finish() == 2
+        text = run.output.read_text()
+        assert len(text.strip().splitlines()) == 1, text
+        assert all(word in text for word in words), text
+        assert not run.dir.exists()
+
+
+def test_detached(tmp_path):
+    log_dir = tmp_path / "runs"
+    started = command("start", "--config", "tests/counting/counting.toml", "--detach",
+                      "--set", f"log_dir={log_dir}", "--set", NATIVE)  # fmt: skip
+    try:
+        assert started.returncode == 0, started.stderr
+        assert "running in the background" in started.stdout
+        assert "running" in command("status", "--log-dir", str(log_dir)).stdout
+    finally:
+        assert command("stop", "all", "--log-dir", str(log_dir)).returncode == 0
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(log_dir) in " ".join(one.info["cmdline"] or ())]
+    wrong = command("start", "--config", "tests/counting/counting.toml", "--detach", "--set", f"log_dir={log_dir}",
+                    "--set", "counting.chunk_length=0")  # fmt: skip
+    assert wrong.returncode != 0
+    assert "chunk_length" in wrong.stderr
