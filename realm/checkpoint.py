@@ -2,9 +2,9 @@
 
 Called by the learner (save, resume), by whoever loads published weights (actor, local prediction, evaluation).
 A checkpoint is a folder `model.ckpt-<epoch>-<update>` with `model.safetensors`, `state.pt` (optimizer, counters,
-random numbers) and `manifest.json`, which names the sha256 of both: it is written last, the folder gets its
-final name by one rename, so under a final name there is a whole checkpoint or, after a disk's fault, one that
-`load_newest` finds out and skips.
+random numbers) and `manifest.json`, which names the sha256 of both and of itself: it is written last, the folder
+gets its final name by one rename and loses it by one, so under a final name there is a whole checkpoint or, after a
+disk's fault, one that `load_newest` finds out and skips.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Checkpoint:
 
 def to_bytes(model: torch.nn.Module) -> bytes:
     """The model's state dict as safetensors bytes."""
-    # contiguous: channels_last weights would be refused
+    # contiguous, because channels_last weights would be refused; clones, because tied weights would be
     return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     )
 
 
@@ -75,10 +75,12 @@ def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: s
         "schema": schema,
         "sha256": {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()},
     }
+    manifest["digest"] = _digest(manifest)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*-model.ckpt-*"):  # by a process that was killed while it saved
+        shutil.rmtree(left, ignore_errors=True)
     final = folder / f"model.ckpt-{version.epoch}-{version.update}"
     draft = folder / f".writing-{final.name}"
-    shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
         for name, body in {**bodies, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
@@ -87,7 +89,8 @@ def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: s
                 file.flush()
                 os.fsync(file.fileno())
         _sync_folder(draft)
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            _remove(final)
         os.rename(draft, final)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)  # a full disk needs the room
@@ -95,14 +98,16 @@ def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: s
     _sync_folder(folder)
     for version_, path in list(_all(folder))[keep:]:
         if version_ != version:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
     return final
 
 
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint folder and verify it. Raises CheckpointError."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest.pop("digest") != _digest(manifest):
+            raise CheckpointError(f"{path / 'manifest.json'}: its digest is not its own, the file is damaged")
         version = Version(*map(int, manifest["version"]))
         bodies = {name: (path / name).read_bytes() for name in _PARTS}
         for name, body in bodies.items():
@@ -111,12 +116,21 @@ def load(path: Path) -> Checkpoint:
         env_steps, schema = int(manifest["env_steps"]), str(manifest["schema"])
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}: {error.filename}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path / 'manifest.json'}: not a manifest ({error})") from error
-    # weights_only: a checkpoint can hold tensors and plain data, never code
-    state = torch.load(io.BytesIO(bodies["state.pt"]), weights_only=True, map_location="cpu")
+    except CheckpointError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path / 'manifest.json'}: not a manifest ({type(error).__name__}: {error})") from error
+    try:
+        # weights_only: a checkpoint can hold tensors and plain data, never code
+        state = torch.load(io.BytesIO(bodies["state.pt"]), weights_only=True, map_location="cpu")
+        missing = {"agent", "torch_rng", "python_rng"} - state.keys()
+    except Exception as error:  # bytes that somebody made up can raise anything
+        raise CheckpointError(
+            f"{path / 'state.pt'}: holds something else than tensors and plain data, and nothing of it was run "
+            f"({type(error).__name__})"
+        ) from error
+    if missing:
+        raise CheckpointError(f"{path / 'state.pt'}: lacks {', '.join(sorted(missing))}")
     return Checkpoint(path, version, env_steps, schema, bodies["model.safetensors"], state)
 
 
@@ -160,6 +174,17 @@ def restore(agent: Agent, checkpoint: Checkpoint) -> None:
     torch.set_rng_state(checkpoint.state["torch_rng"])
     version, internal, gauss = checkpoint.state["python_rng"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Take the final name away first: a folder that is half removed must not bear it."""
+    aside = path.with_name(f".removing-{path.name}")
+    os.rename(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _all(folder: Path) -> Iterator[tuple[Version, Path]]:

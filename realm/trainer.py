@@ -13,7 +13,7 @@ import numpy as np
 from loguru import logger
 
 from realm import checkpoint
-from realm.contract import Agent, Array, Arrays, SampleInfo, Spec, Version, arrays_to_chunk
+from realm.contract import Agent, Array, Arrays, ContractError, SampleInfo, Spec, Version, arrays_to_chunk
 from realm.monitor import Meters
 
 _WARN_EVERY_S = 60.0
@@ -67,11 +67,13 @@ class Trainer:
         return checkpoint.to_bytes(self.agent.model)
 
     def update(self, items: Arrays, info: SampleInfo) -> Array | None:
-        """One `learn` call on a batch (item name -> [B, ...]); returns new priorities [B] or None."""
+        """One `learn` call on a batch (item name -> [B, ...]); returns new priorities f64 [B] or None."""
         started = time.monotonic()
         self._measure_lag(items["version"])
         batch = items if self._spec.sample else arrays_to_chunk(items)
         metrics, priorities = self.agent.learn(batch, info)
+        if priorities is not None:
+            priorities = _checked_priorities(priorities, len(items["worker"]))
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
         self.version = self.next_version
         self.env_steps += steps
@@ -125,3 +127,17 @@ class Trainer:
             return
         self._saved = self.version
         self._meters.count("checkpoints")
+
+
+def _checked_priorities(priorities: Array, count: int) -> Array:
+    """As f64 [B]. Raises ContractError for what a buffer cannot draw by."""
+    what = "the priorities that learn returned"
+    try:
+        checked = np.asarray(priorities, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"{what} must be float64[{count}]: {error}") from error
+    if checked.shape != (count,):
+        raise ContractError(f"{what} must be float64[{count}], got {checked.dtype}{list(checked.shape)}")
+    if not (np.isfinite(checked).all() and (checked >= 0).all()):
+        raise ContractError(f"{what} must be finite and not below 0, got {checked.min():g} to {checked.max():g}")
+    return checked
