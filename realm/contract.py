@@ -307,21 +307,29 @@ class SampleInfo:
 
 @dataclass(frozen=True)
 class ModelTag:
-    """Names one published model: its version, how many env steps it was trained on, and its bytes' sha256."""
+    """Names one published model: its version, how many env steps it was trained on, its bytes' sha256, and when."""
 
     version: Version
     env_steps: int
     sha256: str
+    published_ns: int
+    """The learner's monotonic clock."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a role tells the supervisor once a second: means and totals under `name`, counted since its start."""
+    """What a role tells the supervisor once a second.
+
+    env_steps  the learner's: trained on so far, over all epochs; a worker's: played since its start
+    totals     name -> counted since the start of the process
+    means      name -> [sum, count] since the last report
+    """
 
     role: str
     index: int
     env_steps: int
-    values: dict[str, float]
+    totals: dict[str, float]
+    means: dict[str, list[float]]
 
 
 Book = dict[str, str]

@@ -6,14 +6,16 @@ question ("next") open at the supervisor, which answers it when there is somethi
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import resource
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from realm.contract import Book, Spec
+from realm.contract import Book, Report, Spec
 from realm.monitor import Meters
 from realm.plan import Plan
 from realm.wire import Client, Codec, Message, Socket, WireError
@@ -95,12 +97,10 @@ class Link:
             self.meters.totals[f"wire/{name}"] = sum(one[name] for one in traffic)
         self.meters.totals["pid"] = os.getpid()
         self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
+        self.meters.totals["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         self.meters.totals["cpu_s"] = sum(self._process.cpu_times()[:2])
-        totals, means = self.meters.snapshot()
-        self._client.ask(
-            "report",
-            {"role": self.role, "index": self.index, "env_steps": self.env_steps, "totals": totals, "means": means},
-        )
+        report = Report(self.role, self.index, self.env_steps, *self.meters.snapshot())
+        self._client.ask("report", dataclasses.asdict(report))
 
     def close(self, cause: str) -> None:
         """Send the last report and the cause of the end, and give them a moment to leave."""
@@ -112,11 +112,11 @@ class Link:
                 time.sleep(0.01)
 
 
-def parse_report(message: Message) -> tuple[str, int, int, dict[str, float], dict[str, list[float]]]:
-    """(role, index, env_steps, totals, means) of a `report`. Raises WireError."""
+def parse_report(message: Message) -> Report:
+    """The Report in a `report` message. Raises WireError."""
     totals, means = message.mapping("totals"), message.mapping("means")
     if not all(isinstance(value, (int, float)) for value in totals.values()):
         raise WireError("report: totals must be numbers")
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in means.values()):
         raise WireError("report: means must be [sum, count]")
-    return message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means
+    return Report(message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means)

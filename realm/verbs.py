@@ -14,7 +14,8 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -206,14 +207,6 @@ def parse_request(message: Message, fields: Fields) -> PredictRequest:
 # --- add and sample
 
 
-class Sender(Protocol):
-    """The verb `add`."""
-
-    def add(self, items: Arrays) -> None:
-        """Hand over one round (name -> [n, ...]); returns when the next one may be played."""
-        ...
-
-
 class LocalBuffer:
     """`add` on a ReplayBuffer in this process.
 
@@ -299,6 +292,8 @@ class ModelReader:
         self._client, self._load = client, load
         self.version = NO_VERSION
         self.loaded = 0
+        self.delay_s = 0.0
+        """From the learner's publishing to the newest load; the monotonic clock is one on all of a machine."""
         self._client.ask("latest", {"have": list(NO_VERSION)})
 
     def poll(self) -> bool:
@@ -312,6 +307,7 @@ class ModelReader:
             self._load(message.array("weights").tobytes())
             self.version = tag.version
             self.loaded += 1
+            self.delay_s = time.monotonic() - message.integer("published_ns") / 1e9
         self._client.ask("latest", {"have": list(self.version)})
         return changed
 
@@ -328,14 +324,14 @@ class ModelWriter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._tag = ModelTag(NO_VERSION, 0, "")
+        self._tag = ModelTag(NO_VERSION, 0, "", 0)
         self._weights = np.empty(0, np.uint8)
         self._seq = 0
         self._offered_at = time.monotonic()
         self.published = 0
 
     def publish(self, version: Version, env_steps: int, weights: bytes) -> None:
-        self._tag = ModelTag(version, env_steps, hashlib.sha256(weights).hexdigest())
+        self._tag = ModelTag(version, env_steps, hashlib.sha256(weights).hexdigest(), time.monotonic_ns())
         self._weights = np.frombuffer(weights, np.uint8)
         self.published += 1
         self._send()
@@ -351,8 +347,7 @@ class ModelWriter:
 
     def _send(self) -> None:
         self._client.forget(self._seq)
-        meta = {"version": list(self._tag.version), "env_steps": self._tag.env_steps, "sha256": self._tag.sha256}
-        self._seq = self._client.ask("publish", meta, {"weights": self._weights})
+        self._seq = self._client.ask("publish", tag_meta(self._tag), {"weights": self._weights})
 
 
 def parse_model(message: Message) -> ModelTag:
@@ -360,4 +355,9 @@ def parse_model(message: Message) -> ModelTag:
     digest, named = hashlib.sha256(message.array("weights").data).hexdigest(), message.text("sha256")
     if digest != named:
         raise WireError(f"{message.kind} from {message.sender}: sha256 {digest[:8]} instead of {named[:8]}")
-    return ModelTag(message.version(), message.integer("env_steps"), digest)
+    return ModelTag(message.version(), message.integer("env_steps"), digest, message.integer("published_ns"))
+
+
+def tag_meta(tag: ModelTag) -> dict[str, Any]:
+    """The tag as it travels beside the weights."""
+    return {**asdict(tag), "version": list(tag.version)}

@@ -9,7 +9,11 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-GAUGES = frozenset({"pid", "size", "rss_mb", "version_epoch", "version_update", "models_loaded", "published"})
+from realm.contract import Report
+
+GAUGES = frozenset(
+    {"pid", "size", "rss_mb", "peak_mb", "version_epoch", "version_update", "models_loaded", "published"}
+)
 """Totals that are levels: the newest value counts, where other totals add up over restarts."""
 
 _RECENT_EPISODES = 200
@@ -22,7 +26,6 @@ class Board:
     started_at: float = field(default_factory=time.monotonic)
     env_steps: int = 0
     """Valid steps that the learner has trained on, over all epochs: the step axis of every curve."""
-    start_env_steps: int | None = None
 
     def __post_init__(self) -> None:
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
@@ -31,17 +34,10 @@ class Board:
         self._last_at = self.started_at
         self._recent: dict[str, float] = {}  # running means for the live line
 
-    def take(
-        self,
-        role: str,
-        index: int,
-        incarnation: int,
-        env_steps: int,
-        totals: dict[str, float],
-        means: dict[str, list[float]],
-    ) -> None:
-        """One report of one role."""
-        self._totals[(role, index, incarnation)] = totals
+    def take(self, report: Report, incarnation: int) -> None:
+        """One report of one process."""
+        role, means = report.role, report.means
+        self._totals[role, report.index, incarnation] = report.totals
         for name, (amount, count) in means.items():
             entry = self._means[role].setdefault(name, [0.0, 0.0])
             entry[0] += amount
@@ -51,9 +47,7 @@ class Board:
             else:
                 self._smooth(f"{role}/{name}", amount / count, 0.3)
         if role == "learner":
-            if self.start_env_steps is None:
-                self.start_env_steps = env_steps
-            self.env_steps = env_steps
+            self.env_steps = report.env_steps
 
     def _smooth(self, name: str, value: float, weight: float) -> None:
         old = self._recent.get(name, value)
@@ -100,6 +94,8 @@ class Board:
             names = {name for (one, _, _), totals in self._totals.items() if one == role for name in totals}
             for name in sorted(names):
                 total, key = self.total(role, name), f"{role}/{name}"
+                if name == "pid":
+                    continue
                 if name in GAUGES:
                     values[key] = total
                 else:

@@ -22,7 +22,6 @@ from realm.control import CONTROL_MAX_BYTES, Link, Stopped
 from realm.job import Job
 from realm.wire import Codec, Server
 
-ROLES = ("aisrv", "actor", "buffer", "learner", "model_pool")
 SERVERS = ("actor", "buffer", "model_pool")
 """Roles that bind an address; the book names these."""
 

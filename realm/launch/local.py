@@ -14,7 +14,7 @@ from typing import Any
 
 from realm.checkpoint import find
 from realm.config import RunConfig
-from realm.contract import Chunk, Spec, Version, WorkflowContext, chunk_to_arrays
+from realm.contract import Chunk, Report, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.launch.board import Board
 from realm.monitor import Meters, TensorBoard
 from realm.plan import Plan, make_replay_buffer
@@ -61,6 +61,11 @@ def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable
         if not train():
             raise RuntimeError(f"the buffer is full ({buffer.size} samples) and yet holds no batch of {plan.batch}")
 
+    def report() -> None:
+        board.take(Report("aisrv", 0, trainer.env_steps, *played.snapshot()), 1)
+        board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
+        board.take(Report("buffer", 0, trainer.env_steps, buffer.totals(), {}), 1)
+
     # no gate: a batch is trained on as soon as it is there, so the newest weights always play
     policy = LocalPolicy(
         agent, plan.envs_per_worker, VersionGate(None, plan.batch, plan.round_size), lambda: trainer.version
@@ -87,9 +92,7 @@ def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable
             now = time.monotonic()
             if now - shown_at > 0.2:
                 shown_at = now
-                board.take("aisrv", 0, 1, trainer.env_steps, *played.snapshot())
-                board.take("learner", 0, 1, trainer.env_steps, *trained.snapshot())
-                board.take("buffer", 0, 1, trainer.env_steps, buffer.totals(), {})
+                report()
                 show(board, "running")
             if now - curves_at > _CURVES_EVERY_S:
                 curves_at = now
@@ -106,8 +109,7 @@ def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable
         for one, handler in before.items():
             signal.signal(one, handler)
         trainer.save()
-        board.take("aisrv", 0, 1, trainer.env_steps, *played.snapshot())
-        board.take("learner", 0, 1, trainer.env_steps, *trained.snapshot())
+        report()
         tensorboard.write(board.curves(), trainer.env_steps)
         tensorboard.close()
         envs.close()

@@ -171,8 +171,7 @@ class Supervisor:
             case "next":
                 role.next = (peer, message.seq)
             case "report":
-                name, index, env_steps, totals, means = parse_report(message)
-                self.board.take(name, index, message.incarnation, env_steps, totals, means)
+                self.board.take(parse_report(message), message.incarnation)
                 self._server.send(peer, Message("ok", message.seq))
             case "ended":
                 role.cause = message.text("cause")

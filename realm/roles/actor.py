@@ -40,8 +40,8 @@ def run(job: Job) -> None:
             waiting[request.worker] = (peer, request)
         if models.poll():
             meters.totals["models_loaded"] = models.loaded
+            meters.put("publish_to_use_ms", 1e3 * models.delay_s)
             meters.totals["version_epoch"], meters.totals["version_update"] = models.version
-            link.tick()
         batch = _take_batch(waiting, models, app.predict_batch_size)
         if not batch:
             wait_any([server, to_pool], 20)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from realm.contract import NO_VERSION, Array, ModelTag, Version
 from realm.job import Job
-from realm.verbs import parse_model
+from realm.verbs import parse_model, tag_meta
 from realm.wire import Message, WireError, wait_any
 
 
@@ -50,7 +50,6 @@ def run(job: Job) -> None:
         for sender, (asker, seq, have) in list(waiting.items()):
             if newest > have:
                 tag, weights = models[newest]
-                meta = {"version": list(tag.version), "env_steps": tag.env_steps, "sha256": tag.sha256}
-                server.send(asker, Message("model", seq, meta, {"weights": weights}))
+                server.send(asker, Message("model", seq, tag_meta(tag), {"weights": weights}))
                 meters.count("served")
                 del waiting[sender]
