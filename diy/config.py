@@ -33,7 +33,7 @@ class Config:
     chunk_length: int = 128  # T, steps of one environment that travel together
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.998  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    lam: float = 0.95  # GAE's lambda: 0 trusts the critic, 1 the sampled return
+    lam: float = 0.9  # GAE's lambda: 0 trusts the critic, 1 the sampled return
     value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
 
     # the objective
@@ -48,7 +48,7 @@ class Config:
 
     # the optimizer (Adam)
     total_env_steps: int = 10_000_000  # horizon of both schedules; training may go on after it with the end values
-    lr_start: float = 5e-4  # learning rate at the first step ...
+    lr_start: float = 1e-3  # learning rate at the first step ...
     lr_end: float = 5e-5  # ... and at total_env_steps, linear between
     adam_eps: float = 1e-5  # Adam's epsilon
     epochs: int = 3  # passes over a batch in one update
