@@ -4,6 +4,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
 
+# two scripts started at once make one environment, one after the other
+mkdir -p .cache
+exec 9> .cache/setup.lock
+if command -v flock > /dev/null; then flock 9; fi
+
 wanted=$(cksum < requirements.lock)
 if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     maker=""
@@ -33,4 +38,5 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     echo "$wanted" > .venv/made-from
     echo "installed"
 fi
+exec 9>&-
 export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}"
