@@ -16,13 +16,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-# as in realm/monitor.py: without this, tensorboard imports TensorFlow where that is installed
-sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 
 def read(run: Path, tag: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(env steps, minutes since the first value, value) of one curve of a run."""
+    # as in realm/monitor.py: without this, tensorboard imports TensorFlow where that is installed
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(run / "log" / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     if tag not in events.Tags()["scalars"]:
