@@ -73,10 +73,8 @@ def literal_vtrace(
             if not valid[b, t]:
                 continue
             target[b, t] = corrected(b, t)
-            if terminated[b, t]:
-                following = 0.0
-            else:
-                following = value[b, t + 1] if last(b, t) else corrected(b, t + 1)
+            following = value[b, t + 1] if last(b, t) else corrected(b, t + 1)
+            following *= not terminated[b, t]
             advantage[b, t] = min(rho_clip, ratio[b, t]) * (reward[b, t] + gamma[b, t] * following - value[b, t])
     return advantage, target
 
@@ -277,7 +275,9 @@ def test_masked_entropy_has_finite_gradients() -> None:
     logits = torch.zeros(1, 3, requires_grad=True)
     legal = torch.tensor([[True, True, False]])
     returns.masked_entropy(returns.masked_log_softmax(logits, legal), legal).sum().backward()
-    assert logits.grad is not None and torch.isfinite(logits.grad).all() and logits.grad[0, 2] == 0
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad[0, 2] == 0
 
 
 def test_diagnostics() -> None:

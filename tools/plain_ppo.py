@@ -26,6 +26,7 @@ from diy.feature.definition import make_envs, spec
 from realm.chunk import ChunkBuilder
 from realm.contract import Arrays, PredictContext, Prediction, SampleInfo, Version
 
+SHOWN = ("entropy", "approx_kl", "clip_fraction", "explained_variance", "value_loss", "grad_norm", "lr", "skipped")
 NINE = {"start": 2, "end": 1, "treasure_random": 1, "treasure_num": 9}
 
 
@@ -88,22 +89,10 @@ def main() -> None:
         now = time.perf_counter()
         if now - shown >= 5:
             shown = now
-            names = (
-                "entropy",
-                "approx_kl",
-                "clip_fraction",
-                "explained_variance",
-                "value_loss",
-                "grad_norm",
-                "skipped",
-            )
-            rest = " ".join(f"{name} {metrics[name]:.3g}" for name in names if name in metrics)
             score = f"score {np.mean(scores):.1f} missed {np.mean(missed):.2f}" if scores else "score -"
+            rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
             rate = agent.env_steps / (now - began)
-            print(
-                f"{now - began:5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {len(scores)} ep  {score}  {rest}",
-                flush=True,
-            )
+            print(f"{now - began:5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
             scores, missed = [], []
     for explore in (0.0, 1.0):
         print(f"evaluation, explore {explore:g}:", evaluate(agent, config, evaluated, explore), flush=True)
