@@ -27,6 +27,7 @@ from realm.contract import Spec
 from realm.control import CONTROL_MAX_BYTES, parse_report
 from realm.launch.board import Board
 from realm.launch.child import EXIT_STOPPED, EXIT_USER, SERVERS
+from realm.launch.environment import role_environment
 from realm.launch.rundir import RunFile
 from realm.monitor import TensorBoard
 from realm.plan import Plan
@@ -377,31 +378,6 @@ def _owner(port: int) -> str:
     except (psutil.AccessDenied, psutil.NoSuchProcess):
         return ""
     return ""
-
-
-def role_environment(role: str, plan: Plan) -> dict[str, str]:
-    """Environment variables of a role's process: threads, allocator, devices, noise."""
-    threads = str(plan.learner_threads if role == "learner" else 1)
-    environment = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        "NUMBA_NUM_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    environment.setdefault("NUMBA_CACHE_DIR", str(Path(".cache/numba").absolute()))
-    if role in ("learner", "actor"):
-        # glibc gives large blocks back to the system after every batch otherwise: twice the time on a CPU
-        environment |= {
-            "MALLOC_MMAP_THRESHOLD_": "1073741824",
-            "MALLOC_TRIM_THRESHOLD_": "1073741824",
-            "MALLOC_TOP_PAD_": "67108864",
-        }
-    if role in ("buffer", "aisrv", "model_pool"):
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # TensorFlow, in the buffer, would take the whole device
-    return environment
 
 
 def _pid(role: Role) -> int:

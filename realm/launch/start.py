@@ -21,6 +21,7 @@ from rich.table import Table
 from realm.config import RunConfig, to_toml
 from realm.contract import Spec, check_arrays
 from realm.launch.board import Board
+from realm.launch.environment import enter_learner_environment
 from realm.launch.plan import make_plan, this_machine
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
@@ -49,6 +50,8 @@ def prepare(config: RunConfig) -> Prepared:
     Raises ConfigError or UserCodeError.
     """
     plan = make_plan(config.app, this_machine())
+    if config.app.wrapper_type == "local":
+        enter_learner_environment(plan)
     if config.app.wrapper_type == "remote":
         from realm.launch.processes import check_ports
 
