@@ -7,7 +7,6 @@ incarnation, until its budget is used up: then the whole run stops with the caus
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
