@@ -154,7 +154,12 @@ class ReplayBuffer:
             self.storage.clear()
 
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
-        """A batch of `count` items to train `version` on, or None if it cannot be had yet."""
+        """A batch of `count` items to train `version` on, or None if it cannot be had yet.
+
+        The learner of an older epoch is gone: it never gets one.
+        """
+        if version.epoch < self._next.epoch:
+            return None
         self.start_epoch(version)
         self._next = max(self._next, version)
         if not self.limiter.may_sample(count, self.size):
@@ -199,22 +204,32 @@ class NativeStorage:
 
     def add(self, items: Arrays) -> None:
         count = len(items["worker"])
+        key = np.arange(self._last_key + 1, self._last_key + count + 1, dtype=np.uint64)
+        self._last_key += count
+        stays: slice | Array = slice(None)
         overflow = self.size + count - len(self._key)
         if overflow > 0:
-            places, _ = self._choose(self._remover, overflow, without_replacement=True)
-            self._free(places)
+            # as in reverb, the new items are among those that may leave
+            live = np.flatnonzero(self._key)
+            priority = np.concatenate([self._priority[live], np.ones(count)])
+            leaves, _ = self._choose(self._remover, np.concatenate([self._key[live], key]), priority, overflow, True)
+            self._free(live[leaves[leaves < len(live)]])
             self.evicted += overflow
-        places = np.flatnonzero(self._key == 0)[:count]
+            stays = np.ones(count, np.bool_)
+            stays[leaves[leaves >= len(live)] - len(live)] = False
+            key = key[stays]
+        places = np.flatnonzero(self._key == 0)[: len(key)]
         for name, rows in self._rows.items():
-            rows[places] = items[name]
-        self._key[places] = np.arange(self._last_key + 1, self._last_key + count + 1, dtype=np.uint64)
+            rows[places] = items[name][stays]
+        self._key[places] = key
         self._priority[places] = 1.0
         self._times[places] = 0
-        self._last_key += count
-        self.size += count
+        self.size += len(key)
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
-        places, probability = self._choose(self._sampler, count, without_replacement=self._once)
+        live = np.flatnonzero(self._key)
+        chosen, probability = self._choose(self._sampler, self._key[live], self._priority[live], count, self._once)
+        places = live[chosen]
         np.add.at(self._times, places, 1)
         items = {name: rows[places] for name, rows in self._rows.items()}
         info = SampleInfo(self._key[places], probability, self._times[places])
@@ -238,26 +253,24 @@ class NativeStorage:
         self._key[places] = 0
         self.size -= len(places)
 
-    def _choose(self, selector: str, count: int, without_replacement: bool) -> tuple[Array, Array]:
-        """Places [count] by a selector, and the probability f64 [count] of each."""
-        live = np.flatnonzero(self._key)
+    def _choose(
+        self, selector: str, key: Array, priority: Array, count: int, without_replacement: bool
+    ) -> tuple[Array, Array]:
+        """Choose among items by key u64 [n] and priority f64 [n]: which [count], and the probability of each."""
         if selector in ("Uniform", "Prioritized"):
-            weight = self._priority[live] ** self._exponent if selector == "Prioritized" else np.ones(len(live))
+            weight = priority**self._exponent if selector == "Prioritized" else np.ones(len(key))
             # reverb: without a single positive priority every item is as likely
-            p = weight / weight.sum() if weight.sum() > 0 else np.full(len(live), 1 / len(live))
+            p = weight / weight.sum() if weight.sum() > 0 else np.full(len(key), 1 / len(key))
             nonzero = int((p > 0).sum())
             if without_replacement and nonzero < count:
                 p = np.maximum(p, 1e-12)
                 p /= p.sum()
-            chosen = self._rng.choice(len(live), count, replace=not without_replacement, p=p)
-            return live[chosen], p[chosen]
+            chosen = self._rng.choice(len(key), count, replace=not without_replacement, p=p)
+            return chosen, p[chosen]
         if selector in ("Fifo", "Lifo"):
-            order = np.argsort(self._key[live])
-        else:
-            order = np.lexsort((self._key[live], self._priority[live]))
-        if selector in ("Lifo", "MaxHeap"):
-            order = order[::-1]
-        ordered = live[order]
+            order = np.argsort(key)[:: 1 if selector == "Fifo" else -1]
+        else:  # of equal priorities the oldest
+            order = np.lexsort((key, priority if selector == "MinHeap" else -priority))
         # a table that keeps what it hands out hands out its first item again
-        places = ordered[:count] if without_replacement else np.repeat(ordered[:1], count)
-        return places, np.ones(count)
+        chosen = order[:count] if without_replacement else np.repeat(order[:1], count)
+        return chosen, np.ones(count)

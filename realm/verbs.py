@@ -135,7 +135,7 @@ class RemotePolicy:
         """tick: called while waiting; raises to give up. timing: gets each answer's delay in seconds."""
         self._client, self._gate, self._tick, self._worker = client, gate, tick, worker
         self._timing = timing
-        self._reply_fields = reply_fields(spec)
+        self._request_fields, self._reply_fields = request_fields(spec), reply_fields(spec)
         self._slot = np.arange(num_envs)
         self.actions = 0
 
@@ -147,6 +147,7 @@ class RemotePolicy:
             "explore": np.full(len(first), explore, np.float32),
             **{f"obs.{name}": array for name, array in obs.items()},
         }
+        check_arrays(arrays, self._request_fields, (len(first),), "what the workflow gave to predict")
         reply = None
         while reply is None:
             minimum = self._gate.minimum()
@@ -222,7 +223,10 @@ class LocalBuffer:
 
 
 class ItemSender:
-    """`add` over a socket: at most `max_unacked` rounds wait for the buffer's word, which is the back-pressure."""
+    """`add` over a socket: at most `max_unacked` rounds wait for the buffer's word, which is the back-pressure.
+
+    The arrays of a round must stay untouched until `add` of the next returns, as those of a ChunkBuilder do.
+    """
 
     def __init__(self, client: Client, max_unacked: int, gate: VersionGate, tick: Callable[[], None]) -> None:
         """tick: called while waiting; raises to give up."""
@@ -236,6 +240,8 @@ class ItemSender:
             self.poll()
             if self._client.unanswered >= self._max_unacked:
                 wait_any([self._client], 50)
+        if self._max_unacked > 1:  # then this round may be sent again later than its arrays are used again
+            items = {name: array.copy() for name, array in items.items()}
         self._client.ask("add", {}, items, checksum=True)
 
     def poll(self) -> None:
@@ -270,6 +276,8 @@ class BatchReader:
     def receive(self) -> tuple[Arrays, SampleInfo]:
         """Wait for the batch that was asked for: item name -> [B, ...]."""
         reply = self._client.wait(self._seq, self._tick)
+        if reply.kind == INVALID:
+            raise WireError(f"the buffer refused a question for a batch: {reply.text('reason')}")
         self._confirm = reply.seq
         info = SampleInfo(reply.array("info.key"), reply.array("info.probability"), reply.array("info.times_sampled"))
         return {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}, info

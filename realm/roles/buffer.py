@@ -12,15 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from realm.buffer import ACCEPTED, INVALID, NO_ROOM, ReplayBuffer
-from realm.contract import Arrays, ContractError, Version
+from realm.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer
+from realm.contract import Arrays, ContractError, Field, Version, check_arrays
 from realm.job import Job
 from realm.monitor import Meters
 from realm.plan import make_replay_buffer
 from realm.wire import Message, Waker, WireError, wait_any
 
 Answer = tuple[bytes, Message]
+
+_PRIORITIES = {"key": Field((), "uint64"), "priority": Field((), "float64")}
 
 
 def run(job: Job) -> None:
@@ -118,7 +121,7 @@ class Keeper:
         return answers
 
     def _add_held(self, answers: list[Answer]) -> bool:
-        """Offer waiting rounds in the order they came; whether one was taken."""
+        """Offer waiting rounds in the order they came, up to the first that finds no room; whether one was taken."""
         taken = False
         for key, (peer, items, since) in list(self._held.items()):
             try:
@@ -128,12 +131,14 @@ class Keeper:
                 status, reason = INVALID, f"{key[0]}: {error}"
                 self.invalid += 1
             if status == NO_ROOM:
-                continue
+                break  # a smaller one behind it must wait: of one worker, the later would make the earlier a duplicate
             del self._held[key]
             if status == ACCEPTED:
                 taken = True
                 self._meters.put("producer_wait_ms", 1e3 * (time.monotonic() - since))
-            meta = {"status": status, "reason": reason, "wanted": list(self.buffer.wanted(len(items["worker"])))}
+            meta: dict[str, Any] = {"status": status, "reason": reason}
+            if status in (STALE, OLD_EPOCH):
+                meta["wanted"] = list(self.buffer.wanted(len(items["worker"])))
             answers.append((peer, Message("added", key[2], meta)))
         return taken
 
@@ -142,6 +147,7 @@ class Keeper:
         if self._last is not None and self._last[:2] == (f"{asked[0]}/{asked[1]}", message.seq):
             return [(peer, self._last[2])]  # the answer was lost on its way
         if message.arrays:
+            check_arrays(message.arrays, _PRIORITIES, message.array("key").shape[:1], "priorities")
             self.buffer.storage.update_priorities(message.array("key"), message.array("priority"))
         same = self._draw is not None and self._draw.seq == message.seq
         since = self._draw.since if same and self._draw else time.monotonic()
