@@ -11,6 +11,7 @@ import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from loguru import logger
 from realm.contract import Array
 
 _RESERVOIR = 4096
+_RETRY_AFTER_S = 60.0
 
 
 class Meters:
@@ -36,7 +38,7 @@ class Meters:
     def put(self, name: str, value: float) -> None:
         """One observation of a mean."""
         entry = self._sums.setdefault(name, [0.0, 0.0])
-        entry[0] += value
+        entry[0] += float(value)  # users hand over tensors and NumPy scalars, too
         entry[1] += 1
 
     def put_all(self, values: Mapping[str, float]) -> None:
@@ -83,26 +85,28 @@ class TensorBoard:
 
         self._event, self._summary = Event, Summary
         self._open: Callable[[], Any] = lambda: EventFileWriter(str(folder), flush_secs=10)
-        self._writer = self._open()
-        self._warned_at = -60.0
+        self._writer: Any = None  # opened when there is something to write
+        self._retry_at = 0.0
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Write name -> value at `step` (env steps)."""
+        """Write name -> value at `step` (env steps); after a failure, what comes in the next minute is lost."""
+        if time.monotonic() < self._retry_at:
+            return
         summary = self._summary(
             value=[self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         )
         try:
+            if self._writer is None:
+                self._writer = self._open()
             self._writer.add_event(self._event(step=step, summary=summary, wall_time=time.time()))
             self._writer.flush()
         except OSError as error:
-            now = time.monotonic()
-            if now - self._warned_at >= 60:
-                self._warned_at = now
-                logger.warning("TensorBoard could not be written, training goes on: {}", error)
-            self._writer = self._open()
+            self._retry_at = time.monotonic() + _RETRY_AFTER_S
+            logger.warning("TensorBoard could not be written, training goes on: {}", error)
+            self.close()
 
     def close(self) -> None:
-        try:
-            self._writer.close()
-        except OSError as error:
-            logger.warning("TensorBoard could not be closed: {}", error)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # every write was flushed, or has been warned of
+                writer.close()

@@ -1,0 +1,177 @@
+"""realm/monitor.py: sums that add up over processes, and a TensorBoard writer that outlives a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loguru import logger
+
+from realm import monitor
+from realm.monitor import Meters, TensorBoard
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+    number = logger.add(lambda text: lines.append(str(text)), format="{level} {message}")
+    yield lines
+    logger.remove(number)
+
+
+# --- meters
+
+
+def test_totals_stay_and_means_start_anew() -> None:
+    meters = Meters()
+    meters.count("rounds")
+    meters.count("items", 5)
+    meters.put("loss", 1.0)
+    meters.put_all({"loss": 3.0, "kl": 0.5})
+    assert meters.snapshot() == ({"rounds": 1, "items": 5}, {"loss": [4.0, 2], "kl": [0.5, 1]})
+    meters.count("rounds", 2)
+    meters.put("kl", 2.0)
+    totals, means = meters.snapshot()
+    assert totals == {"rounds": 3, "items": 5}
+    assert means == {"kl": [2.0, 1]}
+    totals["rounds"] = 99  # a snapshot is a copy
+    assert meters.snapshot() == ({"rounds": 3, "items": 5}, {})
+
+
+def test_whatever_is_a_number_can_be_reported() -> None:
+    meters = Meters()
+    values: list[Any] = [np.float32(1), np.int64(2), torch.tensor(3.0), torch.tensor([4]), True, np.array(5.5)]
+    for n, value in enumerate(values):
+        meters.put(f"value-{n}", value)
+    _, means = json.loads(json.dumps(meters.snapshot()))
+    assert [means[f"value-{n}"] for n in range(6)] == [[1, 1], [2, 1], [3, 1], [4, 1], [1, 1], [5.5, 1]]
+
+
+def test_quantiles_of_durations() -> None:
+    meters = Meters()
+    for n in range(101):
+        meters.timing("predict", n / 1000)
+    _, means = meters.snapshot()
+    assert means == {"predict_median_ms": [pytest.approx(50), 1], "predict_p99_ms": [pytest.approx(99), 1]}
+    assert meters.snapshot()[1] == {}
+    for n in range(100_000):
+        meters.timing("predict", n)
+    assert len(meters._timings["predict"]) <= 5000  # a second of a fast worker must not fill the memory
+    meters.timing("other", 1.0)
+    assert meters.snapshot()[1]["other_p99_ms"] == [1000.0, 1]
+
+
+def test_episodes_of_gymnasiums_info() -> None:
+    meters = Meters()
+    for info in ({}, {"_episode": np.array([False, False]), "episode": {"score": np.array([9.0, 9.0])}}):
+        meters.episodes(info)
+    assert meters.snapshot() == ({}, {})
+    meters.episodes(
+        {
+            "_episode": np.array([True, False, True]),
+            "episode": {"score": np.array([10.0, 99.0, 30.0]), "steps": np.array([5, 99, 6])},
+        }
+    )
+    totals, means = meters.snapshot()
+    assert totals == {"episodes": 2}
+    assert means == {"episode/score": [40.0, 2], "episode/steps": [11.0, 2]}
+    json.dumps(means)
+
+
+# --- TensorBoard
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What tensorboard itself reads: tag -> (step, value), over all files of the folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_scalars_can_be_read_at_once(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board.write({"learner/loss": 0.5, "episode/score": 100.0}, 1000)
+    board.write({"learner/loss": 0.25, "nan": float("nan")}, 2000)
+    read = scalars(tmp_path)  # before it is closed
+    assert read["learner/loss"] == [(1000, 0.5), (2000, 0.25)]
+    assert read["episode/score"] == [(1000, 100.0)]
+    assert [step for step, _ in read["nan"]] == [2000]
+    board.close()
+    board.close()
+
+
+def test_a_board_without_a_word_leaves_no_file(tmp_path: Path) -> None:
+    TensorBoard(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_warning_a_minute_and_never_an_end(
+    tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the writer's own thread dies of it, loudly
+    board = TensorBoard(tmp_path)
+    board.write({"x": 1.0}, 1)
+    threads = threading.active_count()
+    with monkeypatch.context() as disk:
+        disk.setattr(RecordWriter, "write", full)
+        disk.setattr(RecordWriter, "flush", full)
+        for step in range(2, 50):
+            board.write({"x": 2.0}, step)
+        warnings = [line for line in logged if "could not be written" in line]
+        assert len(logged) == len(warnings) == 1
+        assert "No space left on device" in warnings[0]
+        # a minute later it tries anew, with a new file
+        for step in range(50, 60):
+            monkeypatch.setattr(board, "_retry_at", 0.0)
+            board.write({"x": 2.0}, step)
+        assert sum("could not be written" in line for line in logged) == 11
+    board.write({"x": 3.0}, 60)
+    assert threading.active_count() <= threads  # no writer's thread was left behind
+    monkeypatch.setattr(board, "_retry_at", 0.0)
+    board.write({"x": 4.0}, 61)
+    board.close()
+    assert scalars(tmp_path)["x"] == [(1, 1.0), (61, 4.0)]
+    assert monitor._RETRY_AFTER_S == 60
+
+
+def test_a_folder_that_goes_away(tmp_path: Path, logged: list[str]) -> None:
+    folder = tmp_path / "tensorboard"
+    folder.write_text("in the way")
+    board = TensorBoard(folder)
+    board.write({"x": 1.0}, 1)
+    assert sum("could not be written" in line for line in logged) == 1
+    board.close()
+
+
+@pytest.mark.system
+def test_writing_loads_no_tensorflow(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from realm.monitor import TensorBoard
+board = TensorBoard(Path({str(tmp_path)!r}))
+board.write({{"x": 1.0}}, 1)
+board.close()
+print("loaded", sorted({{"tensorflow", "torch"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "loaded []\n", done.stderr
+    assert scalars(tmp_path) == {"x": [(1, 1.0)]}
