@@ -33,7 +33,7 @@ class Config:
     chunk_length: int = 128  # T, steps of one environment that travel together
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.998  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    lam: float = 0.9  # GAE's lambda: 0 trusts the critic, 1 the sampled return
+    lam: float = 0.8  # GAE's lambda: 0 trusts the critic, 1 the sampled return
     value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
 
     # the objective
