@@ -118,10 +118,18 @@ class Spec:
             raise ContractError(f"Spec.chunk_length must be at least 1, got {self.chunk_length}")
         for group in ("obs", "extra", "sample"):
             for name, one in getattr(self, group).items():
-                if np.dtype(one.dtype).kind not in "biuf" or any(d < 0 for d in one.shape):
+                if not _is_number(one.dtype) or any(d < 0 for d in one.shape):
                     raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {one}")
         if self.sample and not set(ORIGIN_FIELDS) <= set(self.sample):
             raise ContractError(f"Spec.sample must contain {sorted(ORIGIN_FIELDS)}, got {sorted(self.sample)}")
+        for name, wanted in ORIGIN_FIELDS.items() if self.sample else ():
+            one = self.sample[name]
+            shape = one.shape[-1:] if name == "version" else one.shape  # an item may hold several rows
+            if np.dtype(one.dtype) != np.int64 or shape != wanted.shape:
+                raise ContractError(
+                    f"Spec.sample[{name!r}] must be int64 of shape {list(wanted.shape)}, "
+                    f"got {one.dtype}{list(one.shape)}"
+                )
 
     @property
     def sample_fields(self) -> Fields:
@@ -158,6 +166,13 @@ class Spec:
     def schema(self) -> str:
         """Eight hex digits that differ when any shape differs: in every message's header."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _is_number(dtype: str) -> bool:
+    try:
+        return np.dtype(dtype).kind in "biuf" and np.dtype(dtype).isnative
+    except TypeError:
+        return False
 
 
 ORIGIN_FIELDS: Fields = {
