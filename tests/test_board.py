@@ -1,0 +1,156 @@
+"""realm/launch/board.py: sums over processes and restarts, rates that are never negative, the live line."""
+
+from __future__ import annotations
+
+import pytest
+
+from realm.contract import Report
+from realm.launch import board as module
+from realm.launch.board import GAUGES, Board, clock
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    one = Clock()
+    monkeypatch.setattr(module, "time", one)
+    return one
+
+
+@pytest.fixture
+def board(time: Clock) -> Board:
+    return Board(started_at=time.now)
+
+
+def take(
+    board: Board, role: str = "aisrv", index: int = 0, incarnation: int = 1, env_steps: int = 0,
+    means: dict[str, list[float]] | None = None, **totals: float,
+) -> None:  # fmt: skip
+    board.take(Report(role, index, env_steps, totals, means or {}), incarnation)
+
+
+def test_totals_add_up_over_processes_and_restarts(board: Board) -> None:
+    take(board, index=0, env_steps=5, actions=10)
+    take(board, index=0, env_steps=5, actions=100)  # since its start: replaces what it said before
+    take(board, index=1, actions=7)
+    assert board.total("aisrv", "actions") == 107
+    take(board, index=0, incarnation=2, actions=3)  # killed and started again: counts from 0
+    assert board.total("aisrv", "actions") == 110
+    take(board, index=0, incarnation=1, actions=101)  # its forerunner's last report comes late
+    assert board.total("aisrv", "actions") == 111
+    assert board.total("aisrv", "absent") == board.total("learner", "actions") == 0
+    assert board.of_process("aisrv", 0, 2) == {"actions": 3}
+    assert board.of_process("aisrv", 5, 1) == {}
+    assert board.processes() == {
+        "aisrv-0.1": {"actions": 101},
+        "aisrv-0.2": {"actions": 3},
+        "aisrv-1.1": {"actions": 7},
+    }
+
+
+def test_levels_count_for_living_processes_only(board: Board) -> None:
+    assert {"size", "rss_mb", "version_update"} <= GAUGES
+    take(board, "buffer", size=500, inserted=500, rss_mb=100)
+    take(board, "buffer", incarnation=2, size=20, inserted=20, rss_mb=90)
+    assert board.total("buffer", "size") == 20
+    assert board.total("buffer", "inserted") == 520
+    take(board, "aisrv", 0, rss_mb=100)
+    take(board, "aisrv", 1, rss_mb=150)
+    assert board.total("aisrv", "rss_mb") == 250
+
+
+def test_env_steps_are_the_learners(board: Board) -> None:
+    take(board, "learner", env_steps=4000)
+    take(board, "aisrv", env_steps=9999)
+    assert board.env_steps == 4000
+    take(board, "learner", incarnation=2, env_steps=3500)  # back at its last checkpoint
+    assert board.env_steps == 3500
+
+
+def test_curves(board: Board, time: Clock) -> None:
+    time.now += 1
+    take(board, "learner", env_steps=100, means={"loss": [6.0, 3]}, updates=10, busy_s=0.5, pid=123)
+    take(board, "aisrv", 0, means={"episode/score": [300.0, 2]}, env_steps=400)
+    take(board, "aisrv", 1, means={"episode/score": [900.0, 1]}, env_steps=600)
+    time.now += 1
+    take(board, "learner", env_steps=200, means={"loss": [2.0, 1]}, updates=20, busy_s=1.0, pid=123)
+    take(board, "buffer", size=50)
+    values = board.curves()
+    assert values["learner/loss"] == pytest.approx(8 / 4)
+    assert values["episode/score"] == pytest.approx(400)  # a mean over episodes, not over workers
+    assert values["rate/learner/updates_per_s"] == pytest.approx(10)
+    assert values["share/learner/busy"] == pytest.approx(0.5)
+    assert values["buffer/size"] == 50
+    assert "learner/pid" not in values
+    assert not any("pid" in name for name in values)
+
+    time.now += 4
+    take(board, "learner", incarnation=2, env_steps=150, updates=2, busy_s=0.1)  # restarted
+    values = board.curves()
+    assert values["rate/learner/updates_per_s"] == pytest.approx(2 / 4)
+    assert "learner/loss" not in values  # nothing new, no point in the curve
+    assert "episode/score" not in values
+    assert all(value >= 0 for name, value in values.items() if name.startswith(("rate/", "share/")))
+
+
+def test_rates_of_env_steps_come_from_the_workers_totals(board: Board, time: Clock) -> None:
+    time.now += 2
+    board.take(Report("aisrv", 0, 500, {"env_steps": 500}, {}), 1)
+    board.take(Report("aisrv", 1, 300, {"env_steps": 300}, {}), 1)
+    assert board.curves()["rate/env_steps_per_s"] == pytest.approx(400)
+    assert board.recent("env_steps_per_s") == pytest.approx(400)
+    time.now += 1
+    assert board.curves()["rate/env_steps_per_s"] == 0
+    assert board.recent("env_steps_per_s") == pytest.approx(0.7 * 400)
+
+
+def test_curves_twice_at_once_do_not_divide_by_zero(board: Board) -> None:
+    take(board, updates=1)
+    assert all(value == value for value in (board.curves() | board.curves()).values())
+
+
+def test_a_running_mean_leans_on_many_episodes_more_than_on_few(board: Board) -> None:
+    take(board, means={"episode/score": [100.0, 1]})
+    assert board.recent("episode/score") == 100
+    take(board, means={"episode/score": [300.0, 1]})
+    assert board.recent("episode/score") == pytest.approx(100 + 200 / 200)
+    take(board, means={"episode/score": [500.0 * 1000, 1000]})
+    assert board.recent("episode/score") == 500
+    take(board, "learner", means={"loss": [1.0, 1]})
+    assert board.recent("learner/loss") == 1
+    assert board.recent_of("learner") == {"loss": 1.0}
+    assert board.recent("absent") is None
+
+
+def test_the_line(board: Board, time: Clock) -> None:
+    empty = board.line(256, 0, 0.0)
+    assert empty == {
+        "env steps": "0", "steps/s": "0", "updates": "0", "episodes": "0", "mean score": "-", "policy lag": "-",
+        "buffer": "0/256", "elapsed": "0:00:00", "remaining": "no limit set",
+    }  # fmt: skip
+    time.now += 100
+    board.take(Report("aisrv", 0, 0, {"env_steps": 200_000, "episodes": 1500}, {"episode/score": [1150.04, 1]}), 1)
+    take(board, "learner", env_steps=150_000, means={"policy_lag_updates": [1.5, 3]}, updates=1234)
+    take(board, "buffer", size=100)
+    board.curves()
+    line = board.line(256, 0, 0.0)
+    assert line == {
+        "env steps": "150,000", "steps/s": "2,000", "updates": "1,234", "episodes": "1,500", "mean score": "1150.0",
+        "policy lag": "0.50", "buffer": "100/256", "elapsed": "0:01:40", "remaining": "no limit set",
+    }  # fmt: skip
+    assert board.line(256, 350_000, 0.0)["remaining"] == "0:01:40"
+    assert board.line(256, 350_000, 130.0)["remaining"] == "0:00:30"  # whichever comes first
+    assert board.line(256, 100_000, 0.0)["remaining"] == "0:00:00"
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (0, 59.9, 60, 3661, 100 * 3600)] == [
+        "0:00:00", "0:00:59", "0:01:00", "1:01:01", "100:00:00",
+    ]  # fmt: skip

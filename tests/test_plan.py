@@ -1,0 +1,157 @@
+"""realm/launch/plan.py and realm/plan.py: every `auto` on every machine, and numbers that fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+from typing import Any
+
+import pytest
+
+from realm.buffer import NativeStorage
+from realm.config import AppConfig, ConfigError
+from realm.contract import ActionSpec, Field, Spec
+from realm.flow import check_flow
+from realm.launch.plan import Machine, make_plan, this_machine
+from realm.plan import Plan, make_replay_buffer
+
+SMALL = Machine(cores=2, gpus=0, has_reverb=True)
+LARGE = Machine(cores=32, gpus=0, has_reverb=True)
+GPU = Machine(cores=16, gpus=1, has_reverb=False)
+OFF_POLICY: dict[str, Any] = {"algorithm_on_policy_or_off_policy": "off-policy", "reverb_sampler": "Uniform"}
+
+
+def plan(machine: Machine = SMALL, **keys: Any) -> Plan:
+    return make_plan(AppConfig(**keys), machine)
+
+
+def test_two_cores_alternate_strictly() -> None:
+    one = plan()
+    assert (one.workers, one.envs_per_worker, one.batch, one.round_size) == (2, 64, 128, 128)
+    assert one.max_version_lag == 0
+    assert one.preload == one.batch
+    assert one.capacity >= one.batch + one.round_size
+    assert (one.on_policy, one.sampler, one.ratio) == (True, "Fifo", 1.0)
+    assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 2, False)
+    assert any(re.match(r"max_version_lag = 0: ", reason) for reason in one.why)
+
+
+def test_many_cores_overlap() -> None:
+    one = plan(LARGE)
+    assert one.workers == 16
+    assert one.max_version_lag == 1
+    assert one.learner_threads == 32 - 16 - 1
+    assert plan(Machine(10, 0, True)).workers == 8
+    assert plan(Machine(10, 0, True)).learner_threads == 1
+
+
+def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:
+    one = plan(GPU)
+    assert (one.device, one.backend) == ("cuda", "native")
+    assert plan(Machine(2, 1, True)).max_version_lag == 1  # a GPU trains while the cores play
+    assert plan(GPU, device="cpu").device == "cpu"
+    assert plan(SMALL, buffer_backend="native").backend == "native"
+
+
+def test_one_process_needs_neither_reverb_nor_workers() -> None:
+    one = plan(LARGE, wrapper_type="local", aisrv_count=7)
+    assert (one.workers, one.backend, one.predict_local) == (1, "native", True)
+    assert one.learner_threads == 32
+    assert one.batch == one.round_size == one.envs_per_worker
+
+
+def test_off_policy_is_free_of_versions() -> None:
+    one = plan(**OFF_POLICY)
+    assert (one.on_policy, one.max_version_lag) == (False, None)
+    assert one.capacity >= 10 * one.batch
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    asked: dict[str, Any] = {
+        "aisrv_count": 3, "aisrv_connect_to_kaiwu_env_count": 5, "train_batch_size": 30, "replay_buffer_capacity": 90,
+        "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:1", "flow": "overlapping",
+        "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
+    }  # fmt: skip
+    one = plan(**asked)
+    assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)
+    assert (one.max_version_lag, one.learner_threads, one.device, one.backend) == (2, 7, "cuda:1", "native")
+    assert (one.predict_local, one.max_unacked_rounds) == (True, 2)
+    assert one.why == ()
+    assert plan(max_version_lag="free").max_version_lag is None
+
+
+def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
+    assert plan(train_batch_size=100).max_version_lag is None
+    assert plan(train_batch_size=256).max_version_lag == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 128"),
+        ({"max_version_lag": 3, "train_batch_size": 100}, r"train_batch_size is 100, .*lag 3 .*multiple of 128"),
+        ({"replay_buffer_capacity": 255}, r"replay_buffer_capacity is 255, .*128 .*at least 256"),
+        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 128"),
+        ({"production_consume_ratio": 2.0}, r"production_consume_ratio is 2, .*allowed is 1 "),
+        ({"reverb_sampler": "Uniform"}, r"reverb_sampler is Uniform, .*allowed is Fifo"),
+        ({"algorithm_on_policy_or_off_policy": "off-policy"}, r"reverb_sampler is Fifo, .*Uniform or Prioritized"),
+        ({**OFF_POLICY, "max_version_lag": 2}, r"max_version_lag is 2, .*allowed is free"),
+        ({**OFF_POLICY, "reverb_remover": "Lifo"}, r"reverb_remover is Lifo"),
+    ],
+)
+def test_what_cannot_work_is_said_with_numbers(keys: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        plan(**keys)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 5, 8, 17, 64, 256])
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_defaults_work_on_every_machine(cores: int, gpus: int) -> None:
+    modes: list[dict[str, Any]] = [
+        {}, OFF_POLICY, {"wrapper_type": "local"}, {"wrapper_type": "local", **OFF_POLICY}, {"flow": "overlapping"},
+        {"flow": "alternating"}, {"max_version_lag": "free"}, {"aisrv_count": 3},
+        {"aisrv_count": 5, "flow": "alternating"}, {"aisrv_connect_to_kaiwu_env_count": 7}, {"train_batch_size": 1000}, {"train_batch_size": 10},
+        {"predict_local_or_remote": "local"}, {"max_version_lag": 1}, {"max_version_lag": 4},
+    ]  # fmt: skip
+    for keys in modes:
+        one = plan(Machine(cores, gpus, has_reverb=True), **keys)
+        check_flow(
+            policy="on-policy" if one.on_policy else "off-policy", sampler=one.sampler, remover=one.remover,
+            capacity=one.capacity, preload_ratio=one.capacity / one.preload, train_batch_size=one.batch,
+            ratio=one.ratio, round_size=one.round_size, max_version_lag=one.max_version_lag,
+        )  # fmt: skip
+        assert one.workers >= 1
+        assert one.envs_per_worker >= 1
+        assert 1 <= one.learner_threads <= cores
+        assert one.batch <= one.preload <= one.capacity
+        assert one.device == ("cuda" if gpus else "cpu")
+        for reason in one.why:
+            key = reason.partition(" = ")[0]
+            assert key in AppConfig.model_fields, reason
+            assert key not in keys, f"{reason}: but it was asked for"
+
+
+def test_this_machine() -> None:
+    machine = this_machine()
+    assert machine.cores >= 1
+    assert machine.gpus >= 0
+    assert machine.has_reverb == (importlib.util.find_spec("reverb") is not None)
+
+
+def test_a_plan_survives_json() -> None:
+    for one in (plan(), plan(GPU, **OFF_POLICY), plan(wrapper_type="local")):
+        assert Plan.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_plans_buffer_has_its_numbers() -> None:
+    spec = Spec({"x": Field((2,), "float32")}, ActionSpec(n=3), {}, chunk_length=2)
+    one = dataclasses.replace(plan(max_version_lag=1, train_batch_size=256), backend="native")
+    buffer = make_replay_buffer(one, spec, "run", 0)
+    assert isinstance(buffer.storage, NativeStorage)
+    limiter = buffer.limiter
+    assert (limiter.once, limiter.capacity, limiter.preload, limiter.batch) == (True, one.capacity, one.preload, 256)
+    assert (limiter.ratio, limiter.ahead) == (one.ratio, one.round_size)
+    assert buffer.fields == spec.sample_fields
