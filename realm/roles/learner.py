@@ -8,6 +8,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.checkpoint import find
+from realm.control import Stopped
 from realm.job import Job
 from realm.trainer import Trainer
 from realm.user import load_agent, load_hyper
@@ -55,5 +56,6 @@ def run(job: Job) -> None:
             publish()
             link.env_steps = trainer.env_steps
             tick()
-    finally:
-        trainer.save()
+    except Stopped:
+        trainer.save()  # not after an error: an update that failed halfway may have left anything in the weights
+        raise
