@@ -113,7 +113,7 @@ class ReplayBuffer:
     def add(self, items: Arrays) -> str:
         """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
 
-        NO_ROOM changes nothing: offer the round again when something was drawn. Raises ContractError for items
+        NO_ROOM changes nothing: offer the round again when something was asked for. Raises ContractError for items
         of another shape or with NaN.
         """
         count = len(items["worker"]) if items.get("worker") is not None and items["worker"].ndim == 1 else 0
@@ -125,7 +125,10 @@ class ReplayBuffer:
             self.counters["duplicate"] += count
             return DUPLICATE
         oldest, newest = _oldest_and_newest(items["version"])
-        self.start_epoch(Version(newest.epoch, 0))
+        if self._next == NO_VERSION:
+            self._next = Version(newest.epoch, 0)
+        elif newest.epoch > self._next.epoch:
+            return NO_ROOM  # its learner has not asked yet, and only it knows which version comes next
         if oldest < self.wanted(count):
             old_epoch = oldest.epoch < self._next.epoch
             self._seen[worker] = origin
@@ -140,27 +143,17 @@ class ReplayBuffer:
         self.counters["inserted"] += count
         return ACCEPTED
 
-    def start_epoch(self, version: Version) -> None:
-        """A learner was started and begins at `version`: refuse what was played with weights of its forerunners.
-
-        On-policy items of older epochs are dropped; a replay memory keeps what it has. An epoch that is known
-        already changes nothing.
-        """
-        if version.epoch <= self._next.epoch:
-            return
-        self._next = version
-        if self.limiter.once and self.size:
-            self.counters["dropped_old_epoch"] += self.size
-            self.storage.clear()
-
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
         """A batch of `count` items to train `version` on, or None if it cannot be had yet.
 
-        The learner of an older epoch is gone: it never gets one.
+        The first question of a new epoch drops on-policy items of older ones; a replay memory keeps what it has.
+        The learner of an older epoch is gone: it never gets a batch.
         """
         if version.epoch < self._next.epoch:
             return None
-        self.start_epoch(version)
+        if version.epoch > self._next.epoch and self.limiter.once and self.size:
+            self.counters["dropped_old_epoch"] += self.size
+            self.storage.clear()
         self._next = max(self._next, version)
         if not self.limiter.may_sample(count, self.size):
             return None

@@ -388,12 +388,16 @@ def test_a_new_epoch_refuses_and_drops_the_old(make_buffer: MakeBuffer) -> None:
     assert buffer.wanted(2) == Version(2, 20)
     assert buffer.add(played(3, version=(2, 25), count=4)) == ACCEPTED
     assert buffer.draw(4, Version(2, 25)) is not None
-    # a round of epoch 3 may come before the question of the learner that it comes from
+    # a round of epoch 3 may come before the question of the learner whose weights played it: it has to wait
     assert buffer.add(played(4, version=(2, 26))) == ACCEPTED
+    before = state(buffer)
+    assert buffer.add(played(5, version=(3, 26), count=4)) == NO_ROOM
+    assert buffer.add(played(5, version=[(2, 26), (3, 26)])) == NO_ROOM
+    assert state(buffer) == before
+    assert buffer.draw(4, Version(3, 27)) is None
     assert buffer.add(played(5, version=(3, 26), count=4)) == ACCEPTED
-    assert buffer.size == 4
-    assert buffer.draw(4, Version(2, 26)) is None  # whose forerunner is gone, its question still open
-    assert buffer.draw(4, Version(3, 26)) is not None
+    assert buffer.draw(4, Version(2, 26)) is None  # the forerunner's last question, to which nobody listens any more
+    assert buffer.draw(4, Version(3, 27)) is not None
     totals = buffer.totals()
     assert (totals["dropped_old_epoch"], totals["refused_old_epoch"], totals["duplicate"]) == (4, 4, 2)
     assert totals["inserted"] == totals["sampled"] + totals["dropped_old_epoch"] == 12

@@ -113,8 +113,8 @@ def test_defaults_work_on_every_machine(cores: int, gpus: int) -> None:
     modes: list[dict[str, Any]] = [
         {}, OFF_POLICY, {"wrapper_type": "local"}, {"wrapper_type": "local", **OFF_POLICY}, {"flow": "overlapping"},
         {"flow": "alternating"}, {"max_version_lag": "free"}, {"aisrv_count": 3},
-        {"aisrv_count": 5, "flow": "alternating"}, {"aisrv_connect_to_kaiwu_env_count": 7}, {"train_batch_size": 1000}, {"train_batch_size": 10},
-        {"predict_local_or_remote": "local"}, {"max_version_lag": 1}, {"max_version_lag": 4},
+        {"aisrv_count": 5, "flow": "alternating"}, {"aisrv_connect_to_kaiwu_env_count": 7}, {"train_batch_size": 1000},
+        {"train_batch_size": 10}, {"predict_local_or_remote": "local"}, {"max_version_lag": 1}, {"max_version_lag": 4},
     ]  # fmt: skip
     for keys in modes:
         one = plan(Machine(cores, gpus, has_reverb=True), **keys)

@@ -116,13 +116,15 @@ class Keeper:
             answers.append((peer, Message("invalid", message.seq, {"status": INVALID, "reason": str(error)})))
         progress = True
         while progress:
-            progress = self._add_held(answers)
-            progress |= self._try_draw(answers)
+            progress = self._try_draw(answers)  # first: it tells the buffer which version comes next
+            progress |= self._add_held(answers)
         return answers
 
     def _add_held(self, answers: list[Answer]) -> bool:
         """Offer waiting rounds in the order they came, up to the first that finds no room; whether one was taken."""
         taken = False
+        if self._draw is None and self._last is None:
+            return False  # which version comes next, so what is too old, only the learner knows: its question comes
         for key, (peer, items, since) in list(self._held.items()):
             try:
                 status = self.buffer.add(items)
