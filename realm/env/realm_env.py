@@ -15,6 +15,9 @@ Info: on the step that ends an episode, `info["stats"]` holds `games.episode_sta
     from RealmVectorEnv, with the mask `info["_stats"]` bool [E] of the environments that they are final for.
     Otherwise it is empty. (The key `episode` is left to gymnasium's RecordEpisodeStatistics, which refuses
     to share it.)
+Render modes: `rgb_array`, u8 [816, 720, 3], and `ansi`, 33 lines of text, both by `render.py`; the way of the
+    current episode is kept only for `rgb_array`. RealmVectorEnv renders a tuple, one entry for each environment.
+    There is no `human`: `gymnasium.wrappers.HumanRendering` makes a window of `rgb_array`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from realm.env.games import Games, checked_action, episode_stats
 from realm.env.map import Map
 
 Obs = dict[str, NDArray[Any]]
-METADATA: dict[str, Any] = {"render_modes": [], "render_fps": 15}
+Picture = NDArray[np.uint8] | str
+Routes = list[list[tuple[float, float, bool]]]  # for each environment x, z and whether a flash led there, oldest first
+METADATA: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"], "render_fps": 15}
 SHAPES: dict[str, tuple[tuple[int, ...], type]] = {
     "image": ((4, physics.WINDOW, physics.WINDOW), np.uint8),
     "vector": ((physics.VECTOR,), np.float32),
@@ -95,6 +100,25 @@ def step_obs(games: Games, actions: NDArray[np.int64], out: Obs) -> None:
         physics.step_and_write(state, world, episodes, actions, vector, mask)
 
 
+def follow(routes: Routes, state: physics.State) -> None:
+    """Add the places where the heroes are now; a new episode begins a new route."""
+    for e, route in enumerate(routes):
+        if state.fresh[e]:
+            route.clear()
+        if len(route) <= state.steps[e]:  # else this environment has not moved: another one was reset
+            route.append((float(state.x[e]), float(state.z[e]), bool(state.used_flash[e])))
+
+
+def picture_of(games: Games, e: int, routes: Routes, render_mode: str) -> Picture:
+    """Environment e in a render mode."""
+    from realm.env import render  # late: workers need no pictures
+
+    now = render.moment(games.state, e)
+    if render_mode == "ansi":
+        return render.ansi(games.map, now)
+    return render.draw(games.map, now, np.array(routes[e], dtype=np.float64))
+
+
 class RealmEnv(gymnasium.Env[Obs, np.int64]):
     """One realm. `state` holds it as arrays with a leading axis of 1; returned observations are fresh
     arrays."""
@@ -117,6 +141,7 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         self.games = Games(1, usr_conf, layouts, map)
         self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
         self._action = np.zeros(1, dtype=np.int64)
+        self._routes: Routes = [[]] if render_mode == "rgb_array" else []
         self._started = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
@@ -130,6 +155,7 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
             self.games.restart_layouts()
         self.games.reset()
         self._started = True
+        follow(self._routes, self.state)
         obs = empty_obs(self._names, 1)
         write_obs(self.games, obs)
         return first_row(obs), {}
@@ -142,11 +168,21 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         self._action[0] = checked_action(action)
         obs = empty_obs(self._names, 1)
         step_obs(self.games, self._action, obs)
+        follow(self._routes, state)
         terminated, truncated = bool(state.terminated[0]), bool(state.truncated[0])
         info: dict[str, Any] = {}
         if terminated or truncated:
             info["stats"] = {name: value[0].item() for name, value in episode_stats(state).items()}
         return first_row(obs), float(state.reward[0]), terminated, truncated, info
+
+    def render(self) -> Picture | None:
+        """A picture of the current moment in `render_mode`; None, with a warning, without one."""
+        if not self._started:
+            raise ResetNeeded("there is nothing to render yet: call reset first")
+        if self.render_mode is None:
+            gymnasium.logger.warn(f"render needs a render_mode, one of {METADATA['render_modes']}")
+            return None
+        return picture_of(self.games, 0, self._routes, self.render_mode)
 
 
 class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
@@ -184,6 +220,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         self.games = Games(num_envs, usr_conf, layouts, map)
         self.map, self.world, self.state = self.games.map, self.games.world, self.games.state
         self.copy = copy
+        self._routes: Routes = [[] for _ in range(num_envs)] if render_mode == "rgb_array" else []
         self._buffer = empty_obs(names, num_envs)
         self._started = False
 
@@ -229,6 +266,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
             self.games.restart_layouts()
         self.games.reset(mask)
         self._started = True
+        follow(self._routes, self.state)
         obs = self._target(out)
         write_obs(self.games, obs)
         return self._given(obs), {}
@@ -247,12 +285,23 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
             raise ValueError(f"actions must be {self.num_envs} whole numbers from 0 to {physics.ACTIONS - 1}")
         obs = self._target(out)
         step_obs(self.games, actions.astype(np.int64, copy=False), obs)
+        follow(self._routes, state)
         terminated, truncated = state.terminated.copy(), state.truncated.copy()
         over = terminated | truncated
         info: dict[str, Any] = {}
         if over.any():
             info["stats"], info["_stats"] = episode_stats(state), over
         return self._given(obs), state.reward.copy(), terminated, truncated, info
+
+    def render(self) -> tuple[Picture, ...] | None:
+        """Pictures of the current moment, one for each environment as in gymnasium's SyncVectorEnv; None, with a
+        warning, without a `render_mode`."""
+        if not self._started:
+            raise ResetNeeded("there is nothing to render yet: call reset first")
+        if self.render_mode is None:
+            gymnasium.logger.warn(f"render needs a render_mode, one of {METADATA['render_modes']}")
+            return None
+        return tuple(picture_of(self.games, e, self._routes, self.render_mode) for e in range(self.num_envs))
 
     def _target(self, out: Obs | None) -> Obs:
         """Where to write the observation: `out` if given and right, else the environment's own arrays."""
