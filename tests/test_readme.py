@@ -1,0 +1,180 @@
+"""What the README and docs/architecture.md say is true: the example trains, and files, commands and names exist."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from cluster import PATIENCE_S, ROOT
+
+from realm import cli
+from realm.config import AppConfig, load_config
+from realm.launch.plan import Machine, make_plan
+from realm.user import load_hyper
+
+README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"
+DOCUMENTS = [README, CHINESE, ARCHITECTURE]
+WRITTEN_BY_RUNS = {"config.toml", "run.json", "summary.json", "supervisor.log"}
+GIVEN_BY_USERS = {"map_1.json", "crab.yaml", "pip.conf", "PIP_EXTRA_INDEX_URL"}
+
+
+def text_of(document):
+    return (ROOT / document).read_text()
+
+
+def blocks(text):
+    """(language, content) of every fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def files(text):
+    """Name -> content of the blocks whose first line is a comment with a file name."""
+    named = [(re.match(r"# (\S+\.(?:py|toml))\n", content), content) for _, content in blocks(text)]
+    return {match[1]: content for match, content in named if match}
+
+
+def spans(text):
+    """What stands between backticks, outside of blocks."""
+    return re.findall(r"`([^`\n]+)`", without_blocks(text))
+
+
+def without_blocks(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text):
+    """Every command line, as words."""
+    lines = [line for language, content in blocks(text) if language == "bash" for line in content.splitlines()]
+    lines += [one for one in spans(text) if re.match(r"(tools/|\.venv/bin/)\S+", one)]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.system
+def test_the_example_trains(tmp_path):
+    example = files(text_of(README))
+    assert len(example) == 5
+    for name, content in example.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+
+    def realm(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "realm", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    settings = "wrapper_type=local run_name=cart aisrv_connect_to_kaiwu_env_count=16 max_env_steps=20_000"
+    realm("start", "--config", "conf/cart.toml", *(part for one in settings.split() for part in ("--set", one)))
+    updates = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("train/cart/ckpt/model.ckpt-*")]
+    assert max(updates) >= 10
+    realm("eval", "train/cart", "--episodes", "4", "--json", "eval.json")
+    assert len(json.loads((tmp_path / "eval.json").read_text())["episodes"]["r"]) == 4
+
+
+def test_the_example_is_about_forty_lines():
+    lines = [line for name, content in files(text_of(README)).items() if name.endswith(".py")
+             for line in content.splitlines()]  # fmt: skip
+    counted = [line for line in lines if line.strip() and not re.match(r"\s*(#|import |from )", line)]
+    assert 30 < len(counted) < 48, len(counted)
+
+
+def test_both_languages_show_the_same_code():
+    assert blocks(text_of(README)) == blocks(text_of(CHINESE))
+
+
+def test_both_languages_name_the_same_things():
+    assert set(spans(text_of(README))) <= set(spans(text_of(CHINESE)))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_exist(document):
+    """Every word that looks like a file of this project is one; a bare name may be one of diy/, realm/ or tests/."""
+    text = text_of(document)
+    tokens = {one.rstrip("./") for one in re.findall(r"(?<![\w./<>*~-])[A-Za-z_.][\w./*-]*", text)}
+    in_folders = {one for one in tokens if re.match(r"(conf|diy|docs|realm|tests|tools)/", one)}
+    by_name = {one for one in tokens if re.search(r"\.(py|sh|toml|md|svg|lock|json|yaml)$", one)}
+    elsewhere = set(files(text)) | {"conf/cart.toml"} | WRITTEN_BY_RUNS | GIVEN_BY_USERS
+    missing = []
+    for name in (in_folders | by_name) - elsewhere:
+        folders = [ROOT, ROOT / "docs"] + [ROOT / folder for folder in ("diy", "realm", "tests") if "/" not in name]
+        if not any(list(folder.glob(name)) or list(folder.glob(f"*/{name}")) for folder in folders):
+            missing.append(name)
+    assert len(in_folders) > 10
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)]+)\)", without_blocks(text_of(document))):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = ((ROOT / document).parent / name).resolve() if name else ROOT / document
+        assert path.is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings]
+            assert anchor in slugs, target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_are_understood(document):
+    seen = 0
+    for program, *arguments in commands(text_of(document)):
+        if program in ("tools/start.sh", "tools/stop.sh", "tools/status.sh"):
+            arguments = [program[len("tools/") : -len(".sh")], *(arguments or ["all"] * program.endswith("stop.sh"))]
+        elif program == ".venv/bin/python" and arguments[:2] == ["-m", "realm"]:
+            arguments = arguments[2:]
+        else:
+            continue
+        seen += 1
+        parsed = cli._parser().parse_args(arguments)
+        if parsed.run is cli._start and parsed.config not in files(text_of(document)):
+            config = load_config(ROOT / parsed.config, parsed.set)
+            load_hyper(config.app.algo, config.hyper)
+            make_plan(config.app, Machine(cores=2, gpus=0, has_reverb=True))
+    assert seen > 0
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_names_exist(document):
+    """Every identifier between backticks is a word of the code."""
+    paths = [path for folder in ("realm", "diy", "tests") for path in (ROOT / folder).rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in paths if path.name != "test_readme.py")))
+    words |= set(AppConfig.model_fields) | set(re.findall(r"\w+", "\n".join(files(text_of(README)).values())))
+    names = [one for one in spans(text_of(document)) if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(\))?", one)]
+    unknown = [one for one in names if one.removesuffix("()").rpartition(".")[2] not in words]
+    assert [one for one in unknown if one not in WRITTEN_BY_RUNS | GIVEN_BY_USERS | {"requirements.lock"}] == []
+
+
+def test_every_hop_is_there():
+    """`realm/file.py: Class.method` in docs/architecture.md names something that this file defines."""
+    hops = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text_of(ARCHITECTURE))
+    assert len(hops) > 25
+    for name, wanted in hops:
+        body = ast.parse((ROOT / name).read_text()).body
+        for part in wanted.split("."):
+            found = [one for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == part]
+            assert found, f"{name} defines no {wanted}"
+            body = found[0].body
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_keys_with_a_value_are_accepted(document):
+    """`key = value` between backticks is a setting of [app] that loads."""
+    pairs = [one for one in spans(text_of(document)) if re.fullmatch(r"[a-z_]+ = [\"\w]+", one)]
+    for key, value in (one.split(" = ") for one in pairs):
+        if key in AppConfig.model_fields:
+            load_config(ROOT / "conf/configure_app.toml", [f"{key}={value}"])
+        else:
+            assert key == "r", key  # the round r of the architecture
