@@ -1,4 +1,4 @@
-"""The command line behind the scripts in `tools/`: `python -m realm start|stop|status|eval|...`.
+"""The command line behind the scripts in `tools/`: `python -m realm start|stop|status|eval|map|record|...`.
 
 Every error that a user can cause ends here as one line on stderr and exit code 2.
 """
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -87,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
     evaluation.set_defaults(run=_eval)
 
+    _add_map(commands)
+    _add_record(commands)
+
     role = commands.add_parser("role", help="(internal) one role's process; the supervisor starts it")
     role.add_argument("role")
     for name, kind in (
@@ -98,6 +102,46 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_map(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    map_ = commands.add_parser("map", help="show, generate or check a map of the realm")
+    what = map_.add_subparsers(required=True, metavar="show|generate|check")
+    which = "default, a folder with map_1.json and crab.yaml, or the json file"
+
+    show = what.add_parser("show", help="print facts about a map and draw it")
+    show.add_argument("map", nargs="?", default="default", help=f"{which} (default: default)")
+    show.add_argument("--out", type=Path, help="draw it to this .png instead of here")
+    show.set_defaults(run=_map_show)
+
+    generate = what.add_parser("generate", help="make a corridor map from a seed")
+    generate.add_argument("--seed", type=int, required=True, help="same seed, same map")
+    generate.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="for map_1.json, crab.yaml, map.png"
+    )
+    generate.set_defaults(run=_map_generate)
+
+    check = what.add_parser("check", help="say whether a map can be played, and if not why")
+    check.add_argument("map", help=which)
+    check.set_defaults(run=_map_check)
+
+
+def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    record = commands.add_parser("record", help="draw an episode of a trained model as a GIF")
+    record.add_argument(
+        "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
+    )
+    record.add_argument("--id", default="latest", help="number of updates of the checkpoint (default latest)")
+    which = record.add_mutually_exclusive_group()
+    which.add_argument("--treasures", metavar="IDS", help="like 3,7,12 (default: as the run's configuration has it)")
+    which.add_argument("--random", type=int, metavar="N", help="so many random treasures, drawn from the seed")
+    record.add_argument("--seed", type=int, default=0)
+    record.add_argument("--map", help="another map than the run's")
+    record.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    record.add_argument("--out", type=Path, default=Path("episode.gif"), help=".gif, or .png for the episode's end")
+    record.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    record.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    record.set_defaults(run=_record)
+
+
 def _start(arguments: argparse.Namespace) -> int:
     overrides: list[str] = arguments.set
     config = load_config(arguments.config, overrides)
@@ -107,8 +151,12 @@ def _start(arguments: argparse.Namespace) -> int:
     if app.run_mode == "eval":
         folder = Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}")
         return _play(config, folder, app.eval_model_id, app.eval_episodes, False, app.seed + 1_000_000, None)
+    from realm.launch.environment import enter_learner_environment
+    from realm.launch.plan import make_plan, this_machine
     from realm.launch.start import prepare, run_cluster, run_local
 
+    if app.wrapper_type == "local":
+        enter_learner_environment(make_plan(app, this_machine()))
     prepared = prepare(config)
     if config.app.wrapper_type == "local":
         run_local(prepared)
@@ -170,6 +218,13 @@ def _save(arguments: argparse.Namespace) -> int:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    config, folder, model = _chosen_model(arguments)
+    episodes = arguments.episodes or config.app.eval_episodes
+    return _play(config, folder, model, episodes, arguments.stochastic, arguments.seed, arguments.json)
+
+
+def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Literal["latest"]]:
+    """What `eval` and `record` name with model, --id, --log-dir and --set: its configuration, folder and number."""
     folder = Path(arguments.model) if arguments.model else _newest_run(Path(arguments.log_dir))
     run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
     if run_dir is None:
@@ -177,9 +232,41 @@ def _eval(arguments: argparse.Namespace) -> int:
     if arguments.id != "latest" and not arguments.id.isdigit():
         raise ConfigError(f"--id {arguments.id}: allowed is a number of updates, or latest")
     config = load_config(run_dir / "config.toml", arguments.set)
-    model: int | Literal["latest"] = "latest" if arguments.id == "latest" else int(arguments.id)
-    episodes = arguments.episodes or config.app.eval_episodes
-    return _play(config, folder, model, episodes, arguments.stochastic, arguments.seed, arguments.json)
+    return config, folder, "latest" if arguments.id == "latest" else int(arguments.id)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from realm.env_commands import record_agent, treasure_ids
+
+    config, folder, model = _chosen_model(arguments)
+    if arguments.map:
+        config = replace(config, env={**config.env, "map": arguments.map})
+    treasures = None if arguments.treasures is None else treasure_ids(arguments.treasures)
+    record_agent(
+        config, folder, model, treasures, arguments.random, arguments.seed, arguments.stochastic, arguments.out
+    )
+    return 0
+
+
+def _map_show(arguments: argparse.Namespace) -> int:
+    from realm.env_commands import show_map
+
+    show_map(arguments.map, arguments.out)
+    return 0
+
+
+def _map_generate(arguments: argparse.Namespace) -> int:
+    from realm.env_commands import generate_map
+
+    generate_map(arguments.seed, arguments.out)
+    return 0
+
+
+def _map_check(arguments: argparse.Namespace) -> int:
+    from realm.env_commands import check_map
+
+    check_map(arguments.map)
+    return 0
 
 
 def _newest_run(log_dir: Path) -> Path:

@@ -1,0 +1,242 @@
+"""The commands about the realm itself: `realm map show|generate|check` and `realm record`.
+
+Called by the command line with plain values. What a user got wrong, a map, an episode option or a file name, is raised
+as a ConfigError of one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from realm.config import ConfigError, RunConfig
+from realm.env import map as maps
+from realm.env import options, render
+from realm.env.map import Map, MapError
+from realm.env.options import OptionError
+from realm.env.realm_env import RealmEnv
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn the errors of a user's map, options and paths into a ConfigError."""
+    try:
+        yield
+    except (MapError, OptionError) as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+
+
+# ---- maps ----
+
+
+def show_map(map_: str, out: Path | None) -> None:
+    """Print facts about a map, and draw it: to `out` (.png), else as text."""
+    if out is not None:
+        _check_ending(out, (".png",))
+    with one_sentence():
+        loaded = maps.resolve(map_)
+        print("\n".join(facts(loaded)))
+        if out is None:
+            print(f"\n{render.ansi(loaded)}", end="")
+        else:
+            render.write_png(render.draw(loaded, scale=2), out)
+            print(f"drawn in {out}")
+
+
+def generate_map(seed: int, folder: Path) -> None:
+    """Write a generated map's two files and its picture into `folder`."""
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}, it must be 0 or more")
+    with one_sentence():
+        for name in (maps.FLAGS_FILE, maps.POINTS_FILE):
+            if (folder / name).exists():
+                raise ConfigError(f"{folder / name} is there already; choose another folder")
+        made = maps.generate(seed)
+        maps.save(made, folder)
+        render.write_png(render.draw(made, scale=2), folder / "map.png")
+    print("\n".join(facts(made)))
+    print(f"written to {folder}: {maps.FLAGS_FILE}, {maps.POINTS_FILE}, map.png")
+
+
+def check_map(map_: str) -> None:
+    """Say that a map is good; one that is not ends as a ConfigError with the reason."""
+    with one_sentence():
+        loaded = maps.resolve(map_)
+    print(f"{loaded.name}: good, {loaded.road.mean():.1%} road, all {maps.POINTS} points reach each other")
+
+
+def facts(map_: Map) -> list[str]:
+    """What is worth knowing about a map, line by line."""
+    width = corridor_widths(map_.road)[map_.road == 1]
+    apart = map_.distance[:, map_.cells[:, 1], map_.cells[:, 0]]  # [16, 16]
+    a, b = divmod(int(apart.argmax()), maps.POINTS)
+    start, end = options.DEFAULTS["start"], options.DEFAULTS["end"]
+    low, middle, high = np.percentile(width, (5, 50, 95)).round().astype(int)
+    lines = [
+        f"map        {map_.name}",
+        f"road       {map_.road.mean():.1%} of the cells ({map_.road.sum():,} of {map_.road.size:,})",
+        f"corridors  {middle} cells wide (median), nine tenths of the road from {low} to {high}",
+        f"start-end  {apart[start, end]} cells from point {start} to point {end}, the defaults",
+        f"farthest   {apart[a, b]} cells, between points {min(a, b)} and {max(a, b)}",
+    ]
+    cells = [f"{i} ({x}, {z})" for i, (x, z) in enumerate(map_.cells)]
+    for first in range(0, maps.POINTS, 8):
+        head = "points     " if first == 0 else " " * 11
+        lines.append(head + "  ".join(f"{one:<12}" for one in cells[first : first + 8]).rstrip())
+    return lines
+
+
+def corridor_widths(road: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """How wide the road is at each cell: the side of the largest square of road that the cell lies in, 0 off the road.
+    road: u8 [Z, X]; i64 [Z, X]."""
+    width = road.astype(np.int64)
+    for side in range(2, min(road.shape) + 1):
+        squares = sliding_window_view(road, (side, side)).all((2, 3))  # by their first corners
+        if not squares.any():
+            break
+        for z, x in np.argwhere(squares):
+            width[z : z + side, x : x + side] = side
+    return width
+
+
+# ---- episodes ----
+
+
+def treasure_ids(text: str) -> list[int]:
+    """ "3,7,12" as a list; whether these are ids is checked with the other options."""
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--treasures {text}: it must be ids with commas between, like 3,7,12")
+    return [int(part) for part in parts]
+
+
+def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int) -> dict[str, Any]:
+    """The options `env` (the table [env]) with one certain episode in place of random ones: with these treasures, or
+    `random` ones drawn from `seed`, or as `env` has it."""
+    conf = {key: value for key, value in env.items() if key in options.KEYS}
+    layouts = env.get("layouts")
+    if treasures is not None or random is not None:
+        conf = {key: value for key, value in conf.items() if key not in options.TREASURE_KEYS}
+        conf |= {"treasure_id": treasures} if treasures is not None else {"treasure_num": random}
+        layouts = None
+    drawn = RealmEnv(usr_conf=conf, layouts=layouts, map=env.get("map", "default"), observation="vector")
+    drawn.reset(seed=seed)
+    state = drawn.state
+    fixed = {name: int(getattr(state, name)[0]) for name in ("start", "end", "max_step")}
+    fixed |= {"treasure_random": 0, "treasure_id": np.flatnonzero(state.planned[0]).tolist()}
+    rest = {key: value for key, value in env.items() if key not in ("layouts", *options.TREASURE_KEYS)}
+    return {**rest, **fixed}
+
+
+def record_agent(
+    config: RunConfig,
+    folder: Path,
+    model: int | Literal["latest"],
+    treasures: list[int] | None,
+    random: int | None,
+    seed: int,
+    stochastic: bool,
+    out: Path,
+) -> None:
+    """Play an episode with a trained model and draw it to `out`: .gif, or .png for its end.
+
+    The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
+    gives the same episode, since with treasures fixed nothing in it is random.
+    """
+    _check_ending(out, (".gif", ".png"))
+    with one_sentence():
+        env = fixed_options(config.env, treasures, random, seed)
+        actions = _agent_actions(config, env, folder, model, seed, stochastic)
+        conf = {key: value for key, value in env.items() if key in options.KEYS}
+        recording = render.record(RealmEnv(conf, map=env.get("map", "default"), observation="vector"), actions)
+        last = recording.moments[-1]
+        if not (last.terminated or last.truncated) or len(recording.actions) != len(actions):
+            raise ConfigError(
+                f"{config.app.algo}: its episode of {len(actions)} steps is none of the realm's with the options of "
+                "[env], so there is nothing to draw"
+            )
+        write_recording(recording, out)
+
+
+def _agent_actions(
+    config: RunConfig,
+    env: dict[str, Any],
+    folder: Path,
+    model: int | Literal["latest"],
+    seed: int,
+    stochastic: bool,
+) -> list[int]:
+    """The actions of a checkpoint's model in one episode with the options `env`."""
+    # late: all of this is slow to import, torch above all
+    from realm.checkpoint import CheckpointError, find, load_bytes
+    from realm.contract import PredictContext
+    from realm.user import load_agent, load_definition, load_hyper
+
+    app = config.app
+    try:
+        checkpoint = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    hyper = load_hyper(app.algo, config.hyper, config.places)
+    definition = load_definition(app.algo)
+    envs = definition.make_envs(1, seed, hyper, env)
+    spec = definition.spec(envs, hyper)
+    if spec.schema != checkpoint.schema:
+        raise ConfigError(
+            f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
+            f"{spec.schema}); record it with the configuration of its run"
+        )
+    agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
+    try:
+        load_bytes(agent.model, checkpoint.weights)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+    slot, explore, first = np.zeros(1, np.int64), np.full(1, float(stochastic), np.float32), np.ones(1, np.bool_)
+    obs, _ = envs.reset(seed=seed)
+    actions: list[int] = []
+    # one step more than there can be: then it is no episode of the realm
+    while len(actions) <= env["max_step"]:
+        action, _ = agent.predict(obs, PredictContext(slot, first, explore))
+        obs, _, terminated, truncated, _ = envs.step(action)
+        actions.append(int(action[0]))
+        first = terminated | truncated
+        if first[0]:
+            break
+    envs.close()
+    return actions
+
+
+def write_recording(recording: render.Recording, out: Path) -> None:
+    """Draw an episode to `out`, the whole of it (.gif) or its end (.png), and print what happened in it."""
+    last = recording.moments[-1]
+    if out.suffix.lower() == ".gif":
+        pictures = render.frames(recording)
+        render.write_gif(pictures, out)
+        what = f"{len(pictures)} frames"
+    else:
+        render.write_png(render.draw(recording.map, last, recording.route, scale=2), out)
+        what = "the end"
+    taken = sum(p and not t for p, t in zip(last.planned, last.there, strict=True))
+    end = "reached the end" if last.terminated else "ran out of time" if last.truncated else "stopped"
+    print(
+        f"{end} in {last.steps} steps: score {last.score:.1f}, treasures {taken} of {sum(last.planned)}, "
+        f"flashes {int(recording.route[:, 2].sum())}"
+    )
+    print(f"drawn in {out} ({what}, {out.stat().st_size / 1e6:.1f} MB)")
+
+
+def _check_ending(out: Path, allowed: tuple[str, ...]) -> None:
+    """Refuse a file name before the work that goes into the file."""
+    if out.suffix.lower() not in allowed:
+        raise ConfigError(f"--out {out}: the name must end in {' or '.join(allowed)}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
