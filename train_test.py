@@ -15,6 +15,8 @@ import sys
 from loguru import logger
 
 from realm.config import ConfigError, load_config
+from realm.launch.environment import enter_learner_environment
+from realm.launch.plan import make_plan, this_machine
 from realm.launch.start import prepare, run_local
 from realm.user import UserCodeError, load_agent, load_hyper
 
@@ -27,7 +29,9 @@ def main() -> int:
     logger.remove()
     logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
     try:
-        prepared = prepare(load_config(arguments.config, [*arguments.set, "wrapper_type=local"]))
+        config = load_config(arguments.config, [*arguments.set, "wrapper_type=local"])
+        enter_learner_environment(make_plan(config.app, this_machine()))
+        prepared = prepare(config)
         end = run_local(prepared)
     except (ConfigError, UserCodeError) as error:
         print(f"error: {error}", file=sys.stderr)

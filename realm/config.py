@@ -130,7 +130,7 @@ class AppConfig(BaseModel):
     torch_num_threads: Threads | Auto = "auto"
     """Torch threads of the learner."""
     flow: Literal["alternating", "overlapping"] | Auto = "auto"
-    """Workers wait while the learner trains (few cores), or both run at once."""
+    """Workers wait while the learner trains (few cores), or both run at once: what the other `auto` keys aim for."""
 
     buffer_backend: Literal["reverb", "native"] | Auto = "auto"
     """Reverb, or the project's own NumPy buffer; auto takes reverb where it is installed."""
@@ -144,8 +144,8 @@ class AppConfig(BaseModel):
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
     """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
-    reverb_sampler: Selector = "Fifo"
-    """Which sample is drawn next."""
+    reverb_sampler: Selector | Auto = "auto"
+    """Which sample is drawn next; auto is Fifo on-policy and Uniform off-policy."""
     reverb_remover: Selector = "Fifo"
     """Which sample leaves a full buffer."""
     priority_exponent: Annotated[float, Field(ge=0, le=100)] = 0.6

@@ -1,4 +1,4 @@
-"""A role's side of the control channel: one connection to the supervisor for ready, report, stop, save, use_model.
+"""A role's side of the control channel: one connection to the supervisor, for its reports and for commands.
 
 Every role owns one `Link` and calls `tick` in its loop. Commands reach it without polling: the role keeps one
 question ("next") open at the supervisor, which answers it when there is something to do.
@@ -71,7 +71,7 @@ class Link:
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
 
     def say(self, kind: str, meta: dict[str, Any]) -> None:
-        """Tell the supervisor something else (`failed`, `save`)."""
+        """Tell the supervisor something else."""
         self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
 
     def tick(self) -> None:
@@ -86,7 +86,7 @@ class Link:
             self.report()
 
     def commands(self) -> list[Message]:
-        """Commands other than stop since the last call: `save`, `use_model`."""
+        """Commands other than stop since the last call: `save`, `buffer_restarted`."""
         taken, self._commands = self._commands, []
         return taken
 

@@ -1,6 +1,6 @@
 """The numbers a run works with, once every `auto` of the configuration is decided (by `launch/plan.py`).
 
-Plain data, made once at the start, written to `run.json`, and handed to every role.
+Plain data, made once at the start and handed to every role with its orders.
 """
 
 from __future__ import annotations

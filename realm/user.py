@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -60,6 +61,19 @@ def load_agent(algo: str) -> type[Any]:
         lacks = f"has no {', '.join(missing)}" if isinstance(agent, type) else "is no class"
         raise UserCodeError(f"{module.__file__}: Agent {lacks}; expected is a class with {', '.join(methods)}")
     return agent
+
+
+def check_agent(algo: str) -> None:
+    """Whether `<algo>/algorithm/agent.py` is there and is Python, without running it (it imports torch)."""
+    found = importlib.util.find_spec(f"{algo}.algorithm")
+    path = Path(found.origin).parent / "agent.py" if found and found.origin else Path(algo, "algorithm", "agent.py")
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except OSError as error:
+        raise UserCodeError(f"{path}: {error.strerror}; expected is a class Agent") from error
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UserCodeError(f"{path}{line}: {type(error).__name__}: {error}") from error
 
 
 def load_workflow(algo: str) -> Workflow:

@@ -73,6 +73,7 @@ def test_what_was_asked_for_is_taken() -> None:
         "aisrv_count": 3, "aisrv_connect_to_kaiwu_env_count": 5, "train_batch_size": 30, "replay_buffer_capacity": 90,
         "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:1", "flow": "overlapping",
         "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
+        "reverb_sampler": "Fifo",
     }  # fmt: skip
     one = plan(**asked)
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)
@@ -96,7 +97,7 @@ def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
         ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 128"),
         ({"production_consume_ratio": 2.0}, r"production_consume_ratio is 2, .*allowed is 1 "),
         ({"reverb_sampler": "Uniform"}, r"reverb_sampler is Uniform, .*allowed is Fifo"),
-        ({"algorithm_on_policy_or_off_policy": "off-policy"}, r"reverb_sampler is Fifo, .*Uniform or Prioritized"),
+        ({**OFF_POLICY, "reverb_sampler": "Fifo"}, r"reverb_sampler is Fifo, .*Uniform or Prioritized"),
         ({**OFF_POLICY, "max_version_lag": 2}, r"max_version_lag is 2, .*allowed is free"),
         ({**OFF_POLICY, "reverb_remover": "Lifo"}, r"reverb_remover is Lifo"),
     ],
@@ -155,3 +156,8 @@ def test_a_plans_buffer_has_its_numbers() -> None:
     assert (limiter.once, limiter.capacity, limiter.preload, limiter.batch) == (True, one.capacity, one.preload, 256)
     assert (limiter.ratio, limiter.ahead) == (one.ratio, one.round_size)
     assert buffer.fields == spec.sample_fields
+
+
+def test_the_sampler_follows_the_policy() -> None:
+    assert plan().sampler == "Fifo"
+    assert plan(algorithm_on_policy_or_off_policy="off-policy").sampler == "Uniform"

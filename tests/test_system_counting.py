@@ -22,7 +22,6 @@ FLOWS = {
     "free": ["max_version_lag=free", "train_batch_size=20"],
     "off-policy": [
         "algorithm_on_policy_or_off_policy=off-policy",
-        "reverb_sampler=Uniform",
         "replay_buffer_capacity=200",
         "train_batch_size=16",
         "production_consume_ratio=2.0",

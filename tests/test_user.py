@@ -211,3 +211,20 @@ def test_errors_of_the_users_config(write: Write, tmp_path: Path) -> None:
         del sys.modules[name]
     got = sentence(tmp_path, lambda: load_hyper("mine", {"x": 13}))
     assert got == "mine/config.py: NameError: name 'Unknown' is not defined (while making Config)"
+
+
+def test_a_broken_agent_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from realm.user import check_agent
+
+    folder = tmp_path / "checked" / "algorithm"
+    folder.mkdir(parents=True)
+    for one in (folder.parent, folder):
+        (one / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserCodeError, match=r"agent\.py: No such file"):
+        check_agent("checked")
+    (folder / "agent.py").write_text("raise RuntimeError('it was run')\n")
+    check_agent("checked")
+    (folder / "agent.py").write_text("x = 1\nclass Agent(:\n")
+    with pytest.raises(UserCodeError, match=r"agent\.py:2: SyntaxError"):
+        check_agent("checked")

@@ -10,6 +10,10 @@ exec 9> .cache/setup.lock
 if command -v flock > /dev/null; then flock 9; fi
 
 wanted=$(cksum < requirements.lock)
+if [ -e .venv ] && [ ! -e .venv/made-by-realm ]; then
+    echo "error: there is a .venv here that Realm did not make; move it away and try again" >&2
+    exit 2
+fi
 if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     maker=""
     # 3.11 first: the newest Python that reverb exists for
@@ -23,11 +27,16 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
         echo "error: no Python of version 3.10 or newer was found; install Python 3.11 (python3.11 must be on the PATH)" >&2
         exit 2
     fi
+    if [ -e .venv ] && pgrep -f "$PWD/.venv/bin/python -m realm start" > /dev/null 2>&1; then
+        echo "error: requirements.lock has changed, but a run still uses .venv; end it first: .venv/bin/python -m realm stop all" >&2
+        exit 2
+    fi
     echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes) ..."
     if ! "$maker" -m venv --clear .venv; then
         echo "error: '$maker -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2
         exit 2
     fi
+    touch .venv/made-by-realm
     log=.venv/install.log
     # PIP_USER=0: a pip.conf that asks for --user would install beside the environment
     if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -r requirements.lock > "$log" 2>&1; then

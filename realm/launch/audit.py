@@ -49,13 +49,8 @@ def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
             totals.get("version_update", 0),
             totals.get("rss_mb", 0),
         )
-    peaks = {name: totals.get("peak_mb", 0.0) for name, totals in processes.items()}
-    workers = [mb for name, mb in peaks.items() if name.startswith("aisrv")]
-    logger.info(
-        "peak memory: {:,.0f} MB in all {} processes, {:,.0f} MB of the largest worker",
-        sum(peaks.values()),
-        len(peaks),
-        max(workers, default=0.0),
-    )
+    peak = sum(board.total(role, "peak_mb") for role in {name.split("-")[0] for name in processes})
+    worker = max((mb["peak_mb"] for name, mb in processes.items() if name.startswith("aisrv")), default=0.0)
+    logger.info("peak memory: {:,.0f} MB in all processes, {:,.0f} MB of the largest worker", peak, worker)
     past = summary["bypassed"]
     logger.info("went past their role: {}", past)

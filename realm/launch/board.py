@@ -126,7 +126,8 @@ class Board:
             "steps/s": f"{rate:,.0f}",
             "updates": f"{self.total('learner', 'updates'):,.0f}",
             "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
-            "mean score": number("episode/score", ".1f"),
+            # a gymnasium environment without a score of its own shows its return
+            "mean score": number("episode/score" if "episode/score" in self._recent else "episode/r", ".1f"),
             "policy lag": number("learner/policy_lag_updates", ".2f"),
             "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
             "elapsed": clock(elapsed),

@@ -70,6 +70,8 @@ def main(args: ChildArgs) -> int:
         code = EXIT_STOPPED
     except Exception as error:  # the top of the process: everything is logged, and decides the exit code
         cause = _one_line(error)
+        if _is_the_users(error):
+            cause = str(error)  # it names the place itself
         code = EXIT_USER if _is_the_users(error) else EXIT_FAILED
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     link.close(cause)

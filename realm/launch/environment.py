@@ -40,7 +40,11 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
 
 
 def enter_learner_environment(plan: Plan) -> None:
-    """Replace this process by itself with a learner's variables, unless it has them already. Does not return then."""
+    """Replace this process by itself with a learner's variables, unless it has them already. Does not return then.
+
+    Not under a debugger, which would lose the process: there it only costs speed.
+    """
     environment = role_environment("learner", plan)
-    if environment != dict(os.environ):
+    debugged = sys.gettrace() is not None or "debugpy" in sys.modules or "pydevd" in sys.modules
+    if environment != dict(os.environ) and not debugged:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

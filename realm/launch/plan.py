@@ -6,6 +6,7 @@ can work together.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -33,10 +34,12 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Cores this process may use, NVIDIA devices, and whether reverb is installed (without importing it)."""
+    """What this process may use, found out without importing torch or reverb."""
     # sched_getaffinity sees taskset and cpusets; it is Linux's own
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if importlib.metadata.version("torch").endswith("+cpu"):
+        gpus = 0  # this build of torch could not use them
     return Machine(cores, gpus, importlib.util.find_spec("reverb") is not None)
 
 
@@ -85,6 +88,8 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     else:
         lag = auto("max_version_lag", app.max_version_lag, 1, "the next round is played while this one is trained on")
 
+    way = ("Fifo", "on-policy") if on_policy else ("Uniform", "off-policy")
+    sampler = auto("reverb_sampler", app.reverb_sampler, *way)
     if on_policy:
         room = max(2 * batch, batch + 2 * round_size)
         capacity = auto("replay_buffer_capacity", app.replay_buffer_capacity, room, "room for what is under way")
@@ -114,7 +119,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
 
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
-        sampler=app.reverb_sampler,
+        sampler=sampler,
         remover=app.reverb_remover,
         capacity=capacity,
         preload_ratio=preload_ratio,
@@ -130,7 +135,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         predict_local=local or app.predict_local_or_remote == "local",
         backend=backend,
         on_policy=on_policy,
-        sampler=app.reverb_sampler,
+        sampler=sampler,
         remover=app.reverb_remover,
         priority_exponent=app.priority_exponent,
         capacity=capacity,

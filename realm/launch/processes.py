@@ -54,6 +54,7 @@ class Role:
     restarts: deque[float] = field(default_factory=deque)
     bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
     next: tuple[bytes, int] | None = None  # peer and question that wait for a command
+    report_seq: int = 0
 
     @property
     def label(self) -> str:
@@ -171,7 +172,9 @@ class Supervisor:
             case "next":
                 role.next = (peer, message.seq)
             case "report":
-                self.board.take(parse_report(message), message.incarnation)
+                if message.seq > role.report_seq:  # sent twice when an answer is late
+                    role.report_seq = message.seq
+                    self.board.take(parse_report(message), message.incarnation)
                 self._server.send(peer, Message("ok", message.seq))
             case "ended":
                 role.cause = message.text("cause")
@@ -227,6 +230,7 @@ class Supervisor:
         role.incarnation += 1
         role.state, role.cause, role.started_at = "starting", "", time.monotonic()
         role.bound = role.next = None
+        role.report_seq = 0
         port = int(role.address.rpartition(":")[2]) if role.address else 0
         if port == 0 and role.name in SERVERS:
             port = fixed_ports(self.app).get(role.name, 0)

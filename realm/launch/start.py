@@ -21,11 +21,10 @@ from rich.table import Table
 from realm.config import RunConfig, to_toml
 from realm.contract import Spec, check_arrays
 from realm.launch.board import Board
-from realm.launch.environment import enter_learner_environment
 from realm.launch.plan import make_plan, this_machine
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
-from realm.user import UserCodeError, load_definition, load_hyper, load_workflow
+from realm.user import UserCodeError, check_agent, load_definition, load_hyper, load_workflow
 
 if TYPE_CHECKING:
     from realm.launch import local
@@ -50,8 +49,6 @@ def prepare(config: RunConfig) -> Prepared:
     Raises ConfigError or UserCodeError.
     """
     plan = make_plan(config.app, this_machine())
-    if config.app.wrapper_type == "local":
-        enter_learner_environment(plan)
     if config.app.wrapper_type == "remote":
         from realm.launch.processes import check_ports
 
@@ -68,6 +65,7 @@ def try_user_code(config: RunConfig) -> Spec:
     hyper = load_hyper(algo, config.hyper, config.places)
     definition = load_definition(algo)
     load_workflow(algo)
+    check_agent(algo)
     envs = definition.make_envs(1, config.app.seed, hyper, config.env)
     spec = definition.spec(envs, hyper)
     obs, _ = envs.reset(seed=config.app.seed)
