@@ -27,12 +27,12 @@ class Config:
     step_points: float = 0.2  # taken off each step
     way: str = "tree"  # the way still to go: "nearest": to the nearest treasure; "tree": over all of them to the end
     way_points_start: float = 2.0  # for each cell by which the way to go gets shorter, at the first step ...
-    way_points_end: float = 0.0  # ... and at total_env_steps, linear between; added by the learner
+    way_points_end: float = 0.5  # ... and at total_env_steps, linear between; added by the learner
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
     gamma_start: float = 0.99  # discount of a step, at the first step ...
-    gamma_end: float = 0.998  # ... and at total_env_steps; 1 - gamma falls geometrically between
+    gamma_end: float = 0.995  # ... and at total_env_steps; 1 - gamma falls geometrically between
     lam: float = 0.8  # GAE's lambda: 0 trusts the critic, 1 the sampled return
     value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
 
