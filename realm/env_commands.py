@@ -6,6 +6,7 @@ as a ConfigError of one sentence.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +25,21 @@ from realm.env.realm_env import RealmEnv
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn the errors of a user's map, options and paths into a ConfigError."""
+def in_one_sentence() -> Iterator[None]:
+    """Turn the errors of a user's map and options into a ConfigError."""
     try:
         yield
     except (MapError, OptionError) as error:
         raise ConfigError(str(error)) from None
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn what the system says against writing `out` into a ConfigError."""
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+        raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}") from None
 
 
 # ---- maps ----
@@ -41,34 +49,33 @@ def show_map(map_: str, out: Path | None) -> None:
     """Print facts about a map, and draw it: to `out` (.png), else as text."""
     if out is not None:
         _check_ending(out, (".png",))
-    with one_sentence():
+    with in_one_sentence():
         loaded = maps.resolve(map_)
-        print("\n".join(facts(loaded)))
-        if out is None:
-            print(f"\n{render.ansi(loaded)}", end="")
-        else:
-            render.write_png(render.draw(loaded, scale=2), out)
-            print(f"drawn in {out}")
+    if out is None:
+        print("\n".join([*facts(loaded), "", render.ansi(loaded)]), end="")
+        return
+    with writing(out):
+        render.write_png(render.draw(loaded, scale=2), out)
+    print("\n".join([*facts(loaded), f"drawn in {out}"]))
 
 
 def generate_map(seed: int, folder: Path) -> None:
     """Write a generated map's two files and its picture into `folder`."""
     if seed < 0:
         raise ConfigError(f"--seed is {seed}, it must be 0 or more")
-    with one_sentence():
-        for name in (maps.FLAGS_FILE, maps.POINTS_FILE):
-            if (folder / name).exists():
-                raise ConfigError(f"{folder / name} is there already; choose another folder")
-        made = maps.generate(seed)
+    made, files = maps.generate(seed), (maps.FLAGS_FILE, maps.POINTS_FILE, "map.png")
+    for name in files:
+        if (folder / name).exists():
+            raise ConfigError(f"{folder / name} is there already; choose another folder")
+    with writing(folder):
         maps.save(made, folder)
         render.write_png(render.draw(made, scale=2), folder / "map.png")
-    print("\n".join(facts(made)))
-    print(f"written to {folder}: {maps.FLAGS_FILE}, {maps.POINTS_FILE}, map.png")
+    print("\n".join([*facts(made), f"written to {folder}: {', '.join(files)}"]))
 
 
 def check_map(map_: str) -> None:
     """Say that a map is good; one that is not ends as a ConfigError with the reason."""
-    with one_sentence():
+    with in_one_sentence():
         loaded = maps.resolve(map_)
     print(f"{loaded.name}: good, {loaded.road.mean():.1%} road, all {maps.POINTS} points reach each other")
 
@@ -152,18 +159,18 @@ def record_agent(
     gives the same episode, since with treasures fixed nothing in it is random.
     """
     _check_ending(out, (".gif", ".png"))
-    with one_sentence():
+    with in_one_sentence():
         env = fixed_options(config.env, treasures, random, seed)
         actions = _agent_actions(config, env, folder, model, seed, stochastic)
         conf = {key: value for key, value in env.items() if key in options.KEYS}
         recording = render.record(RealmEnv(conf, map=env.get("map", "default"), observation="vector"), actions)
-        last = recording.moments[-1]
-        if not (last.terminated or last.truncated) or len(recording.actions) != len(actions):
-            raise ConfigError(
-                f"{config.app.algo}: its episode of {len(actions)} steps is none of the realm's with the options of "
-                "[env], so there is nothing to draw"
-            )
-        write_recording(recording, out)
+    last = recording.moments[-1]
+    if not (last.terminated or last.truncated) or len(recording.actions) != len(actions):
+        raise ConfigError(
+            f"{config.app.algo}: its episode of {len(actions)} steps is none of the realm's with the options of "
+            "[env], so there is nothing to draw"
+        )
+    write_recording(recording, out)
 
 
 def _agent_actions(
@@ -175,7 +182,8 @@ def _agent_actions(
     stochastic: bool,
 ) -> list[int]:
     """The actions of a checkpoint's model in one episode with the options `env`."""
-    # late: all of this is slow to import, torch above all
+    # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from realm.checkpoint import CheckpointError, find, load_bytes
     from realm.contract import PredictContext
     from realm.user import load_agent, load_definition, load_hyper
@@ -220,11 +228,13 @@ def write_recording(recording: render.Recording, out: Path) -> None:
     last = recording.moments[-1]
     if out.suffix.lower() == ".gif":
         pictures = render.frames(recording)
-        render.write_gif(pictures, out)
         what = f"{len(pictures)} frames"
+        with writing(out):
+            render.write_gif(pictures, out)
     else:
-        render.write_png(render.draw(recording.map, last, recording.route, scale=2), out)
-        what = "the end"
+        picture, what = render.draw(recording.map, last, recording.route, scale=2), "the end"
+        with writing(out):
+            render.write_png(picture, out)
     taken = sum(p and not t for p, t in zip(last.planned, last.there, strict=True))
     end = "reached the end" if last.terminated else "ran out of time" if last.truncated else "stopped"
     print(

@@ -40,9 +40,9 @@ TEXT, QUIET = (238, 242, 250), (137, 152, 180)
 OLD_ROUTE, NEW_ROUTE = (84, 140, 236), (74, 240, 208)
 FLASH = (214, 143, 255)
 GOLD, GOLD_DIM, GOLD_DARK = (255, 201, 60), (206, 172, 92), (92, 62, 4)
-MISSED = (255, 92, 92)
+MISSED, MISSED_DARK = (255, 92, 92), (96, 26, 40)
 BUFF, START, END = (255, 138, 61), (236, 240, 248), (72, 214, 120)
-HERO = (255, 255, 255)
+HERO, HERO_CORE = (255, 255, 255), (20, 150, 130)
 
 Colour = tuple[int, ...]
 Route = NDArray[np.float64]  # [n, 3]: x, z, 1 if a flash led there
@@ -191,7 +191,7 @@ class Pen:
             self.text(x, y, text, 10.5, GOLD_DIM)
         else:
             self.circle(x, y, 17, (*MISSED, 46), None)
-            self.polygon(gem, (96, 26, 40), MISSED)
+            self.polygon(gem, MISSED_DARK, MISSED)
             self.text(x, y, text, 11, (255, 190, 190))
 
     def buff(self, x: float, y: float, there: bool) -> None:
@@ -221,7 +221,7 @@ class Pen:
             wings.append((x + dx * 3 + dy * 7, y + dy * 3 - dx * 7))
             self.polygon(wings, HERO, PAPER)
         self.circle(x, y, 7.2, HERO, PAPER, 1.2)
-        self.circle(x, y, 4, (20, 150, 130), None)
+        self.circle(x, y, 4, HERO_CORE, None)
 
 
 def _blend(a: Colour, b: Colour, share: float) -> Colour:
