@@ -193,8 +193,11 @@ def parse_request(message: Message, fields: Fields) -> PredictRequest:
     if first.ndim != 1 or len(first) == 0:
         raise WireError(f"predict from {message.sender}: no rows")
     check_arrays(message.arrays, fields, (len(first),), f"predict from {message.sender}")
+    worker = message.integer("worker")
+    if not 0 <= worker < 1 << 31:  # the actor makes slots of it
+        raise WireError(f"predict from {message.sender}: worker {worker}")
     return PredictRequest(
-        worker=message.integer("worker"),
+        worker=worker,
         incarnation=message.incarnation,
         seq=message.seq,
         slot=message.array("slot"),

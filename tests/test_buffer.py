@@ -35,6 +35,8 @@ from realm.contract import (
 )
 from realm.flow import check_flow, preload_samples
 
+pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes")  # reverb's own
+
 BACKENDS = [
     "native",
     pytest.param(

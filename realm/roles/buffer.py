@@ -149,7 +149,7 @@ class Keeper:
         if self._last is not None and self._last[:2] == (f"{asked[0]}/{asked[1]}", message.seq):
             return [(peer, self._last[2])]  # the answer was lost on its way
         if message.arrays:
-            check_arrays(message.arrays, _PRIORITIES, message.array("key").shape[:1], "priorities")
+            check_arrays(message.arrays, _PRIORITIES, (message.array("key").size,), "priorities")
             self.buffer.storage.update_priorities(message.array("key"), message.array("priority"))
         same = self._draw is not None and self._draw.seq == message.seq
         since = self._draw.since if same and self._draw else time.monotonic()
