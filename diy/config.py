@@ -13,8 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Config:
     # what the agent sees and is made of
-    features: str = "small"  # "small": a vector of 299 numbers; "reference": the published 4 x 51 x 51 image
-    network: str = "small"  # for the features of the same name: "small", two MLPs; "reference", two conv trunks
+    features: str = "small"  # "small": 299 numbers, for two MLPs; "reference": the published image, for two conv trunks
     hidden: int = 256  # width of the two hidden layers of each small MLP
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
 
@@ -68,7 +67,6 @@ class Config:
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
         for name in ("vf_coef", "value_clip"):
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
-        self._check("network", self.network == self.features, f"{self.features!r} as diy.features is")
 
     def _check(self, name: str, ok: bool, allowed: str) -> None:
         if not ok:
@@ -77,7 +75,6 @@ class Config:
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "features": ("small", "reference"),
-    "network": ("small", "reference"),
     "precision": ("auto", "fp32", "bf16"),
     "reward": ("small", "reference"),
     "way": ("nearest", "tree"),

@@ -29,7 +29,11 @@ def main(argv: list[str]) -> int:
     _log_to_stderr()
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
         return code
+    except BrokenPipeError:  # `realm map show | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -184,27 +184,13 @@ def _agent_actions(
     """The actions of a checkpoint's model in one episode with the options `env`."""
     # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from realm.checkpoint import CheckpointError, find, load_bytes
+    from realm.checkpoint import CheckpointError, find
     from realm.contract import PredictContext
-    from realm.user import load_agent, load_definition, load_hyper
+    from realm.evaluate import load_player
 
-    app = config.app
     try:
         checkpoint = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from None
-    hyper = load_hyper(app.algo, config.hyper, config.places)
-    definition = load_definition(app.algo)
-    envs = definition.make_envs(1, seed, hyper, env)
-    spec = definition.spec(envs, hyper)
-    if spec.schema != checkpoint.schema:
-        raise ConfigError(
-            f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
-            f"{spec.schema}); record it with the configuration of its run"
-        )
-    agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
-    try:
-        load_bytes(agent.model, checkpoint.weights)
+        envs, agent = load_player(config, checkpoint, env, 1, seed)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
 

@@ -1,6 +1,7 @@
 """Plays a trained model and says how well it does: the same workflow pieces, no training.
 
-Called by `realm eval`. Works for every user's environment that reports episodes in `info["episode"]`.
+Called by `realm eval`, and in part by `realm record`. Works for every user's environment that reports episodes in
+`info["episode"]`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from realm.checkpoint import Checkpoint, CheckpointError, load_bytes
 from realm.config import RunConfig
-from realm.contract import Array, PredictContext
+from realm.contract import Agent, Array, PredictContext
 from realm.user import load_agent, load_definition, load_hyper
 
 
@@ -30,20 +31,8 @@ def evaluate(
     explore: 0 takes the best action, 1 draws from the policy. Every environment plays the same number of episodes (to
     within one), so that short episodes do not count more often than long ones. show: gets the number of finished ones.
     """
-    app = config.app
     num_envs = min(num_envs, episodes)
-    hyper = load_hyper(app.algo, config.hyper, config.places)
-    definition = load_definition(app.algo)
-    envs = definition.make_envs(num_envs, seed, hyper, config.env)
-    spec = definition.spec(envs, hyper)
-    if spec.schema != checkpoint.schema:
-        raise CheckpointError(
-            f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
-            f"{spec.schema}); evaluate it with the configuration of its run"
-        )
-    agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
-    load_bytes(agent.model, checkpoint.weights)
-
+    envs, agent = load_player(config, checkpoint, config.env, num_envs, seed)
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
     rows: dict[str, list[float]] = {}
@@ -57,7 +46,7 @@ def evaluate(
         ended: Array = terminated | truncated
         if (ended & (quota > 0)).any():
             if "_episode" not in info:
-                raise CheckpointError(f"{app.algo}: the environment ended an episode without info['episode']")
+                raise CheckpointError(f"{config.app.algo}: the environment ended an episode without info['episode']")
             taken = np.flatnonzero(info["_episode"] & (quota > 0))
             for name, values in info["episode"].items():
                 rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
@@ -67,6 +56,25 @@ def evaluate(
         first = ended
     envs.close()
     return {name: np.asarray(values) for name, values in rows.items()}
+
+
+def load_player(
+    config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int
+) -> tuple[Any, Agent]:
+    """Environments with `options` and the agent of a checkpoint. Raises CheckpointError if it does not fit."""
+    app = config.app
+    hyper = load_hyper(app.algo, config.hyper, config.places)
+    definition = load_definition(app.algo)
+    envs = definition.make_envs(num_envs, seed, hyper, options)
+    spec = definition.spec(envs, hyper)
+    if spec.schema != checkpoint.schema:
+        raise CheckpointError(
+            f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
+            f"{spec.schema}); use the configuration of its run"
+        )
+    agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
+    load_bytes(agent.model, checkpoint.weights)
+    return envs, agent
 
 
 def table(statistics: dict[str, Array]) -> list[tuple[str, float, float, float, float]]:

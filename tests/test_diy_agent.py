@@ -353,7 +353,6 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
 
     config = Config(
         features="reference",
-        network="reference",
         reward="reference",
         way="nearest",
         chunk_length=4,

@@ -18,7 +18,7 @@ from realm.contract import check_arrays
 from realm.env.options import OptionError
 
 NINE = {"treasure_random": 1, "treasure_num": 9}
-CONFIGS = [Config(), Config(features="reference", network="reference", reward="reference", way="nearest")]
+CONFIGS = [Config(), Config(features="reference", reward="reference", way="nearest")]
 
 
 def made(num_envs: int = 8, config: Config | None = None, **options: Any) -> FeatureEnvs:
@@ -202,7 +202,6 @@ def test_a_worker_loads_neither_torch_nor_tensorflow_and_stays_small() -> None:
         ({"precision": "fp8"}, "diy.precision is 'fp8', it must be one of 'auto', 'fp32', 'bf16'"),
         ({"epochs": 0}, "diy.epochs is 0, it must be at least 1"),
         ({"lr_start": 0.0}, "diy.lr_start is 0.0, it must be above 0"),
-        ({"features": "reference"}, "diy.network is 'small', it must be 'reference' as diy.features is"),
         ({"lam": float("nan")}, "diy.lam is nan, it must be from 0 to 1"),
     ],
 )

@@ -19,8 +19,8 @@ Obs = dict[str, Tensor]
 
 
 def make_model(spec: Spec, config: Config, bf16: bool) -> nn.Module:
-    """The network that `config.network` names."""
-    if config.network == "small":
+    """The network for the features that `config.features` names."""
+    if config.features == "small":
         return SmallModel(spec.obs["features"].shape[0], spec.action.n, config.hidden, bf16)
     return ReferenceModel(spec.obs["vector"].shape[0], spec.action.n, bf16)
 
