@@ -324,9 +324,11 @@ class ModelReader:
 
     def wait(self, minimum: Callable[[], Version], tick: Callable[[], None]) -> Version:
         """Take what has arrived, and wait until `minimum()` or newer is loaded; tick: called while waiting."""
-        while not self.poll() and (self.version < minimum() or self.version == NO_VERSION):
+        self.poll()
+        while self.version < minimum() or self.version == NO_VERSION:
             tick()
             wait_any([self._client], 50)
+            self.poll()
         return self.version
 
 

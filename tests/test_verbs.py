@@ -842,6 +842,20 @@ def test_a_reader_gets_the_newest_and_no_backlog(cluster: Cluster, models: Model
     assert reader.wait(lambda: Version(1, 200), models.tick) == Version(2, 50)
 
 
+def test_a_reader_waits_past_models_that_are_too_old(cluster: Cluster, models: Models) -> None:
+    reader = ModelReader(cluster.client("model_pool", "actor-0"), lambda weights: None)
+    seen = []
+
+    def tick() -> None:
+        models.tick()
+        if not models.agents or reader.version == max(models.agents):  # one after the other, each when it is awaited
+            seen.append(reader.version)
+            models.publish(Version(1, len(seen)))
+
+    assert reader.wait(lambda: Version(1, 4), tick) == Version(1, 4)
+    assert seen == [NO_VERSION, Version(1, 1), Version(1, 2), Version(1, 3)]
+
+
 def test_readers_wait_at_the_pool(cluster: Cluster, models: Models) -> None:
     readers = [ModelReader(cluster.client("model_pool", f"aisrv-{n}"), lambda weights: None) for n in range(4)]
     assert not any(reader.poll() for reader in readers)
