@@ -162,11 +162,6 @@ def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
     raise CheckpointError(f"{folder}: no checkpoint of update {update} is there; those there: {numbers}")
 
 
-def newest_epoch(folder: Path) -> int:
-    """The highest epoch that any checkpoint, good or bad, was written in; 0 without one."""
-    return max((version.epoch for version, _ in _all(folder)), default=0)
-
-
 def restore(agent: Agent, checkpoint: Checkpoint) -> None:
     """Put model, optimizer and random numbers back."""
     load_bytes(agent.model, checkpoint.weights)

@@ -21,6 +21,7 @@ from realm import __version__
 from realm.config import ConfigError, RunConfig, load_config
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
+LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 
 
 def main(argv: list[str]) -> int:
@@ -64,15 +65,15 @@ def _parser() -> argparse.ArgumentParser:
 
     stop = commands.add_parser("stop", help="end a run, or one role of it")
     stop.add_argument("what", choices=("all", "aisrv", "actor", "buffer", "learner", "model_pool"))
-    stop.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    stop.add_argument("--log-dir", help=LOG_DIR_HELP)
     stop.set_defaults(run=_stop)
 
     status = commands.add_parser("status", help="show the living runs and their roles")
-    status.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    status.add_argument("--log-dir", help=LOG_DIR_HELP)
     status.set_defaults(run=_status)
 
     save = commands.add_parser("save", help="keep the current model of the living runs in their user_ckpt/")
-    save.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
     evaluation = commands.add_parser("eval", help="play a trained model and print how well it does")
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable"
     )
     evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
-    evaluation.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    evaluation.add_argument("--log-dir", help=LOG_DIR_HELP)
     evaluation.set_defaults(run=_eval)
 
     _add_map(commands)
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     role = commands.add_parser("role", help="(internal) one role's process; the supervisor starts it")
     role.add_argument("role")
     for name, kind in (
-        ("index", int), ("incarnation", int), ("run-dir", Path), ("run-id", str), ("control", str), ("port", int),
+        ("index", int), ("incarnation", int), ("run-dir", Path), ("control", str), ("port", int),
         ("schema", str), ("max-bytes", int),
     ):  # fmt: skip
         role.add_argument(f"--{name}", type=kind, required=True)
@@ -142,7 +143,7 @@ def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     record.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
     record.add_argument("--out", type=Path, default=Path("episode.gif"), help=".gif, or .png for the episode's end")
     record.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
-    record.add_argument("--log-dir", default="train", help="folder of the runs (default train)")
+    record.add_argument("--log-dir", help=LOG_DIR_HELP)
     record.set_defaults(run=_record)
 
 
@@ -150,7 +151,7 @@ def _start(arguments: argparse.Namespace) -> int:
     overrides: list[str] = arguments.set
     config = load_config(arguments.config, overrides)
     if arguments.detach:
-        return _start_detached(arguments.config, overrides, config.app.log_dir, config.app.start_timeout_s)
+        return _start_detached(arguments.config, overrides, config)
     app = config.app
     if app.run_mode == "eval":
         folder = Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}")
@@ -168,17 +169,23 @@ def _start(arguments: argparse.Namespace) -> int:
     return run_cluster(prepared)
 
 
-def _start_detached(path: str, overrides: list[str], log_dir: str, timeout_s: float) -> int:
+def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
     """Start the same command in a session of its own, and wait until it is ready or has ended."""
     from realm.launch.rundir import find_runs
 
-    folder = Path(log_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
     log_path = folder / f"start-{os.getpid()}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = open(log_path, "wb")
+    except OSError as error:
+        place = config.places.get("app.log_dir", "[app]")
+        what = f"{error.filename}: {error.strerror}"
+        raise ConfigError(f"{place}: key 'log_dir': {what}; allowed is a folder that can be written") from error
     command = [sys.executable, "-m", "realm", "start", "--config", path]
     for one in overrides:
         command += ["--set", one]
-    with open(log_path, "wb") as log:
+    with log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:
@@ -196,40 +203,69 @@ def _start_detached(path: str, overrides: list[str], log_dir: str, timeout_s: fl
     print(log_path.read_text(errors="replace"), file=sys.stderr, end="")
     code = process.poll()
     if code is None:
-        print(f"error: not ready after {timeout_s:g} s, see {log_path}", file=sys.stderr)
+        process.terminate()  # it ends its roles first
+        try:
+            process.wait(2 * config.app.stop_timeout_s + 10)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its roles notice
+            process.wait()
+        print(f"error: not ready after {timeout_s:g} s, so it was ended; see {log_path}", file=sys.stderr)
         return 1
-    return code or 1
+    if log_path.parent == folder:
+        log_path.unlink()  # it never got a run's directory, and all that it said has been shown
+    return code
 
 
 def _stop(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import stop_all, stop_role
 
     if arguments.what == "all":
-        return stop_all(Path(arguments.log_dir))
-    return stop_role(Path(arguments.log_dir), arguments.what)
+        return stop_all(_log_dir(arguments))
+    return stop_role(_log_dir(arguments), arguments.what)
+
+
+def _log_dir(arguments: argparse.Namespace) -> Path:
+    """Where the runs are: as asked for, else as tools/start.sh puts them."""
+    if arguments.log_dir is not None:
+        return Path(arguments.log_dir)
+    try:
+        return Path(load_config(DEFAULT_CONFIG).app.log_dir)
+    except ConfigError:  # not in the project's folder, or being edited: living runs can be stopped all the same
+        return Path("train")
 
 
 def _status(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import show_status
 
-    return show_status(Path(arguments.log_dir))
+    return show_status(_log_dir(arguments))
 
 
 def _save(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import save_models
 
-    return save_models(Path(arguments.log_dir))
+    return save_models(_log_dir(arguments))
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    if arguments.episodes < 0:
+        raise ConfigError(f"--episodes {arguments.episodes}: allowed is a number from 1, or 0 for eval_episodes")
     config, folder, model = _chosen_model(arguments)
+    _check_writable(arguments.json)
     episodes = arguments.episodes or config.app.eval_episodes
     return _play(config, folder, model, episodes, arguments.stochastic, arguments.seed, arguments.json)
 
 
+def _check_writable(path: Path | None) -> None:
+    """Before all episodes are played, not after."""
+    if path and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ConfigError(f"--json {path}: cannot be written; allowed is a file in a folder that is there")
+
+
 def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Literal["latest"]]:
     """What `eval` and `record` name with model, --id, --log-dir and --set: its configuration, folder and number."""
-    folder = Path(arguments.model) if arguments.model else _newest_run(Path(arguments.log_dir))
+    if not 0 <= arguments.seed < 2**32:
+        raise ConfigError(f"--seed {arguments.seed}: allowed is a number from 0 to 2^32 - 1")
+    folder = Path(arguments.model) if arguments.model else _newest_run(_log_dir(arguments))
     run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
@@ -320,7 +356,7 @@ def _play(
 
 
 def _role(arguments: argparse.Namespace) -> int:
-    from realm.launch.child import ChildArgs
+    from realm.launch.child import RUN_ID_VARIABLE, ChildArgs
     from realm.launch.child import main as child_main
 
     return child_main(
@@ -329,7 +365,7 @@ def _role(arguments: argparse.Namespace) -> int:
             index=arguments.index,
             incarnation=arguments.incarnation,
             run_dir=arguments.run_dir,
-            run_id=arguments.run_id,
+            run_id=os.environ.pop(RUN_ID_VARIABLE),
             control=arguments.control,
             port=arguments.port,
             schema=arguments.schema,

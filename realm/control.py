@@ -34,6 +34,7 @@ class Orders:
     book: Book
     spec: Spec
     plan: Plan
+    epoch: int
 
 
 class Link:
@@ -62,6 +63,7 @@ class Link:
             book=answer.mapping("book"),
             spec=Spec.from_json(answer.mapping("spec")),
             plan=Plan.from_json(answer.mapping("plan")),
+            epoch=answer.integer("epoch"),
         )
 
     def ready(self, sockets: list[Socket]) -> None:

@@ -16,6 +16,7 @@ from realm.wire import Client, Codec, Server
 class Job:
     """One role's surroundings.
 
+    epoch   the learner's; greater than every epoch before it in this run directory
     server  bound for roles that answer (actor, buffer, model_pool), else None
     index   which of several (0 where there is one)
     """
@@ -23,6 +24,7 @@ class Job:
     role: str
     index: int
     incarnation: int
+    epoch: int
     run_dir: Path
     config: RunConfig
     plan: Plan

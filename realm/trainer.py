@@ -17,6 +17,7 @@ from realm.contract import Agent, Array, Arrays, ContractError, SampleInfo, Spec
 from realm.monitor import Meters
 
 _WARN_EVERY_S = 60.0
+_SAVE_WITHIN_S = 600.0  # slow updates: no more than this is lost, whatever dump_model_freq says
 
 
 class Trainer:
@@ -29,19 +30,26 @@ class Trainer:
         self.env_steps = 0
         self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
         self._saved = Version(0, 0)
+        self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
         self._made_at: dict[int, float] = {}  # update -> when its weights were made, for the lag in seconds
 
-    def start(self, preload: checkpoint.Checkpoint | None = None) -> None:
-        """Begin a new epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
+    def start(self, epoch: int, preload: checkpoint.Checkpoint | None = None) -> None:
+        """Begin an epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
 
-        Saves at once, so that there is a model before anyone plays. Raises CheckpointError for a preload that
-        does not fit.
+        Saves at once, so that there is a model before anyone plays, and reads that back, so that a state which cannot
+        be loaded is known now and not when it is needed. Raises CheckpointError for it, for a preload that does not
+        fit, and for a folder of which no checkpoint can be used: starting anew beside them would prune them away.
         """
         newest, skipped = checkpoint.load_newest(self._folder)
         for sentence in skipped:
             logger.warning("checkpoint skipped: {}", sentence)
-        self.version = Version(checkpoint.newest_epoch(self._folder) + 1, 0)
+        if newest is None and skipped:
+            raise checkpoint.CheckpointError(
+                f"{self._folder}: none of its {len(skipped)} checkpoints can be used ({skipped[0]}); move them away to "
+                "start anew"
+            )
+        self.version = Version(epoch, 0)
         if newest is not None:
             if newest.schema != self._spec.schema:
                 raise checkpoint.CheckpointError(
@@ -49,14 +57,16 @@ class Trainer:
                     "start a new run, or restore the observation, action and network settings"
                 )
             checkpoint.restore(self.agent, newest)
-            self.version = Version(self.version.epoch, newest.version.update)
+            self.version = Version(epoch, newest.version.update)
             self.env_steps = newest.env_steps
             logger.info("resumed from {} at {} env steps", newest.path, newest.env_steps)
         elif preload is not None:
             checkpoint.load_bytes(self.agent.model, preload.weights)
             logger.info("weights preloaded from {}", preload.path)
         self._made_at[self.version.update] = time.monotonic()
-        self.save()
+        path = self.save()
+        if path is not None:
+            checkpoint.load(path)
 
     @property
     def next_version(self) -> Version:
@@ -90,7 +100,7 @@ class Trainer:
         meters.count("items_trained", len(items["worker"]))
         meters.count("env_steps_trained", steps)
         meters.totals["version_epoch"], meters.totals["version_update"] = self.version
-        if self.version.update % self._dump_freq == 0:
+        if self.version.update % self._dump_freq == 0 or now - self._saved_at > _SAVE_WITHIN_S:
             self.save()
         return priorities
 
@@ -110,23 +120,30 @@ class Trainer:
 
     def save_for_user(self, folder: Path, keep: int) -> None:
         """Write a checkpoint where it is not pruned with the others; keep 0: without limit."""
-        keep = keep or 1_000_000
-        path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
-        logger.info("saved for the user: {}", path)
+        path = self._write(folder, keep or 1_000_000)
+        if path is not None:
+            logger.info("saved for the user: {}", path)
 
-    def save(self) -> None:
-        """Write a checkpoint, unless this version has one. A full disk is a warning, not an end."""
+    def save(self) -> Path | None:
+        """Write a checkpoint, unless this version has one; returns where, or None."""
         if self._saved == self.version:
-            return
+            return None
+        path = self._write(self._folder, self._keep)
+        self._saved_at = time.monotonic()
+        if path is not None:
+            self._saved = self.version
+            self._meters.count("checkpoints")
+        return path
+
+    def _write(self, folder: Path, keep: int) -> Path | None:
+        """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
         try:
-            checkpoint.save(self._folder, self.agent, self.version, self.env_steps, self._spec.schema, self._keep)
+            return checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
         except OSError as error:
             if time.monotonic() - self._warned_at > _WARN_EVERY_S:
                 self._warned_at = time.monotonic()
                 logger.warning("checkpoint {} could not be written, training goes on: {}", self.version, error)
-            return
-        self._saved = self.version
-        self._meters.count("checkpoints")
+            return None
 
 
 def _checked_priorities(priorities: Array, count: int) -> Array:

@@ -85,6 +85,54 @@ def test_a_second_interrupt_ends_it_at_once(tmp_path):
         assert run.processes() == []
 
 
+def test_many_interrupts_do_not_hang_it(tmp_path):
+    with Run(tmp_path, NATIVE, "counting.learn_s=60.0") as run:
+        run.wait_running()
+        for _ in range(20):
+            run.process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        run.finish()
+        assert run.processes() == []
+
+
+def test_two_starts_at_once_share_nothing(tmp_path):
+    """Whoever comes second is refused, also when the first has not written anything yet."""
+    with Run(tmp_path, NATIVE, "max_env_steps=2000") as first, Run(tmp_path, NATIVE, "max_env_steps=2000") as second:
+        codes = sorted((first.finish(), second.finish()))
+        assert codes == [0, 2], first.text()
+
+
+def test_epochs_go_on_when_checkpoints_are_lost(tmp_path):
+    with Run(tmp_path, NATIVE, "restart_budget=3") as run:
+        run.wait_running()
+        run.wait_trained(20)
+        for path in run.dir.glob("ckpt/model.ckpt-*"):
+            path.rename(path.with_name(f"lost-{path.name}"))
+        run.kill("learner-0")
+        run.wait_trained(20, epoch=2)
+        assert run.interrupt() == 0, run.text()
+
+
+def test_a_folder_of_bad_checkpoints_is_not_trained_over(tmp_path):
+    with Run(tmp_path, NATIVE, "max_env_steps=3000") as run:
+        assert run.finish() == 0, run.text()
+        bad = run.checkpoints()
+    for path in run.dir.glob("ckpt/*/state.pt"):
+        path.write_bytes(b"nothing")
+    with Run(tmp_path, NATIVE, "max_env_steps=3000") as run:
+        assert run.finish() == 2, run.text()
+        assert "checkpoints can be used" in run.output.read_text()
+        assert run.checkpoints() == bad
+
+
+def test_a_long_update_is_waited_for(tmp_path):
+    with Run(tmp_path, NATIVE, "counting.learn_s=2.0", "stop_timeout_s=0.5") as run:
+        run.wait_running()
+        run.wait_for(lambda: "updates 2 " in command("status", "--log-dir", str(run.dir.parent)).stdout, "an update")
+        assert run.interrupt() == 0, run.text()
+        assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
+
+
 def test_no_orphans_when_the_launcher_is_killed(tmp_path):
     with Run(tmp_path, NATIVE) as run:
         run.wait_running()

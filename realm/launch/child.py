@@ -25,6 +25,8 @@ from realm.wire import Codec, Server
 SERVERS = ("actor", "buffer", "model_pool")
 """Roles that bind an address; the book names these."""
 
+RUN_ID_VARIABLE = "REALM_RUN_ID"
+
 EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_ORPHAN = 0, 1, 2, 70
 
 
@@ -59,8 +61,8 @@ def main(args: ChildArgs) -> int:
         server = Server(codec, config.app.bind_host, args.port) if args.role in SERVERS else None
         orders = link.bound(server.address if server else "")
         job = Job(
-            args.role, args.index, args.incarnation, args.run_dir, config, orders.plan, orders.spec, orders.book,
-            link, server, codec,
+            args.role, args.index, args.incarnation, orders.epoch, args.run_dir, config, orders.plan, orders.spec,
+            orders.book, link, server, codec,
         )  # fmt: skip
         module = importlib.import_module(f"realm.roles.{args.role}")
         logger.info("{} (incarnation {}, pid {}) starts", name, args.incarnation, os.getpid())
@@ -84,7 +86,7 @@ def main(args: ChildArgs) -> int:
 def _is_the_users(error: Exception) -> bool:
     """Whether starting again is useless: the configuration or the user's code must change first."""
     names = {cls.__name__ for cls in type(error).__mro__}
-    return isinstance(error, ConfigError) or bool(names & {"UserCodeError", "CheckpointError"})
+    return isinstance(error, ConfigError) or bool(names & {"UserCodeError", "CheckpointError", "ContractError"})
 
 
 def _one_line(error: Exception) -> str:

@@ -36,7 +36,9 @@ class End:
     metrics: dict[str, float]
 
 
-def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable[[Board, str], None]) -> End:
+def run(
+    config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, epoch: int, show: Callable[[Board, str], None]
+) -> End:
     """Train until a limit or a signal."""
     app = config.app
     hyper = load_hyper(app.algo, config.hyper)
@@ -44,7 +46,7 @@ def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable
     agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
     board, played, trained = Board(), Meters(), Meters()
     trainer = Trainer(agent, spec, run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained)
-    trainer.start(find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
+    trainer.start(epoch, find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
     buffer = make_replay_buffer(plan, spec, "local", app.seed)
 
     def train() -> bool:
@@ -105,10 +107,10 @@ def run(config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, show: Callable
                 break
         else:
             causes.append("the workflow ended by itself")
+        trainer.save()  # not after an error: weights that a failed update left half-way would be resumed
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-        trainer.save()
         report()
         tensorboard.write(board.curves(), trainer.env_steps)
         tensorboard.close()

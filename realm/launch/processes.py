@@ -7,6 +7,8 @@ incarnation, until its budget is used up: then the whole run stops with the caus
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -25,7 +27,7 @@ from realm.config import AppConfig, ConfigError
 from realm.contract import Spec
 from realm.control import CONTROL_MAX_BYTES, parse_report
 from realm.launch.board import Board
-from realm.launch.child import EXIT_STOPPED, EXIT_USER, SERVERS
+from realm.launch.child import EXIT_STOPPED, EXIT_USER, RUN_ID_VARIABLE, SERVERS
 from realm.launch.environment import role_environment
 from realm.launch.rundir import RunFile
 from realm.monitor import TensorBoard
@@ -68,7 +70,7 @@ class Supervisor:
         self.app, self.plan, self.spec, self.run_dir, self.run_file = app, plan, spec, run_dir, run
         self.board = Board()
         self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host)
-        self._max_bytes = max(256 << 20, 2 * plan.batch * spec.sample_bytes)
+        self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * spec.sample_bytes)
         self._roles: dict[Key, Role] = {}
         for name, count in (("buffer", 1), ("model_pool", 1), ("learner", 1), ("actor", 1), ("aisrv", plan.workers)):
             if name == "actor" and plan.predict_local:
@@ -76,7 +78,10 @@ class Supervisor:
             for index in range(count):
                 self._roles[name, index] = Role(name, index)
         self._tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
-        self._signals = 0
+        self._signals: list[int] = []
+        self._ready_at: float | None = None
+        self._group_since: dict[tuple[str, ...], float] = {}
+        self._first_epoch = run.epoch
         self._stopping_since: float | None = None
         self._cause = ""
         self._exit_code = 0
@@ -100,9 +105,11 @@ class Supervisor:
                     except WireError as error:
                         self._server.reject(received[0], error)
                 self._watch()
+                self._heed_signals()
                 self._check_limits()
                 if self.run_file.state == "starting" and self._all_ready():
                     self._set_state("running")
+                    self._ready_at = time.monotonic()
                     on_ready()
                 if time.monotonic() - curves_at >= _CURVES_EVERY_S:
                     curves_at = time.monotonic()
@@ -123,10 +130,13 @@ class Supervisor:
         return self._cause
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signals += 1
-        if self._signals == 1:
-            self.stop(f"{signal.Signals(number).name} received", 0)
-        else:
+        self._signals.append(number)  # nothing else: a handler may come in the middle of anything
+
+    def _heed_signals(self) -> None:
+        """One signal ends the run, a second one at once."""
+        if self._signals:
+            self.stop(f"{signal.Signals(self._signals[0]).name} received", 0)
+        if len(self._signals) > 1:
             self._kill_all()
 
     def stop(self, cause: str, exit_code: int) -> None:
@@ -145,7 +155,7 @@ class Supervisor:
     def _check_limits(self) -> None:
         if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
             self.stop(f"max_env_steps = {self.app.max_env_steps} reached", 0)
-        elif self.app.max_seconds and time.monotonic() - self.board.started_at >= self.app.max_seconds:
+        elif self.app.max_seconds and self._ready_at and time.monotonic() - self._ready_at >= self.app.max_seconds:
             self.stop(f"max_seconds = {self.app.max_seconds:g} reached", 0)
 
     # --- messages
@@ -211,7 +221,7 @@ class Supervisor:
         if not all(role.address for role in servers):
             return
         book = {role.name: role.address for role in servers}
-        meta = {"book": book, "spec": self.spec.to_json(), "plan": self.plan.to_json()}
+        meta = {"book": book, "spec": self.spec.to_json(), "plan": self.plan.to_json(), "epoch": self.run_file.epoch}
         for role in self._roles.values():
             if role.bound is not None:
                 peer, seq = role.bound
@@ -231,13 +241,15 @@ class Supervisor:
         role.state, role.cause, role.started_at = "starting", "", time.monotonic()
         role.bound = role.next = None
         role.report_seq = 0
+        if role.name == "learner":  # counted here, not from files, which may be gone: an epoch never comes twice
+            self.run_file.epoch = self._first_epoch + role.incarnation
         port = int(role.address.rpartition(":")[2]) if role.address else 0
         if port == 0 and role.name in SERVERS:
             port = fixed_ports(self.app).get(role.name, 0)
         command = [
             sys.executable, "-m", "realm", "role", role.name,
             "--index", str(role.index), "--incarnation", str(role.incarnation),
-            "--run-dir", str(self.run_dir), "--run-id", self.run_file.run_id, "--control", self._server.address,
+            "--run-dir", str(self.run_dir), "--control", self._server.address,
             "--port", str(port), "--schema", self.spec.schema, "--max-bytes", str(self._max_bytes),
         ]  # fmt: skip
         with open(self.run_dir / "log" / f"{role.label}.log", "ab") as log:
@@ -247,7 +259,8 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=role_environment(role.name, self.plan),
+                # the run id is the key to the sockets: a command line can be read by every user of the machine
+                env={**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id},
                 start_new_session=True,
             )
         self._write_run_file()
@@ -260,6 +273,7 @@ class Supervisor:
             code = role.process.poll()
             if code is not None:
                 _close_stdin(role)
+                _kill_group(role.process.pid)
                 role.process = None
                 self._role_ended(role, code)
             elif role.state in ("starting", "bound") and self._stopping_since is None:
@@ -270,6 +284,12 @@ class Supervisor:
     def _role_ended(self, role: Role, code: int) -> None:
         if self._stopping_since is not None:
             role.state = "ended"
+            if role.name == "learner" and code != EXIT_STOPPED and len(self._signals) < 2:
+                self._exit_code = self._exit_code or 1
+                how = role.cause or _signal_name(code)
+                self._cause += (
+                    f"; the learner did not end well ({how}): what it trained since its last checkpoint is lost"
+                )
         elif role.state == "stopped":
             logger.info("{} was stopped by the user", role.label)
         elif code == EXIT_STOPPED:
@@ -303,24 +323,30 @@ class Supervisor:
 
     def _drive_stop(self) -> None:
         """Tell the next group of roles to stop; kill what does not listen."""
-        assert self._stopping_since is not None
-        late = time.monotonic() - self._stopping_since > self.app.stop_timeout_s
+        now = time.monotonic()
         for group in _STOP_ORDER:
             alive = [role for role in self._roles.values() if role.name in group and role.process is not None]
+            since = self._group_since.setdefault(group, now) if alive else now
             for role in alive:
+                assert role.process is not None
                 self._command(role, "stop")
-                if late or role.state == "starting":
-                    if late:
-                        logger.warning("{} did not stop in {:g} s and is killed", role.label, self.app.stop_timeout_s)
-                    assert role.process is not None
-                    role.process.kill()
+                limit = self._patience_s(role)
+                if now - since > limit:
+                    logger.warning("{} did not stop in {:.0f} s and is killed", role.label, limit)
+                if now - since > limit or role.state == "starting":
+                    _kill_group(role.process.pid)
             if alive:
                 return
 
+    def _patience_s(self, role: Role) -> float:
+        """How long a role may take to stop. The learner hears it after its update, which may be a long one."""
+        update_s = self.board.recent("learner/update_s") or 0.0
+        return self.app.stop_timeout_s + (3 * update_s if role.name == "learner" else 0.0)
+
     def _kill_all(self) -> None:
         for role in self._roles.values():
-            if role.process is not None and role.process.poll() is None:
-                role.process.kill()
+            if role.process is not None:
+                _kill_group(role.process.pid)
         for role in self._roles.values():
             if role.process is not None:
                 role.process.wait()
@@ -392,6 +418,12 @@ def _created(role: Role) -> float:
         return psutil.Process(_pid(role)).create_time()
     except psutil.NoSuchProcess:
         return 0.0
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a role's process and whatever it started: each role leads a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _close_stdin(role: Role) -> None:

@@ -6,6 +6,7 @@ answer or is gone, ends exactly the processes that the file names (by pid and st
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def stop_all(log_dir: Path) -> int:
     for path, run in living:
         print(f"stopping {path} ...", flush=True)
         if is_alive(run.pid, run.created):
-            psutil.Process(run.pid).terminate()  # the supervisor ends its roles one after the other
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end in this very moment
+                psutil.Process(run.pid).terminate()  # the supervisor ends its roles one after the other
+        _wait_for_supervisor(run)
         _, alive = psutil.wait_procs(_processes(run), timeout=_STOP_WITHIN_S)
         for process in alive:
             print(f"killing pid {process.pid}, which did not stop in {_STOP_WITHIN_S:g} s")
@@ -36,6 +39,16 @@ def stop_all(log_dir: Path) -> int:
         psutil.wait_procs(alive, timeout=5)
         print(f"stopped {path}")
     return 0
+
+
+def _wait_for_supervisor(run: RunFile) -> None:
+    """As long as it lives it ends its roles in its own time: a learner finishes its update before it saves."""
+    shown_at = time.monotonic()
+    while is_alive(run.pid, run.created):
+        if time.monotonic() - shown_at > 10:
+            shown_at = time.monotonic()
+            print("  still stopping: the learner saves when its update is done", flush=True)
+        time.sleep(0.1)
 
 
 def stop_role(log_dir: Path, role: str) -> int:
@@ -98,7 +111,12 @@ def _processes(run: RunFile) -> list[psutil.Process]:
     """The living processes of a run, the supervisor first."""
     named: list[tuple[int, float]] = [(run.pid, run.created)]
     named += [(int(role["pid"]), float(role["created"])) for role in run.roles.values() if role["pid"]]
-    return [psutil.Process(pid) for pid, created in named if is_alive(pid, created)]
+    found = []
+    for pid, created in named:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_alive(pid, created):
+                found.append(psutil.Process(pid))
+    return found
 
 
 def _ask(run: RunFile, kind: str, meta: dict[str, Any]) -> Message | None:

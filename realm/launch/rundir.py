@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,17 @@ class RunFile:
     control: str = ""
     state: str = "starting"
     cause: str = ""
+    epoch: int = 0
+    """The last epoch that a learner of this directory was given; the next learner's is greater."""
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`aisrv-0` -> pid, created, incarnation, address, state"""
+    lock: Any = field(default=None, repr=False, compare=False)
+    """The open file whose lock keeps other starts out of the directory as long as this process lives; not written."""
 
     def write(self, run_dir: Path) -> None:
         draft = run_dir / ".run.json"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(asdict(self), file, indent=1)
+            json.dump({one.name: getattr(self, one.name) for one in fields(self) if one.name != "lock"}, file, indent=1)
         os.replace(draft, run_dir / "run.json")
 
 
@@ -63,19 +69,45 @@ def find_runs(log_dir: Path) -> list[tuple[Path, RunFile]]:
 
 def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
     """Make or take the run's directory. Raises ConfigError if a living run has it."""
+    folder = Path(app.log_dir)
     name = app.run_name or time.strftime("%Y%m%d-%H%M%S")
-    run_dir = Path(app.log_dir) / name
-    if not app.run_name and run_dir.exists():
-        run_dir = run_dir.with_name(f"{name}-{os.getpid()}")
-    earlier = read_run(run_dir)
-    if earlier and is_alive(earlier.pid, earlier.created):
+    folder.mkdir(parents=True, exist_ok=True)
+    run_dir = folder / name
+    if not app.run_name:
+        count = 1
+        while not _made(run_dir):  # two starts in one second
+            count += 1
+            run_dir = folder / f"{name}-{count}"
+    run_dir.mkdir(exist_ok=True)
+    lock = open(run_dir / ".lock", "ab")  # noqa: SIM115 - held until this process ends, however it ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        earlier = read_run(run_dir)
+        who = f"the run {earlier.run_id[:4]}... (pid {earlier.pid})" if earlier else "a run that is just starting"
         raise ConfigError(
-            f"run directory {run_dir}: the run {earlier.run_id} (pid {earlier.pid}) lives in it; "
-            "stop it with tools/stop.sh all, or choose another run_name"
-        )
-    for part in ("log/tensorboard", "ckpt", "user_ckpt", "replays"):
+            f"run directory {run_dir}: {who} lives in it; stop it with tools/stop.sh all, or choose another run_name"
+        ) from None
+    earlier = read_run(run_dir)
+    for part in ("log/tensorboard", "ckpt", "user_ckpt"):
         (run_dir / part).mkdir(parents=True, exist_ok=True)
     process = psutil.Process()
-    run = RunFile(secrets.token_hex(8), process.pid, process.create_time())
+    epoch = max(earlier.epoch if earlier else 0, _last_epoch(run_dir / "ckpt"))
+    run = RunFile(secrets.token_hex(8), process.pid, process.create_time(), epoch=epoch, lock=lock)
     run.write(run_dir)
     return run_dir, run
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _last_epoch(folder: Path) -> int:
+    """The highest epoch in the names of the checkpoints, good or bad, of a folder; 0 without one."""
+    names = [re.fullmatch(r"model\.ckpt-(\d+)-\d+", path.name) for path in folder.glob("model.ckpt-*")]
+    return max((int(match[1]) for match in names if match), default=0)

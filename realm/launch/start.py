@@ -5,6 +5,8 @@ Called by `realm start` and `train_test.py`. Nothing is created before every che
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,18 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from loguru import logger
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from realm.config import RunConfig, to_toml
+from realm.config import ConfigError, RunConfig, to_toml
 from realm.contract import Spec, check_arrays
 from realm.launch.board import Board
 from realm.launch.plan import make_plan, this_machine
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
-from realm.user import UserCodeError, check_agent, load_definition, load_hyper, load_workflow
+from realm.user import UserCodeError, calling, check_agent, load_definition, load_hyper, load_workflow
 
 if TYPE_CHECKING:
     from realm.launch import local
@@ -41,6 +44,8 @@ class Prepared:
     spec: Spec
     run_dir: Path
     run_file: RunFile
+    former_config: Path | None = None
+    """Where the configuration of an earlier run in this directory was kept, if it was another one."""
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -54,9 +59,60 @@ def prepare(config: RunConfig) -> Prepared:
 
         check_ports(config.app)
     spec = try_user_code(config)
-    run_dir, run_file = claim_run_dir(config.app)
-    (run_dir / "config.toml").write_text(to_toml(config))
-    return Prepared(config, plan, spec, run_dir, run_file)
+    _check_models(config, spec)
+    try:
+        run_dir, run_file = claim_run_dir(config.app)
+        former = _write_config(run_dir, to_toml(config))
+    except OSError as error:
+        place = config.places.get("app.log_dir", "[app]")
+        what = f"{error.filename or config.app.log_dir}: {error.strerror}"
+        raise ConfigError(f"{place}: key 'log_dir': {what}; allowed is a folder that can be written") from error
+    return Prepared(config, plan, spec, run_dir, run_file, former)
+
+
+def _check_models(config: RunConfig, spec: Spec) -> None:
+    """Refuse to go on with, or to begin with, models of other shapes: before anything is written, without torch."""
+    app = config.app
+    if app.run_name:
+        manifest = _newest_manifest(Path(app.log_dir) / app.run_name / "ckpt")
+        if manifest and manifest[1] != spec.schema:
+            raise ConfigError(
+                f"{manifest[0]}: was trained with other shapes (schema {manifest[1]}, now {spec.schema}); choose "
+                "another run_name, or restore the observation, action and chunk settings"
+            )
+    if app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
+        place = config.places.get("app.preload_model_dir", "[app]")
+        raise ConfigError(f"{place}: key 'preload_model_dir': {app.preload_model_dir}: no checkpoint is there")
+
+
+def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
+    """The newest checkpoint whose manifest can be read, and its schema; the learner looks closer."""
+    found = [folder, *folder.glob("model.ckpt-*")]
+    for path in sorted(found, key=lambda one: [int(number) for number in re.findall(r"\d+", one.name)], reverse=True):
+        try:
+            return path, str(json.loads((path / "manifest.json").read_bytes())["schema"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # none there, or damaged: the learner skips it, too, and says so
+    return None
+
+
+def _write_config(run_dir: Path, text: str) -> Path | None:
+    """Write config.toml; another one that is there is kept as config.toml.<n>, whose path is returned."""
+    path = run_dir / "config.toml"
+    kept: Path | None = None
+    if path.exists() and path.read_text() != text:
+        number = 1
+        while (kept := run_dir / f"config.toml.{number}").exists():
+            number += 1
+        path.rename(kept)
+    path.write_text(text)
+    return kept
+
+
+def _put_back_config(prepared: Prepared) -> None:
+    """The run was refused: its directory's models are still those of the former configuration."""
+    if prepared.former_config:
+        prepared.former_config.replace(prepared.run_dir / "config.toml")
 
 
 def try_user_code(config: RunConfig) -> Spec:
@@ -66,24 +122,34 @@ def try_user_code(config: RunConfig) -> Spec:
     definition = load_definition(algo)
     load_workflow(algo)
     check_agent(algo)
-    envs = definition.make_envs(1, config.app.seed, hyper, config.env)
-    spec = definition.spec(envs, hyper)
-    obs, _ = envs.reset(seed=config.app.seed)
-    next_obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
-    try:
-        check_arrays(obs, spec.obs, (1,), "observation of reset")
-        check_arrays(next_obs, spec.obs, (1,), "observation of step")
-    except ValueError as error:
-        raise UserCodeError(f"{algo}/feature/definition.py: spec and environment differ: {error}") from error
+    with calling(config, "make_envs"):
+        envs = definition.make_envs(1, config.app.seed, hyper, config.env)
+    with calling(config, "spec"):
+        spec = definition.spec(envs, hyper)
+    if not isinstance(spec, Spec):
+        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected is a Spec")
+    with calling(config, "reset"):
+        obs, _ = envs.reset(seed=config.app.seed)
+    with calling(config, "step"):
+        next_obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
+    for what, one in (("reset", obs), ("step", next_obs)):
+        if not isinstance(one, dict) or not all(isinstance(array, np.ndarray) for array in one.values()):
+            raise UserCodeError(f"{algo}/feature/definition.py: observation of {what} must be a dict of NumPy arrays")
+        try:
+            check_arrays(one, spec.obs, (1,), f"observation of {what}")
+        except ValueError as error:
+            raise UserCodeError(f"{algo}/feature/definition.py: spec and environment differ: {error}") from error
     for name, array in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
         if getattr(array, "shape", None) != (1,):
             raise UserCodeError(f"{algo}/feature/definition.py: {name} of step must be an array of shape [E]")
-    envs.close()
+    with calling(config, "close"):
+        envs.close()
     return spec
 
 
 def run_cluster(prepared: Prepared) -> int:
     """Run the roles as processes, in the foreground; returns the exit code."""
+    from realm.launch.child import EXIT_USER
     from realm.launch.processes import Supervisor
 
     run_dir, config = prepared.run_dir, prepared.config
@@ -98,6 +164,8 @@ def run_cluster(prepared: Prepared) -> int:
     from realm.launch.audit import write_summary
 
     write_summary(run_dir, supervisor.board, prepared.plan, supervisor.cause)
+    if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
+        _put_back_config(prepared)
     level = "INFO" if code == 0 else "ERROR"
     logger.log(level, "the run has ended: {}", supervisor.cause)
     return code
@@ -105,16 +173,22 @@ def run_cluster(prepared: Prepared) -> int:
 
 def run_local(prepared: Prepared) -> local.End:
     """Run everything in this process."""
+    from realm.checkpoint import CheckpointError
     from realm.launch import local  # imports torch
 
     _say_hello(prepared)
     run_file, run_dir = prepared.run_file, prepared.run_dir
     run_file.state = "running"
+    run_file.epoch += 1
     run_file.write(run_dir)
     try:
         with _display(prepared) as show:
-            end = local.run(prepared.config, prepared.plan, prepared.spec, run_dir, show)
+            end = local.run(prepared.config, prepared.plan, prepared.spec, run_dir, run_file.epoch, show)
         run_file.state, run_file.cause = "stopped", end.cause
+    except CheckpointError as error:
+        run_file.cause = str(error)
+        _put_back_config(prepared)
+        raise ConfigError(str(error)) from error
     finally:
         if run_file.state == "running":
             run_file.state = "failed"
