@@ -114,12 +114,14 @@ class ReplayBuffer:
         """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
 
         NO_ROOM changes nothing: offer the round again when something was asked for. Raises ContractError for items
-        of another shape or with NaN.
+        of another shape or with NaN, and for more than would ever find room.
         """
         count = len(items["worker"]) if items.get("worker") is not None and items["worker"].ndim == 1 else 0
         if count == 0:
             raise ContractError("a round has at least one item, with `worker` of shape [n]")
         check_arrays(items, self.fields, (count,), "a round")
+        if count > self.limiter.capacity:
+            raise ContractError(f"a round of {count} items, the buffer's capacity is {self.limiter.capacity}")
         worker, origin = int(items["worker"][0]), (int(items["incarnation"][0]), int(items["seq"][0]))
         if origin <= self._seen.get(worker, (-1, -1)):
             self.counters["duplicate"] += count

@@ -21,22 +21,22 @@ import tensorflow as tf
 
 
 class ReverbStorage:
-    """A table with its server in this process. The server's port is private to this process.
+    """A table with its server in this process; nobody else is told the port.
 
-    Reverb listens on all interfaces and cannot be told otherwise (0.14): the run id is in the table's name, so
-    that nobody finds it by chance; close the port at the firewall on a machine that others reach.
+    Reverb (0.14) listens on all interfaces, without authentication, and cannot be told otherwise: anyone who reaches
+    the port can list, read and write the table. Close the port at the firewall on a machine that others reach.
     """
 
     def __init__(
-        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, run_id: str
+        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, name: str
     ) -> None:
-        """The arguments of NativeStorage, and the run's id."""
+        """The arguments of NativeStorage, and the table's name, which is no secret: the server tells it to anyone."""
         self.size = 0
         self.evicted = 0
         self._capacity, self._once = capacity, once
         self._record = np.dtype([(name, one.dtype, one.shape) for name, one in fields.items()])
         self._names = list(fields)
-        self._name = f"items-{run_id}"
+        self._name = f"items-{name}"
         self._removers = (sampler, remover, exponent)
         self._server = reverb.Server([self._table()], port=None)
         self._client = self._server.localhost_client()

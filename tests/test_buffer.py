@@ -430,6 +430,15 @@ def test_without_room_nothing_changes(make_buffer: MakeBuffer) -> None:
     assert buffer.add(played(5)) == NO_ROOM
 
 
+def test_a_round_that_never_finds_room_is_an_error(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer(capacity=8)
+    before = state(buffer)
+    with pytest.raises(ContractError, match="a round of 9 items, the buffer's capacity is 8"):
+        buffer.add(played(0, count=9))
+    assert state(buffer) == before
+    assert buffer.add(played(0, count=8)) == ACCEPTED
+
+
 def spoiled(change: Callable[[Arrays], Any]) -> Arrays:
     one = played(0)
     change(one)

@@ -8,6 +8,7 @@ missing answers are the back-pressure.
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +33,8 @@ def run(job: Job) -> None:
     questions: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
     answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
     waker = Waker()
-    buffer = make_replay_buffer(job.plan, job.spec, link.run_id, job.seed)
+    # a name of its own for reverb's table: reverb tells it to anyone, and the run id is the sockets' key
+    buffer = make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed)
     keeper = Keeper(buffer, link.meters)
     thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
     thread.start()
@@ -96,7 +98,7 @@ class Keeper:
         self._meters = meters
         self._held: dict[tuple[str, int, int], tuple[bytes, Arrays, float]] = {}  # rounds that wait for room
         self._draw: _Draw | None = None
-        self._last: tuple[str, int, Message] | None = None  # stays until the learner's next question confirms it
+        self._last: tuple[str, int, Message] | None = None  # stays until the next question says that it arrived
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
         """Take one question; give every answer that is possible now, of earlier questions too."""
