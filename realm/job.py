@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from realm.config import RunConfig
 from realm.contract import Book, Spec
 from realm.control import Link
@@ -36,8 +38,12 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Different for every worker and every restart, the same for the same run."""
-        return self.config.app.seed + 10_000 * self.index + 1_000_000 * (self.incarnation - 1)
+        """Different for every worker and every restart within a run, below 2**31.
+
+        The same when a run is started anew with the same settings; so a resumed run, too, begins with these seeds.
+        """
+        mixed = np.random.SeedSequence((self.config.app.seed, self.index, self.incarnation)).generate_state(1)
+        return int(mixed[0]) >> 1
 
     def client(self, role: str) -> Client:
         """Connect to a role by its name in the book."""
