@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
+from loguru import logger
 
 from realm.contract import Report
 from realm.launch import board as module
+from realm.launch.audit import bypasses, write_summary
 from realm.launch.board import GAUGES, Board, clock
+from realm.plan import Plan
 
 
 class Clock:
@@ -127,6 +135,52 @@ def test_a_running_mean_leans_on_many_episodes_more_than_on_few(board: Board) ->
     assert board.recent("learner/loss") == 1
     assert board.recent_of("learner") == {"loss": 1.0}
     assert board.recent("absent") is None
+
+
+def test_one_nan_does_not_stay_in_a_running_mean(board: Board) -> None:
+    take(board, "learner", means={"loss": [float("nan"), 1]})
+    assert board.recent("learner/loss") is None
+    take(board, "learner", means={"loss": [1.0, 1]})
+    for bad in ("nan", "inf", "-inf"):
+        take(board, "learner", means={"loss": [float(bad), 1]})
+    assert board.recent("learner/loss") == 1
+
+
+def test_what_went_past_its_role(board: Board) -> None:
+    plan = cast(Plan, SimpleNamespace(predict_local=False))
+    take(board, "aisrv", actions=12)
+    take(board, "actor", actions=10, models_loaded=3)
+    take(board, "learner", items_trained=4)
+    take(board, "buffer", sampled=8)
+    take(board, "model_pool", served=3)
+    assert bypasses(board, plan) == {"actions": 2, "samples": 0, "checkpoints": 0}
+    take(board, "aisrv", incarnation=2, actions=1)  # who used less than it was given went past nobody
+    assert bypasses(board, plan) == {"actions": 3, "samples": 0, "checkpoints": 0}
+    take(board, "actor", incarnation=2, actions=0)  # its forerunner, killed, may have given more than it reported
+    take(board, "buffer", incarnation=2, sampled=0)
+    assert bypasses(board, plan) == {"actions": None, "samples": None, "checkpoints": 0}
+    assert bypasses(board, cast(Plan, SimpleNamespace(predict_local=True)))["actions"] == 0
+
+
+def test_the_account_at_the_end(board: Board, tmp_path: Path) -> None:
+    take(board, "learner", version_epoch=2, version_update=7)
+    take(board, "model_pool", version_epoch=2, version_update=7, served=1234)
+    take(board, "buffer", sampled=0)
+    take(board, "buffer", incarnation=2, sampled=0)
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    try:
+        write_summary(tmp_path, board, cast(Plan, SimpleNamespace(predict_local=False)), "finished")
+    finally:
+        logger.remove(sink)
+    text = {line.split()[0]: line for line in lines}
+    assert "version 2.7 " in text["learner-0.1"]
+    assert "served 1,234 " in text["model_pool-0.1"]
+    assert "version - " in text["buffer-0.2"]
+    assert "'samples': 'not known: a role was started again'" in lines[-1]
+    assert json.loads((tmp_path / "summary.json").read_text())["bypassed"] == {
+        "actions": 0, "samples": None, "checkpoints": 0,
+    }  # fmt: skip
 
 
 def test_the_line(board: Board, time: Clock) -> None:

@@ -5,6 +5,7 @@ Used by the cluster (`processes`) and the one-process run (`local`), which feeds
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Board:
             self.env_steps = report.env_steps
 
     def _smooth(self, name: str, value: float, weight: float) -> None:
+        if not math.isfinite(value):
+            return  # one NaN would stay in a running mean for ever; the curve of that interval shows it
         old = self._recent.get(name, value)
         self._recent[name] = old + weight * (value - old)
 
@@ -64,6 +67,10 @@ class Board:
             for (one, index, incarnation), totals in self._totals.items()
             if one == role and (name not in GAUGES or incarnation == newest[index])
         )
+
+    def restarted(self, role: str) -> bool:
+        """Whether any process of the role was started again; its forerunner's last report came before its end."""
+        return any(one == role and incarnation > 1 for one, _, incarnation in self._totals)
 
     def of_process(self, role: str, index: int, incarnation: int) -> dict[str, float]:
         return self._totals.get((role, index, incarnation), {})
