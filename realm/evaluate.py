@@ -7,6 +7,7 @@ Called by `realm eval`, and in part by `realm record`. Works for every user's en
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from realm.checkpoint import Checkpoint, CheckpointError, load_bytes
 from realm.config import RunConfig
 from realm.contract import Agent, Array, PredictContext
-from realm.user import load_agent, load_definition, load_hyper
+from realm.user import calling, load_agent, load_definition, load_hyper
 
 
 def evaluate(
@@ -39,7 +40,8 @@ def evaluate(
     finished = 0
     slot, explores = np.arange(num_envs), np.full(num_envs, explore, np.float32)
     first = np.ones(num_envs, np.bool_)
-    obs, _ = envs.reset(seed=seed)
+    with calling(config, "reset"):
+        obs, _ = envs.reset(seed=seed)
     while finished < episodes:
         action, _ = agent.predict(obs, PredictContext(slot, first, explores))
         obs, _, terminated, truncated, info = envs.step(action)
@@ -65,8 +67,9 @@ def load_player(
     app = config.app
     hyper = load_hyper(app.algo, config.hyper, config.places)
     definition = load_definition(app.algo)
-    envs = definition.make_envs(num_envs, seed, hyper, options)
-    spec = definition.spec(envs, hyper)
+    with calling(replace(config, env=options), "make_envs and spec"):
+        envs = definition.make_envs(num_envs, seed, hyper, options)
+        spec = definition.spec(envs, hyper)
     if spec.schema != checkpoint.schema:
         raise CheckpointError(
             f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "

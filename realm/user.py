@@ -13,16 +13,18 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from realm.config import ConfigError, build_dataclass
-from realm.contract import Policy, Spec, WorkflowContext
+from realm.config import ConfigError, RunConfig, build_dataclass
+from realm.contract import ContractError, Policy, Spec, WorkflowContext
 from realm.toml_file import did_you_mean, one_line
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
@@ -95,6 +97,36 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
         raise
     except Exception as error:
         raise _raised(error, algo, "config", "making Config") from error
+
+
+@contextmanager
+def calling(config: RunConfig, function: str) -> Iterator[None]:
+    """Around calls of `feature/definition.py`: what they raise becomes one sentence.
+
+    ConfigError with the place of a key of [env] where a ValueError names one (an environment refuses its options so),
+    UserCodeError with the user's line for everything else.
+    """
+    try:
+        yield
+    except (ConfigError, UserCodeError):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError) and not isinstance(error, ContractError):
+            text = one_line(error)
+            mentions = {key: _mention(text, key, value) for key, value in config.env.items()}
+            if found := [key for key, where in mentions.items() if where >= 0]:
+                key = min(found, key=lambda one: mentions[one])  # who lists what is allowed does so after it
+                place = config.places.get(f"env.{key}", "table [env]")
+                raise ConfigError(f"{place}: key 'env.{key}': {text}") from error
+        raise _raised(error, config.app.algo, "feature.definition", f"calling {function}") from error
+
+
+def _mention(text: str, key: str, value: Any) -> int:
+    """Where `text` first names a key, or its value if that is a text like the name of a file; -1 if nowhere."""
+    names = [key, value] if isinstance(value, str) and value else [key]
+    return min(
+        (found.start() for one in names if (found := re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text))), default=-1
+    )
 
 
 def _frozen(config: type[Any]) -> bool:

@@ -99,12 +99,13 @@ def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
 def _write_config(run_dir: Path, text: str) -> Path | None:
     """Write config.toml; another one that is there is kept as config.toml.<n>, whose path is returned."""
     path = run_dir / "config.toml"
-    kept: Path | None = None
-    if path.exists() and path.read_text() != text:
-        number = 1
-        while (kept := run_dir / f"config.toml.{number}").exists():
-            number += 1
-        path.rename(kept)
+    if not path.exists() or path.read_text() == text:
+        path.write_text(text)
+        return None
+    number = 1
+    while (kept := run_dir / f"config.toml.{number}").exists():
+        number += 1
+    path.rename(kept)
     path.write_text(text)
     return kept
 
