@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -75,7 +76,7 @@ def test_what_was_asked_for_is_taken() -> None:
         "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
         "reverb_sampler": "Fifo",
     }  # fmt: skip
-    one = plan(**asked)
+    one = plan(GPU, **asked)
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)
     assert (one.max_version_lag, one.learner_threads, one.device, one.backend) == (2, 7, "cuda:1", "native")
     assert (one.predict_local, one.max_unacked_rounds) == (True, 2)
@@ -91,6 +92,7 @@ def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
+        ({"device": "cuda:1"}, "device is cuda:1, but there is no GPU .*allowed is auto or cpu"),
         ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 128"),
         ({"max_version_lag": 3, "train_batch_size": 100}, r"train_batch_size is 100, .*lag 3 .*multiple of 128"),
         ({"replay_buffer_capacity": 255}, r"replay_buffer_capacity is 255, .*128 .*at least 256"),
@@ -133,6 +135,29 @@ def test_defaults_work_on_every_machine(cores: int, gpus: int) -> None:
             key = reason.partition(" = ")[0]
             assert key in AppConfig.model_fields, reason
             assert key not in keys, f"{reason}: but it was asked for"
+
+
+def test_reverb_where_it_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"buffer_backend is reverb, which is not installed .*auto or native"):
+        plan(GPU, buffer_backend="reverb")
+    assert plan(GPU, buffer_backend="reverb", wrapper_type="local").backend == "native"
+
+
+def test_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_there(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", none_there)
+    with pytest.raises(ConfigError, match=r"^torch is not installed"):
+        this_machine()
+
+
+def test_the_learner_has_all_cores_only_while_everybody_waits() -> None:
+    assert plan(SMALL, flow="alternating").learner_threads == 2
+    assert plan(SMALL, flow="alternating", max_version_lag=1).learner_threads == 1
+    assert plan(SMALL, flow="alternating", max_version_lag="free").learner_threads == 1
+    assert plan(LARGE, flow="alternating", max_version_lag=1).learner_threads == 32 - 2 - 1
+    assert plan(SMALL, flow="alternating", max_version_lag=1, wrapper_type="local").learner_threads == 2
 
 
 def test_this_machine() -> None:

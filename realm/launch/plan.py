@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from realm.config import AppConfig
+from realm.config import AppConfig, ConfigError
 from realm.flow import check_flow, preload_samples
 from realm.plan import Plan
 
@@ -38,8 +38,11 @@ def this_machine() -> Machine:
     # sched_getaffinity sees taskset and cpusets; it is Linux's own
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if importlib.metadata.version("torch").endswith("+cpu"):
-        gpus = 0  # this build of torch could not use them
+    try:
+        if importlib.metadata.version("torch").endswith("+cpu"):
+            gpus = 0  # this build of torch could not use them
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
     return Machine(cores, gpus, importlib.util.find_spec("reverb") is not None)
 
 
@@ -57,6 +60,11 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     local = app.wrapper_type == "local"
     on_policy = app.algorithm_on_policy_or_off_policy == "on-policy"
     cores, gpus = machine.cores, machine.gpus
+    if app.device.startswith("cuda") and not gpus:
+        raise ConfigError(
+            f"device is {app.device}, but there is no GPU (/dev/nvidia0), or this build of torch is for the CPU only; "
+            "allowed is auto or cpu"
+        )
 
     few = cores <= _FEW_CORES and gpus == 0
     flow = auto("flow", app.flow, "alternating" if few else "overlapping", f"{cores} cores, {gpus} GPUs")
@@ -100,12 +108,15 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     backend = app.buffer_backend
     if local:
         backend = "native"
+    elif backend == "reverb" and not machine.has_reverb:
+        raise ConfigError("buffer_backend is reverb, which is not installed in this Python; allowed is auto or native")
     elif machine.has_reverb:
         backend = auto("buffer_backend", backend, "reverb", "it is installed")
     else:
         backend = auto("buffer_backend", backend, "native", "reverb is not installed")
 
-    if alternating or local:
+    if local or (alternating and lag == 0):
+        # with any other lag the workers go on playing during an update, whatever the flow is called
         threads = auto("torch_num_threads", app.torch_num_threads, cores, "everyone else waits while it trains")
     else:
         spare = max(1, cores - workers - 1)
