@@ -8,14 +8,15 @@ word often names the process that steps environments.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
 from realm.checkpoint import load_bytes
-from realm.contract import NO_VERSION, ContractError, PredictContext, PredictRequest
+from realm.contract import NO_VERSION, Arrays, ContractError, Fields, PredictContext, PredictRequest, check_arrays
 from realm.job import Job
 from realm.user import load_agent, load_hyper
-from realm.verbs import ModelReader, parse_request, request_fields
+from realm.verbs import ModelReader, parse_request, reply_fields, request_fields
 from realm.wire import Message, WireError, wait_any
 
 
@@ -25,7 +26,7 @@ def run(job: Job) -> None:
     agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), job.plan.device, job.seed)
     to_pool = job.client("model_pool")
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
-    fields = request_fields(job.spec)
+    fields, answer_fields = request_fields(job.spec), reply_fields(job.spec)
     waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker: a question sent twice counts once
     link.ready([server, to_pool])
     while True:
@@ -54,18 +55,31 @@ def run(job: Job) -> None:
             first=np.concatenate([one.first for one in requests]),
             explore=np.concatenate([one.explore for one in requests]),
         )
-        action, extra = agent.predict(obs, context)
+        answer = _answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
         for peer, request in batch:
             rows = slice(row, row + len(request.first))
             row = rows.stop
-            arrays = {"action": action[rows], **{f"extra.{name}": array[rows] for name, array in extra.items()}}
+            arrays = {name: array[rows] for name, array in answer.items()}
             server.send(peer, Message("action", request.seq, {"version": list(models.version)}, arrays))
         meters.count("actions", row)
         meters.count("forwards")
         meters.put("batch_rows", row)
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
+
+
+def _answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
+    """What Agent.predict returned, as the arrays of a reply. Raises ContractError here, not at the worker it is for."""
+    what = "what Agent.predict returned"
+    if not (isinstance(predicted, tuple) and len(predicted) == 2 and isinstance(predicted[1], dict)):
+        raise ContractError(f"{what}: must be an array and a dict of arrays")
+    answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
+    strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
+    if strange:
+        raise ContractError(f"{what}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
+    check_arrays(answer, fields, (rows,), what)
+    return answer
 
 
 def _take_batch(

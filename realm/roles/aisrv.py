@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays
+from realm.contract import Chunk, ContractError, Version, WorkflowContext, chunk_to_arrays
 from realm.job import Job
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.verbs import ItemSender, LocalPolicy, ModelReader, RemotePolicy, VersionGate
@@ -49,6 +49,13 @@ def run(job: Job) -> None:
     for chunk in load_workflow(app.algo)(envs, policy, context):
         tick()
         items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
+        if plan.max_version_lag is not None and len(items["worker"]) != plan.envs_per_worker:
+            # credits are counted in whole rounds: the worker would wait for ever for an update that is never due
+            raise ContractError(
+                f"the workflow yielded {len(items['worker'])} items in a round, with max_version_lag "
+                f"{plan.max_version_lag} it must be {plan.envs_per_worker}, one of each environment; "
+                'max_version_lag = "free" allows any number'
+            )
         gate.begin_round()
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
         link.env_steps += steps
