@@ -177,7 +177,7 @@ def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
     log_path = folder / f"start-{os.getpid()}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = open(log_path, "wb")
+        log = open(log_path, "wb")  # noqa: SIM115 - closed below, where it is used
     except OSError as error:
         place = config.places.get("app.log_dir", "[app]")
         what = f"{error.filename}: {error.strerror}"
