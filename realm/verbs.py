@@ -93,6 +93,8 @@ class VersionGate:
     def refill(self) -> None:
         """The buffer was restarted: what it held is to be played again."""
         self._credits = self._bucket
+        # what it refused stood behind items that are gone; the version asked for then may need this worker's next round
+        self._floor = NO_VERSION
 
 
 # --- predict
@@ -267,12 +269,11 @@ class BatchReader:
     def __init__(self, client: Client, count: int, tick: Callable[[], None]) -> None:
         self._client, self._count, self._tick = client, count, tick
         self._seq = 0
-        self._confirm = 0
         self._priorities: Arrays = {}
 
     def request(self, version: Version) -> None:
-        """Ask for the batch that `version` will be trained on; confirms the batch before."""
-        meta = {"count": self._count, "version": list(version), "confirm": self._confirm}
+        """Ask for the batch that `version` will be trained on; the buffer takes it that the batch before came."""
+        meta = {"count": self._count, "version": list(version)}
         self._seq = self._client.ask("sample", meta, self._priorities)
         self._priorities = {}
 
@@ -281,7 +282,6 @@ class BatchReader:
         reply = self._client.wait(self._seq, self._tick)
         if reply.kind == INVALID:
             raise WireError(f"the buffer refused a question for a batch: {reply.text('reason')}")
-        self._confirm = reply.seq
         info = SampleInfo(reply.array("info.key"), reply.array("info.probability"), reply.array("info.times_sampled"))
         return {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}, info
 

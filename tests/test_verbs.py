@@ -134,7 +134,7 @@ class Role:
         self.server = Server(codec, "127.0.0.1", port)
         cluster.book[self.name] = self.server.address
         job = Job(
-            self.name, 0, incarnation, cluster.folder, cluster.config, cluster.plan, SPEC, cluster.book,
+            self.name, 0, incarnation, 1, cluster.folder, cluster.config, cluster.plan, SPEC, cluster.book,
             cast(Link, self.link), self.server, codec,
         )  # fmt: skip
         self._errors: list[BaseException] = []
@@ -935,7 +935,18 @@ def test_credits_of_a_strict_worker() -> None:
     gate.begin_round()
     assert gate.minimum() == Version(2, 4)
     gate.refill()
-    assert gate.minimum() == Version(1, 7) < Version(2, 3)
+    assert gate.minimum() == NO_VERSION
+
+
+def test_a_lost_buffer_takes_its_refusals_with_it() -> None:
+    """Two strict workers: the batch of version 6, lost with the buffer, needs the one that was told to wait for 7."""
+    gate = VersionGate(0, batch=8, round_size=8)
+    gate.see(Version(1, 5))
+    gate.begin_round()
+    gate.refund(Version(1, 7))
+    assert gate.minimum() == Version(1, 7)
+    gate.refill()
+    assert gate.minimum() == NO_VERSION
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])
@@ -1099,21 +1110,26 @@ class Simulation:
             self.draw.choice(able)()
 
 
-@pytest.mark.parametrize("faults", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize("faults", [0.0, 0.01, 0.2])
 def test_the_flow_never_stalls_and_never_breaks_the_lag(faults: float) -> None:
+    """Again and again some faults, and then some time to get over them."""
     statuses: Counter[str] = Counter()
-    for seed in range(25):
+    for seed in range(40):
         draw = random.Random(seed)
-        workers, envs = draw.randint(1, 4), draw.randint(1, 3)
-        strict = seed % 3 == 0
+        workers, envs = draw.randint(1, 3), draw.randint(1, 2)
+        strict = seed % 2 == 0
         rounds, lag, unacked = (1, 0, 1) if strict else (draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 2))
         run = Simulation(seed, workers, envs, rounds, lag, unacked)
-        run.go(800, faults)
-        before = run.updates
-        run.go(1200, 0.0)
-        assert run.updates - before >= 10, f"seed {seed} stalls: {run.keeper.buffer.totals()}, {vars(run)}"
+        for _ in range(12):
+            run.go(50, faults)
+            before = run.updates
+            run.go(150, 0.0)
+            assert run.updates > before, f"seed {seed} stalls: {run.keeper.buffer.totals()}, {vars(run)}"
         statuses.update(run.statuses)
-        if not faults:
+        if strict and not faults:
             assert set(run.statuses) <= {"accepted", "duplicate"}  # nothing is played in vain
-    if faults:
+    if not faults:  # but a worker that falls behind the others by more than the lag
+        assert statuses["stale"] < 0.03 * statuses["accepted"] > 100, statuses
+        assert statuses["old_epoch"] == 0
+    else:
         assert min(statuses[name] for name in ("accepted", "duplicate", "stale", "old_epoch")) > 20, statuses
