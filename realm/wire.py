@@ -1,8 +1,9 @@
 """Messages between processes: a checked header and raw array buffers over ZeroMQ; the only file that imports zmq.
 
 Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks; each question carries a sequence
-number, is sent again until it is answered, and each answer is matched by it. So a lost connection or a restarted
-server costs time and nothing else; servers see a question once or more and must answer all the same.
+number and is open until it is answered; each answer is matched by it. Open questions are sent again when the
+connection was lost, so a restarted server costs time and nothing else, while a server that merely takes its time is
+left in peace. Servers see a question once or more and must answer all the same.
 A message is one header frame (magic, checksum, JSON) and one frame per array. Nothing is unpickled, everything is
 checked before a buffer becomes an array; what does not pass is counted per peer and dropped.
 """
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import zmq
 from loguru import logger
+from zmq.utils.monitor import recv_monitor_message
 
 from realm.contract import Array, Arrays, Version
 
@@ -35,7 +37,8 @@ _LINGER_MS = 500
 _HEARTBEAT_MS = 2_000
 _DEAD_AFTER_MS = 10_000
 _WARN_EVERY_S = 60.0
-RESEND_AFTER_S = 2.0
+RESEND_AFTER_S = 30.0
+"""For messages lost on a living connection (a full queue, a damaged answer): TCP loses none, so this is rare."""
 
 
 class WireError(ValueError):
@@ -148,7 +151,7 @@ class Codec:
             raise WireError("header checksum")
         header = _parse_header(text)
         if header["run"] != self.run_id:
-            raise WireError(f"run {header['run']!r} instead of {self.run_id!r}")
+            raise WireError("a message of another run")  # without the ids: they are keys, and this text is logged
         if header["schema"] != self.schema:
             raise WireError(f"schema {header['schema']!r} instead of {self.schema!r}")
         if len(header["arrays"]) != len(frames) - 1:
@@ -233,7 +236,7 @@ class Traffic:
     bytes_in: int = 0
     bytes_out: int = 0
     resent: int = 0
-    unmatched: int = 0
+    unmatched: int = 0  # answers that nobody waits for: to questions that were sent twice, but not to forgotten ones
     bad_frames: Counter[str] = field(default_factory=Counter)
 
     def count_bad(self, text: str) -> None:
@@ -351,10 +354,11 @@ class Server(Socket):
 class _Question:
     frames: list[Any]
     sent_at: float | None  # monotonic seconds; None: not yet taken by ZeroMQ
+    lost: bool = False  # sent over a connection that is no more
 
 
 class Client(Socket):
-    """Connects to one server and asks; keeps every unanswered question and sends it again."""
+    """Connects to one server and asks; keeps every unanswered question, and sends it again over a new connection."""
 
     def __init__(self, codec: Codec, address: str) -> None:
         super().__init__(zmq.DEALER, codec)
@@ -362,9 +366,19 @@ class Client(Socket):
         self._zmq.setsockopt(zmq.IMMEDIATE, 1)
         self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
         self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._events: zmq.Socket[bytes] = self._zmq.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._disconnected = False
         self._zmq.connect(address)
         self._next_seq = 1
         self._open: dict[int, _Question] = {}
+        self._forgotten: set[int] = set()  # sent, and the answer may yet come
+
+    def close(self) -> None:
+        self._zmq.disable_monitor()
+        self._events.close(0)
+        super().close()
 
     @property
     def unanswered(self) -> int:
@@ -383,7 +397,9 @@ class Client(Socket):
 
     def forget(self, seq: int) -> None:
         """Stop waiting for an answer; should it come, it is dropped."""
-        self._open.pop(seq, None)
+        question = self._open.pop(seq, None)
+        if question is not None and question.sent_at is not None:
+            self._forgotten.add(seq)
 
     def collect(self) -> Message | None:
         """The next answer to an open question, or None if none waits; sends overdue questions again."""
@@ -395,14 +411,30 @@ class Client(Socket):
                 continue
             if self._open.pop(message.seq, None) is not None:
                 return message
-            self.traffic.unmatched += 1  # an answer to a question that was sent twice
+            self.traffic.unmatched += message.seq not in self._forgotten
+            self._forgotten.discard(message.seq)
+        self._watch_connection()
         now = time.monotonic()
         for question in self._open.values():
-            due = question.sent_at is None or now - question.sent_at > RESEND_AFTER_S
+            due = question.lost or question.sent_at is None or now - question.sent_at > RESEND_AFTER_S
             if due and self._send(question.frames):
                 self.traffic.resent += question.sent_at is not None
-                question.sent_at = now
+                question.sent_at, question.lost = now, False
         return None
+
+    def _watch_connection(self) -> None:
+        """Mark what was sent over a connection that is no more, once there is a new one.
+
+        Not before: at the moment of DISCONNECTED ZeroMQ may still put messages into the dead connection's queue.
+        """
+        while self._events.poll(0):
+            if recv_monitor_message(self._events)["event"] == zmq.EVENT_DISCONNECTED:
+                self._disconnected = True
+            elif self._disconnected:
+                self._disconnected = False
+                self._forgotten.clear()
+                for question in self._open.values():
+                    question.lost = question.sent_at is not None
 
     def wait(self, seq: int, check: Callable[[], None]) -> Message:
         """Block until question `seq` is answered; other answers are dropped.
