@@ -22,7 +22,7 @@ import torch
 from loguru import logger
 
 from realm import checkpoint
-from realm.checkpoint import CheckpointError, find, load, load_bytes, load_newest, newest_epoch, restore, save, to_bytes
+from realm.checkpoint import CheckpointError, find, load, load_bytes, load_newest, restore, save, to_bytes
 from realm.contract import (
     ORIGIN_FIELDS,
     ActionSpec,
@@ -101,19 +101,19 @@ def logged() -> Iterator[list[str]]:
 def test_a_resumed_run_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
     stream = batches(20)
     whole = trainer(tmp_path / "a", 7)
-    whole.start()
+    whole.start(1)
     for one in stream:
         whole.update(*one)
     rng = torch.get_rng_state(), random.getstate()
 
     first = trainer(tmp_path / "b", 7)
-    first.start()
+    first.start(1)
     for one in stream[:10]:
         first.update(*one)
     second = trainer(tmp_path / "b", 1234)
     torch.manual_seed(99)
     random.seed(99)
-    second.start()
+    second.start(2)
     assert second.version == Version(2, 10)
     assert second.env_steps == first.env_steps == 60
     for one in stream[10:]:
@@ -146,25 +146,38 @@ def test_without_the_optimizer_it_would_not_be(tmp_path: Path) -> None:
     assert not torch.equal(agents[0].model[0].weight, agents[1].model[0].weight)
 
 
-def test_each_start_raises_the_epoch_and_saves_at_once(tmp_path: Path) -> None:
-    for epoch in (1, 2, 3):
+def test_each_start_begins_its_epoch_and_saves_at_once(tmp_path: Path) -> None:
+    for epoch in (1, 2, 5):
         one = trainer(tmp_path, epoch)
-        one.start()
+        one.start(epoch)
         assert one.version == Version(epoch, 0)
         assert load_newest(tmp_path)[0].version == Version(epoch, 0)  # type: ignore[union-attr]
-        assert newest_epoch(tmp_path) == epoch
         assert one.next_version == Version(epoch, 1)
+
+
+def test_a_state_that_could_not_be_resumed_is_known_at_the_start(tmp_path: Path) -> None:
+    agent = Agent(1)
+    agent.save_model = lambda: {"path": tmp_path}  # type: ignore[method-assign, assignment]
+    with pytest.raises(CheckpointError, match="something else than tensors and plain data"):
+        trainer(tmp_path, 1, agent=agent).start(1)
+
+
+def test_a_folder_of_spoiled_checkpoints_is_not_begun_anew(tmp_path: Path) -> None:
+    trainer(tmp_path, 1).start(1)
+    (tmp_path / "model.ckpt-1-0" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"none of its 1 checkpoints can be used .*manifest.json"):
+        trainer(tmp_path, 1).start(2)
 
 
 def test_a_start_names_the_checkpoint_that_it_skips(tmp_path: Path, logged: list[str]) -> None:
     one = trainer(tmp_path, 1)
-    one.start()
+    one.start(1)
     for batch in batches(5):
         one.update(*batch)
     spoiled = tmp_path / "model.ckpt-1-5" / "model.safetensors"
     spoiled.write_bytes(spoiled.read_bytes()[:-1])
     again = trainer(tmp_path, 1)
-    again.start()
+    again.start(2)
     assert again.version == Version(2, 0)
     warnings = [line for line in logged if line.startswith("WARNING")]
     assert len(warnings) == 1
@@ -172,29 +185,29 @@ def test_a_start_names_the_checkpoint_that_it_skips(tmp_path: Path, logged: list
 
 
 def test_checkpoints_of_other_shapes_are_refused(tmp_path: Path) -> None:
-    trainer(tmp_path, 1).start()
+    trainer(tmp_path, 1).start(1)
     other = Spec(SPEC.obs, SPEC.action, SPEC.extra, 2, SPEC.sample)
     with pytest.raises(CheckpointError, match=f"other shapes .schema {SPEC.schema}, now {other.schema}"):
-        Trainer(Agent(1), other, tmp_path, 5, 3, Meters()).start()
+        Trainer(Agent(1), other, tmp_path, 5, 3, Meters()).start(1)
     wider = Agent(1, width=9)
     with pytest.raises(CheckpointError, match=r"these weights do not fit the model: .*size mismatch"):
-        trainer(tmp_path, 1, agent=wider).start()
+        trainer(tmp_path, 1, agent=wider).start(1)
 
 
 def test_preloading_takes_the_weights_and_nothing_else(tmp_path: Path) -> None:
     donor = trainer(tmp_path / "donor", 1)
-    donor.start()
+    donor.start(1)
     for batch in batches(5):
         donor.update(*batch)
     heir = trainer(tmp_path / "heir", 2)
-    heir.start(find(tmp_path / "donor", 5))
+    heir.start(1, find(tmp_path / "donor", 5))
     assert heir.version == Version(1, 0)
     assert heir.env_steps == heir.agent.updates == 0  # type: ignore[attr-defined]
     assert torch.equal(heir.agent.model[0].weight, donor.agent.model[0].weight)
     assert load(find(tmp_path / "heir", "latest").path).weights == to_bytes(donor.agent.model)
     # what the folder itself holds goes before what is preloaded
     again = trainer(tmp_path / "heir", 3)
-    again.start(find(tmp_path / "donor", 0))
+    again.start(2, find(tmp_path / "donor", 0))
     assert torch.equal(again.agent.model[0].weight, donor.agent.model[0].weight)
 
 
@@ -202,7 +215,7 @@ def test_find(tmp_path: Path) -> None:
     one = trainer(tmp_path, 1)
     with pytest.raises(CheckpointError, match=f"{tmp_path}: no good checkpoint is there"):
         find(tmp_path, "latest")
-    one.start()
+    one.start(1)
     for batch in batches(5):
         one.update(*batch)
     assert find(tmp_path, "latest").version == Version(1, 5)
@@ -225,7 +238,7 @@ def test_find(tmp_path: Path) -> None:
 )
 def test_priorities_that_no_buffer_can_use(tmp_path: Path, priorities: Any, what: str) -> None:
     one = trainer(tmp_path, 1)
-    one.start()
+    one.start(1)
     one.agent.priorities = priorities  # type: ignore[attr-defined]
     with pytest.raises(ContractError, match=f"priorities that learn returned.*{what}"):
         one.update(*batches(1)[0])
@@ -233,7 +246,7 @@ def test_priorities_that_no_buffer_can_use(tmp_path: Path, priorities: Any, what
 
 def test_priorities_pass_as_floats(tmp_path: Path) -> None:
     one = trainer(tmp_path, 1)
-    one.start()
+    one.start(1)
     assert one.update(*batches(1)[0]) is None
     one.agent.priorities = [1, 2, 3, 0, 5, 6]  # type: ignore[attr-defined]
     got: Array | None = one.update(*batches(1)[0])
@@ -320,7 +333,6 @@ def test_what_is_no_manifest(tmp_path: Path, text: str) -> None:
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "absent") == (None, [])
-    assert newest_epoch(tmp_path / "absent") == 0
     (tmp_path / "model.ckpt-1-2-old").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     assert load_newest(tmp_path) == (None, [])
@@ -346,7 +358,7 @@ def test_the_same_version_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_warning_a_minute(tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(tmp_path, 1)
-    one.start()
+    one.start(1)
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
