@@ -333,7 +333,8 @@ def _play(
     try:
         found = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
         bars = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*bars, console=Console(stderr=True), transient=True) as progress:
+        quiet = not sys.stderr.isatty()  # there even a bar that is taken away leaves an empty line
+        with Progress(*bars, console=Console(stderr=True), transient=True, disable=quiet) as progress:
             task = progress.add_task("episodes", total=episodes)
             statistics = evaluate(
                 config, found, episodes, float(stochastic), 256, seed, lambda n: progress.update(task, completed=n)
