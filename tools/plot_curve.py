@@ -18,7 +18,7 @@ import numpy as np
 
 
 def read(run: Path, tag: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(env steps, minutes since the first value, value) of one curve of a run."""
+    """(env steps, minutes since the run's start, value) of one curve of a run."""
     # as in realm/monitor.py: without this, tensorboard imports TensorFlow where that is installed
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -30,7 +30,7 @@ def read(run: Path, tag: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sys.exit(f"error: {run} has no curve {tag!r}; it has: {names}")
     scalars = events.Scalars(tag)
     times = np.array([one.wall_time for one in scalars])
-    return np.array([one.step for one in scalars]), (times - times[0]) / 60, np.array([one.value for one in scalars])
+    return np.array([one.step for one in scalars]), (times - events.FirstEventTimestamp()) / 60, np.array([one.value for one in scalars])
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
