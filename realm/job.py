@@ -38,12 +38,9 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Different for every worker and every restart within a run, below 2**31.
-
-        The same when a run is started anew with the same settings; so a resumed run, too, begins with these seeds.
-        """
-        mixed = np.random.SeedSequence((self.config.app.seed, self.index, self.incarnation)).generate_state(1)
-        return int(mixed[0]) >> 1
+        """Different for every worker, restart and resume, below 2**31; the same for a new run of the same settings."""
+        parts = (self.config.app.seed, self.index, self.incarnation, self.epoch)
+        return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
 
     def client(self, role: str) -> Client:
         """Connect to a role by its name in the book."""

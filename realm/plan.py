@@ -62,14 +62,14 @@ class Plan:
         return Plan(**{**data, "why": tuple(data["why"])})
 
 
-def make_replay_buffer(plan: Plan, spec: Spec, run_id: str, seed: int) -> ReplayBuffer:
-    """The buffer that the plan asks for, with its storage."""
+def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayBuffer:
+    """The buffer that the plan asks for, with its storage; table: the name of reverb's table."""
     fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
     if plan.backend == "reverb":
         from realm.reverb_buffer import ReverbStorage  # TensorFlow is loaded here, and nowhere else
 
-        storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, run_id)
+        storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
     else:
         storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, seed)
     limiter = Limiter(
