@@ -29,8 +29,8 @@ def read(run: Path, tag: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         names = ", ".join(sorted(events.Tags()["scalars"])) or "none"
         sys.exit(f"error: {run} has no curve {tag!r}; it has: {names}")
     scalars = events.Scalars(tag)
-    times = np.array([one.wall_time for one in scalars])
-    return np.array([one.step for one in scalars]), (times - events.FirstEventTimestamp()) / 60, np.array([one.value for one in scalars])
+    minutes = (np.array([one.wall_time for one in scalars]) - events.FirstEventTimestamp()) / 60
+    return np.array([one.step for one in scalars]), minutes, np.array([one.value for one in scalars])
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
