@@ -156,3 +156,15 @@ def test_a_round_of_another_size_than_the_plans_is_not_waited_for(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "yielded 3 items in a round" in done.stderr
     assert "it must be 8" in done.stderr
+
+
+def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path):
+    package = tmp_path / "wrong"
+    shutil.copytree(ROOT / "tests" / "counting", package)
+    agent = package / "algorithm" / "agent.py"
+    source = agent.read_text()
+    assert "count.copy()}" in source
+    agent.write_text(source.replace("count.copy()}", "count.astype('float32')}"))
+    done = start(tmp_path, "algo=wrong", "wrapper_type=remote", "buffer_backend=native", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "actor-0: what Agent.predict returned: extra.echo must be int64" in done.stderr
