@@ -145,7 +145,8 @@ def test_a_round_of_another_size_than_the_plans_is_not_waited_for(tmp_path):
     shutil.copytree(ROOT / "tests" / "counting", package)
     workflow = package / "train_workflow.py"
     workflow.write_text(
-        workflow.read_text().replace("def workflow(", "def _whole(") + "\n\ndef workflow(envs, policy, context):\n"
+        workflow.read_text() + "\n\n_whole = workflow\n\n\n"
+        "def workflow(envs, policy, context):\n"
         "    from realm.contract import Chunk, chunk_to_arrays\n"
         "    for one in _whole(envs, policy, context):\n"
         "        items = chunk_to_arrays(one) if isinstance(one, Chunk) else one\n"
