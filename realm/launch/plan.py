@@ -37,7 +37,7 @@ def this_machine() -> Machine:
     """What this process may use, found out without importing torch or reverb."""
     # sched_getaffinity sees taskset and cpusets; it is Linux's own
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
     try:
         if importlib.metadata.version("torch").endswith("+cpu"):
             gpus = 0  # this build of torch could not use them
