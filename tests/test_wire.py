@@ -48,7 +48,7 @@ def message() -> Message:
     )
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -410,6 +410,7 @@ while True:
 """
 
 
+@pytest.mark.system
 def test_a_server_killed_with_a_question_in_its_hands() -> None:
     """kill -9 and a new process at the same port: asked again by the new connection, long before the slow timer."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -434,7 +435,7 @@ def test_a_server_killed_with_a_question_in_its_hands() -> None:
             process = start("answer")
             began = time.monotonic()
             assert one.wait(seq, lambda: None).meta == {"n": n}
-            assert time.monotonic() - began < 2.5
+            assert time.monotonic() - began < wire.RESEND_AFTER_S / 2
             assert one.traffic.resent > n
             process.kill()
             process.wait()
