@@ -283,8 +283,9 @@ class Supervisor:
 
     def _role_ended(self, role: Role, code: int) -> None:
         if self._stopping_since is not None:
+            trained = role.name == "learner" and role.state == "ready"
             role.state = "ended"
-            if role.name == "learner" and code != EXIT_STOPPED and len(self._signals) < 2:
+            if trained and code != EXIT_STOPPED and len(self._signals) < 2:
                 self._exit_code = self._exit_code or 1
                 how = role.cause or _signal_name(code)
                 self._cause += (
