@@ -1,0 +1,457 @@
+"""The oracle: what the best possible play of an episode can score at most, and a play that comes close.
+
+For `realm oracle`, `tools/oracle_table.py` and whoever measures agents. `make_oracle` prepares a map, a start and an
+end; `bound` gives the least steps and the highest score that any policy can reach with a set of treasures, `plans` the
+best orders to take them in, `solve` both and the best plan played in the real environment (`oracle_play.py`). How the
+bound comes about is told at `make_oracle`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realm.env import oracle_lattice as lattice
+from realm.env import oracle_play as player
+from realm.env import physics
+from realm.env.games import Games
+from realm.env.jit import jit
+from realm.env.map import POINTS, Map
+from realm.env.oracle_lattice import END_BIT, FAR, STEP, Lattice, boost, boosted
+
+FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
+BUFF_PERIOD = physics.BUFF_RETURN + 1  # the same for the buff
+
+
+class Oracle(NamedTuple):
+    """One map, start and end. Sets of treasures are numbers: bit k stands for treasures[k].
+
+    Contacts are the nodes on the border of each trigger disc, and one that stands for its inside; those of treasures[k]
+    are block[k] .. block[k + 1] - 1, then come the buff's, then the start. A is their number, C without the start. The
+    first axis of `leg`, `last` and `value` is 0 before any buff, 1 after one.
+    """
+
+    map: Map
+    start: int
+    end: int
+    treasures: tuple[int, ...]  # the points that sets are made of, n of them
+    max_step: int  # longest episode that the bounds hold for
+    block: NDArray[np.int32]  # [n + 3]
+    leg: NDArray[np.int32]  # [2, K, C, A] length from contact [.., a] to contact [.., c, .] with up to k flashes
+    last: NDArray[np.int32]  # [2, K, A] the same to the end
+    value: NDArray[np.int32]  # [2, K, B, 2**n, A] from contact a over all of a set and b more buffs to the end
+    steps: NDArray[np.int32]  # [2**n] least steps of an episode that takes all of the set, FAR if there is none
+
+
+class Bound(NamedTuple):
+    """What no policy can beat."""
+
+    steps: int  # least steps in which `treasures` can be taken
+    score: float
+    treasures: tuple[int, ...]  # the best set to take, perhaps not all; none if the end is out of reach, score 0
+
+
+class Plan(NamedTuple):
+    """An order to do things in. Where to flash is not fixed before it is played."""
+
+    order: tuple[int, ...]  # points to take, without the end; 0 is the buff
+    flashes: int  # at most so many
+    length: int  # of the relaxed way, in lattice lengths (STEP to a step) and less what the buff saves
+
+
+class Run(NamedTuple):
+    """An episode that was played."""
+
+    actions: NDArray[np.int64]  # [T]
+    route: NDArray[np.float64]  # [T + 1, 2] x and z before each step and at the end
+    flashes: tuple[int, ...]  # the steps, counted from 0, that were flashes: from route[t] to route[t + 1]
+    taken: tuple[int, ...]  # points as they were taken, 0 is the buff
+    steps: int
+    score: float  # 0 if the end was not reached
+
+
+class Solution(NamedTuple):
+    """What is possible at most, and a play that comes close."""
+
+    bound: Bound
+    plan: Plan | None  # the one that was played; None if none was found, and no step made
+    run: Run
+
+
+def make_oracle(
+    map_: Map,
+    start: int = 2,
+    end: int = 1,
+    treasures: Sequence[int] | None = None,
+    max_step: int = 2000,
+    cache: Path | None = None,
+) -> Oracle:
+    """Prepare the bounds of all subsets of `treasures` (all points but start, end and buff if not given).
+
+    Relaxations that make it a bound: the hero walks the octile metric in continuous space (`make_lattice`) instead of
+    whole frames and steps; the discs are as large as the lattice squares that they touch; a diagonal flash may begin
+    and land anywhere in a square; a flash takes a step, the buff turns the next 70 steps of way into 50; and that
+    flashes and buffs need time between them is asked of the episode as a whole only. Dynamic programming from the end
+    over the treasures left and the contacts does the rest exactly, for all sets at once. (The length of a way is linear
+    in the place where it crosses an edge of a border, so the best place is a node.) Who gets into a disc by flash and
+    out of it by flash never crosses its border: the contacts "inside", which only flashes reach and leave, are for him.
+
+    `cache`: a folder to keep the distances in (.npz), which take most of the time.
+    """
+    ids = tuple(i for i in range(1, POINTS) if i not in (start, end)) if treasures is None else tuple(sorted(treasures))
+    flashes = buffs = 1
+    while True:
+        block, leg, last = _legs(map_, start, end, ids, flashes, cache)
+        value = np.empty((2, flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), dtype=np.int32)
+        _fill(leg, last, block, value)
+        steps = _steps(value[0, ..., -1], max_step)
+        # with one more of these a long episode could be shorter
+        longest = int(steps[steps <= max_step].max(initial=0))
+        more_flashes = longest > FLASH_PERIOD * flashes + 1
+        more_buffs = longest > BUFF_PERIOD * buffs + 1
+        if not (more_flashes or more_buffs):
+            return Oracle(map_, start, end, ids, max_step, block, leg, last, value, steps)
+        flashes, buffs = flashes + more_flashes, buffs + more_buffs
+
+
+def _steps(length: NDArray[np.int32], max_step: int) -> NDArray[np.int32]:
+    """Least steps of episodes whose ways have these lengths with f flashes and b buffs, i32 [K, B, ...]; i32 [...]."""
+    best = np.full(length.shape[2:], FAR, dtype=np.int32)
+    for f in range(len(length)):
+        for b in range(len(length[0])):
+            # the n-th flash, or buff, cannot come earlier than n - 1 periods after the first step
+            earliest = max(FLASH_PERIOD * (f - 1), BUFF_PERIOD * (b - 1), 0) + 1
+            best = np.minimum(best, np.maximum(-(-length[f, b] // STEP), earliest))
+    return np.where(best <= max_step, best, FAR).astype(np.int32)
+
+
+def _legs(
+    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, cache: Path | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Oracle.block, .leg and .last, from the cache if they are there."""
+    if cache is None:
+        return _new_legs(map_, start, end, ids, flashes)
+    digest = hashlib.sha256()
+    for part in (map_.road, map_.points, np.array([start, end, flashes, *ids])):
+        digest.update(part.tobytes())
+    # what the distances depend on beside the map
+    for module in (__file__, lattice.__file__, physics.__file__):
+        digest.update(Path(module).read_bytes())
+    file = cache / f"oracle-{digest.hexdigest()[:24]}.npz"
+    if file.exists():
+        with np.load(file, allow_pickle=False) as data:
+            return data["block"], data["leg"], data["last"]
+    block, leg, last = _new_legs(map_, start, end, ids, flashes)
+    cache.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.stem}-{os.getpid()}.npz")
+    np.savez(draft, block=block, leg=leg, last=last)
+    draft.replace(file)  # in one go, so that nobody reads half a file
+    return block, leg, last
+
+
+def _new_legs(
+    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Oracle.block, .leg and .last."""
+    discs = (*ids, 0)
+    gap = np.sqrt(((map_.points[:, None] - map_.points[None]) ** 2).sum(-1))
+    alone, apart = physics.TRIGGER_RADIUS + lattice.MARGIN, 2 * (physics.TRIGGER_RADIUS + lattice.MARGIN)
+    closed = lattice.end_is_clear(map_, start, end, discs)
+    # with the buff a frame may cut more of a corner
+    grids = [lattice.make_lattice(map_, end, closed, frame) for frame in (physics.WALK_FRAME, physics.BUFF_FRAME)]
+    borders = [lattice.border(grids[1], i) for i in discs]
+    node = np.concatenate([np.append(border, -1) for border in borders]).astype(np.int32)  # -1: inside
+    owner = np.repeat(np.arange(len(discs)), [len(border) + 1 for border in borders])
+    point = np.array(discs, dtype=np.int32)[owner]
+    begin, queues = lattice.nodes_at(*map_.points[start]), lattice.make_queues()
+    measured = [_measure(grid, queues, node, point, begin, flashes + 1) for grid in grids]
+    leg, last = np.stack([part[0] for part in measured]), np.stack([part[1] for part in measured])
+    # what overlapping discs make possible
+    inside = np.flatnonzero(node < 0)
+    for a in inside:
+        for c in inside:
+            if a != c and gap[point[a], point[c]] <= apart:
+                leg[:, :, c, a] = 0
+        if gap[point[a], end] <= apart:
+            last[:, :, a] = 0
+        if gap[start, point[a]] <= alone:
+            leg[:, :, a, -1] = 0
+    layers = 2 * (flashes + 1)
+    keep = np.flatnonzero(
+        _useful(leg.reshape(layers, *leg.shape[2:]), last.reshape(layers, -1), owner, len(ids)),
+    )
+    block = np.append(np.searchsorted(owner[keep], np.arange(len(discs) + 1)), len(keep) + 1).astype(np.int32)
+    ways = np.append(keep, len(node))
+    return block, np.ascontiguousarray(leg[:, :, keep][..., ways]), np.ascontiguousarray(last[..., ways])
+
+
+@jit
+def _measure(
+    grid: Lattice,
+    q: lattice.Queues,
+    node: NDArray[np.int32],
+    point: NDArray[np.int32],
+    begin: NDArray[np.int32],
+    layers: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Distances between contacts. node: i32 [C], -1 for the inside of the disc of `point` (i32 [C]); begin: the nodes
+    of the start. Returns one half of Oracle.leg and .last."""
+    count = len(node)
+    leg = np.full((layers, count, count + 1), FAR, dtype=np.int32)
+    last = np.full((layers, count + 1), FAR, dtype=np.int32)
+    cost = np.empty((layers, lattice.NODES * lattice.NODES), dtype=np.int32)
+    landed = np.empty((layers, END_BIT + 1), dtype=np.int32)
+    at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
+    for a in range(count + 1):
+        if a == count:
+            sources = begin
+        elif node[a] >= 0:
+            sources = node[a : a + 1]
+        else:
+            sources = lattice.corners(grid, point[a])
+        lattice.distances_from(grid, q, sources, a == count or node[a] >= 0, cost, landed)
+        for k in range(layers):
+            for c in range(count):
+                leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
+            last[k, a] = landed[k, END_BIT]
+            for s in at_end:
+                last[k, a] = min(last[k, a], lattice.corners_min(cost[k], s))
+    return leg, last
+
+
+@jit
+def _useful(
+    leg: NDArray[np.int32], last: NDArray[np.int32], owner: NDArray[np.int64], treasures: int
+) -> NDArray[np.bool_]:
+    """Which contacts are needed: those of a treasure are not if another one of it is no farther from all that is not
+    this treasure, as a way can then use that one. bool [C]."""
+    layers, count, _ = leg.shape
+    keep = np.ones(count, dtype=np.bool_)
+    for c in range(count):
+        for other in range(count):
+            if other == c or owner[other] != owner[c] or owner[c] >= treasures or not keep[other]:
+                continue
+            better = True
+            for k in range(layers):
+                better = better and last[k, other] <= last[k, c] and leg[k, other, count] <= leg[k, c, count]
+                for a in range(count):
+                    if owner[a] != owner[c] and (leg[k, other, a] > leg[k, c, a] or leg[k, a, other] > leg[k, a, c]):
+                        better = False
+                        break
+                if not better:
+                    break
+            if better:
+                keep[c] = False
+                break
+    return keep
+
+
+@jit
+def _lower(out: NDArray[np.int32], way: NDArray[np.int32], more: np.int32) -> None:
+    """out = min(out, way + more)"""
+    for a in range(len(out)):
+        through = np.int32(way[a] + more)
+        if through < out[a]:
+            out[a] = through
+
+
+@jit
+def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]) -> None:
+    """Oracle.value from what comes before it there. Sets only ever look at smaller ones, or at fewer buffs."""
+    _, layers, buffs, sets, _ = value.shape
+    n = len(block) - 3
+    for left in range(sets):
+        for b in range(buffs):
+            for after in range(2):
+                for f in range(layers):
+                    out = value[after, f, b, left]
+                    if left == 0 and b == 0:
+                        out[:] = last[after, f]
+                    else:
+                        out[:] = FAR
+                    for j in range(n + 1):
+                        if (j == n and b == 0) or (j < n and not left >> j & 1):
+                            continue
+                        for c in range(block[j], block[j + 1]):
+                            for k in range(f + 1):
+                                if j == n:
+                                    rest = np.int64(value[1, f - k, b - 1, left, c])
+                                else:
+                                    rest = np.int64(value[after, f - k, b, left ^ (1 << j), c])
+                                if rest >= FAR:
+                                    continue
+                                length = np.int32(boost(int(rest)) if j == n else rest)
+                                # contacts of the set itself are never asked for
+                                for i in range(n + 2):
+                                    if i >= n or not left >> i & 1:
+                                        _lower(
+                                            out[block[i] : block[i + 1]],
+                                            leg[after, k, c, block[i] : block[i + 1]],
+                                            length,
+                                        )
+
+
+# ---- bounds ----
+
+
+def set_index(oracle: Oracle, treasures: Sequence[int]) -> int:
+    """The number of a set of treasures: bit k for oracle.treasures[k]."""
+    for i in treasures:
+        if i not in oracle.treasures:
+            raise ValueError(f"treasure {i} is none of this oracle's: {oracle.treasures}")
+    return sum(1 << oracle.treasures.index(i) for i in set(treasures))
+
+
+def set_ids(oracle: Oracle, index: int) -> tuple[int, ...]:
+    """The treasures of a set."""
+    return tuple(i for k, i in enumerate(oracle.treasures) if index >> k & 1)
+
+
+def scores(oracle: Oracle, max_step: int = 2000) -> NDArray[np.float64]:
+    """The highest score of an episode in which just this set is taken, 0 if there is none; f64 [2**n]."""
+    if max_step > oracle.max_step:
+        raise ValueError(f"max_step is {max_step}, this oracle was made for at most {oracle.max_step}")
+    sets = np.arange(len(oracle.steps))
+    count = sum((sets >> k & 1 for k in range(len(oracle.treasures))), np.zeros_like(sets))
+    score = physics.END_SCORE + physics.STEP_SCORE * (max_step - oracle.steps) + physics.TREASURE_SCORE * count
+    return np.where(oracle.steps <= max_step, score, 0.0)
+
+
+def bounds(oracle: Oracle, max_step: int = 2000) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """For every set of treasures in the episode the highest score (f64 [2**n]), and what to take for it, which is the
+    set or a part of it (i64 [2**n])."""
+    score = scores(oracle, max_step)
+    take = np.where(score > 0, np.arange(len(score)), 0)
+    for k in range(len(oracle.treasures)):
+        with_k = np.flatnonzero(np.arange(len(score)) >> k & 1)
+        without = with_k ^ (1 << k)
+        better = score[without] > score[with_k]
+        score[with_k[better]], take[with_k[better]] = score[without[better]], take[without[better]]
+    return score, take
+
+
+def bound(oracle: Oracle, treasures: Sequence[int], max_step: int = 2000) -> Bound:
+    """The bound of an episode with these treasures."""
+    score, take = bounds(oracle, max_step)
+    index = set_index(oracle, treasures)
+    return Bound(int(oracle.steps[take[index]]), float(score[index]), set_ids(oracle, int(take[index])))
+
+
+# ---- plans ----
+
+
+def plans(oracle: Oracle, treasures: Sequence[int], number: int = 1) -> list[Plan]:
+    """Orders to take all of `treasures` in: the `number` with the shortest relaxed ways for each count of buffs,
+    shortest first."""
+    everything = set_index(oracle, treasures)
+    if oracle.steps[everything] >= FAR:
+        return []
+    length = oracle.value[0, :, :, everything : everything + 1, -1]
+    # no more flashes than the bound needs
+    flashes = min(range(len(length)), key=lambda f: (int(_steps(length[: f + 1], oracle.max_step)[0]), f))
+    found: list[Plan] = []
+    for buffs in range(length.shape[1]):
+        if length[flashes, buffs, 0] < FAR:
+            found += _shortest(oracle, everything, flashes, buffs, number)
+    return sorted(found, key=lambda plan: plan.length)
+
+
+def _shortest(oracle: Oracle, everything: int, flashes: int, buffs: int, number: int) -> list[Plan]:
+    """The plans for one count of buffs. Best first search: every beginning of an order is looked at by the length of
+    its best continuation, which `value` knows."""
+    found: list[Plan] = []
+    tie = itertools.count()  # the older entry goes first
+    # (length, tie, blocks done, treasures left, buffs left, whether the end comes next)
+    heap: list[tuple[int, int, tuple[int, ...], int, int, bool]] = [(0, 0, (), everything, buffs, False)]
+    while heap and len(found) < number:
+        length, _, done, left, buffs_left, closed = heapq.heappop(heap)
+        if closed:
+            found.append(Plan(tuple((*oracle.treasures, 0)[k] for k in done), flashes, length))
+            continue
+        children = [((*done, k), left ^ (1 << k), buffs_left) for k in range(len(oracle.treasures)) if left >> k & 1]
+        if buffs_left:
+            children.append(((*done, len(oracle.treasures)), left, buffs_left - 1))
+        for child in children:
+            heapq.heappush(heap, (_length(oracle, *child, flashes, False), next(tie), *child, False))
+        if not children:
+            heapq.heappush(heap, (_length(oracle, done, 0, 0, flashes, True), next(tie), done, 0, 0, True))
+    return found
+
+
+def _length(oracle: Oracle, done: tuple[int, ...], left: int, buffs: int, flashes: int, closed: bool) -> int:
+    """The least length of a way that begins with the blocks `done` in order and goes on as is best, or ends."""
+    block, leg, buff = oracle.block, oracle.leg, len(oracle.treasures)
+    where = [slice(-1, None), *(slice(block[k], block[k + 1]) for k in done)]
+    after = int(buff in done)
+    if closed:
+        rest = oracle.last[after, : flashes + 1, where[-1]]
+    else:
+        rest = oracle.value[after, : flashes + 1, buffs, left, where[-1]]
+    for m in range(len(done) - 1, -1, -1):
+        if done[m] == buff:
+            rest = boosted(rest)
+        way = leg[int(buff in done[:m]), :, where[m + 1], where[m]]
+        rest = np.stack(
+            [np.min([(way[k] + rest[f - k, :, None]).min(0) for k in range(f + 1)], axis=0) for f in range(flashes + 1)]
+        )
+    return int(rest[flashes, 0])
+
+
+# ---- the play ----
+
+
+def solve(
+    oracle: Oracle, treasures: Sequence[int], max_step: int = 2000, tries: int = 2, width: int = 1000
+) -> Solution:
+    """The bound of an episode with these treasures, and the best play found: `tries` plans with and as many without the
+    buff are played by beams of `width` states. Takes some seconds."""
+    limit, whole, worth = bound(oracle, treasures, max_step), set_index(oracle, treasures), scores(oracle, max_step)
+    world, grid = (
+        physics.make_world(oracle.map),
+        player.make_grid(oracle.map, oracle.start, oracle.end, oracle.treasures),
+    )
+    best = Solution(limit, None, replay(oracle, treasures, max_step, np.empty(0, dtype=np.int64)))
+    best_part = -1
+    parts = [part for part in range(len(worth)) if part & ~whole == 0 and worth[part] > 0]
+    # nearly always the first set is the best one; others matter when time is short
+    for part in sorted(parts, key=lambda part: -worth[part]):
+        if worth[part] <= best.run.score:
+            break
+        for plan in plans(oracle, set_ids(oracle, part), tries):
+            if part == best_part and plan.length > (best.run.steps - 1) * STEP:
+                continue
+            fields = player.make_fields(oracle.map, grid, plan.order, oracle.end, plan.flashes)
+            actions = player.play(world, fields, treasures, oracle.start, oracle.end, max_step, width)
+            if actions is not None:
+                run = replay(oracle, treasures, max_step, actions)
+                if run.score > best.run.score:
+                    best, best_part = Solution(limit, plan, run), part
+    return best
+
+
+def replay(oracle: Oracle, treasures: Sequence[int], max_step: int, actions: NDArray[np.int64]) -> Run:
+    """Play actions (i64 [T]) in the real environment."""
+    games = Games(1, {"start": oracle.start, "end": oracle.end, "max_step": max_step}, [list(treasures)], oracle.map)
+    state = games.state
+    games.reset()
+    route, flashes, taken = [(state.x[0], state.z[0])], [], []
+    for t, action in enumerate(actions):
+        there = state.there[0].copy()
+        games.step(np.array([action]))
+        route.append((state.x[0], state.z[0]))
+        if state.used_flash[0]:
+            flashes.append(t)
+        taken += [0] * bool(state.took_buff[0])
+        taken += [i for i in range(1, POINTS) if there[i] > state.there[0, i]]
+        if state.terminated[0] or state.truncated[0]:
+            break
+    score = float(state.score[0]) if state.terminated[0] else 0.0
+    return Run(actions, np.array(route), tuple(flashes), tuple(taken), int(state.steps[0]), score)

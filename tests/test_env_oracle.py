@@ -1,0 +1,297 @@
+"""The oracle: against exhaustive search, against enumeration, and against whoever plays."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from realm.env import map as maps
+from realm.env import oracle as oracles
+from realm.env import oracle_lattice as lattice
+from realm.env import physics
+from realm.env.games import Games
+from realm.env.map import CELL, Map, MapError
+from realm.env.oracle import Oracle
+from realm.env.oracle_play import _copy_rows, _make_table
+
+TREASURES = (3, 7, 11, 14)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return oracles.make_oracle(maps.default(), treasures=TREASURES)
+
+
+@pytest.fixture(scope="module")
+def generated() -> Oracle:
+    return oracles.make_oracle(maps.generate(1), treasures=(7, 12))
+
+
+def subsets(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [part for n in range(len(ids) + 1) for part in itertools.combinations(ids, n)]
+
+
+# ---- the lattice never overestimates a walk ----
+
+
+@pytest.mark.parametrize("buffed", [False, True])
+def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool) -> None:
+    games = Games(200, {"treasure_num": 0}, map="default")
+    games.seed([0])
+    games.reset()
+    frame = physics.BUFF_FRAME if buffed else physics.WALK_FRAME
+    grid = lattice.make_lattice(games.map, 1, True, frame)
+    cost = np.empty((1, lattice.NODES**2), np.int32)
+    landed = np.empty((1, lattice.END_BIT + 1), np.int32)
+    begin = lattice.nodes_at(*games.map.points[2])
+    lattice.distances_from(grid, lattice.make_queues(), begin, True, cost, landed)
+    rng, state = np.random.default_rng(1), games.state
+    direction = rng.integers(8, size=200)
+    for t in range(1, 301):
+        # mostly straight on or half a turn, so that they get around corners
+        turn = rng.integers(-1, 2, size=200) * (rng.random(200) < 0.4)
+        direction = np.where(state.hit_wall & (rng.random(200) < 0.5), rng.integers(8, size=200), direction + turn) % 8
+        state.buff_left[:] = 9 if buffed else 0
+        state.there[:, 0] = 0
+        games.step(direction.astype(np.int64))
+        going = ~(state.terminated | state.fresh)
+        square = (state.z / lattice.SPACING).astype(int) * lattice.SQUARES + (state.x / lattice.SPACING).astype(int)
+        least = np.array([lattice.corners_min(cost[0], s) for s in square])
+        assert (least[going] <= t * 3 * frame * lattice.PER_UNIT + 1e-6).all()
+    assert least.max() > 60 * lattice.STEP
+
+
+# ---- exhaustive search ----
+
+
+def small_map(seed: int) -> Map | None:
+    """A walled room of 26 x 26 cells with a few obstacles; start 2, end 1, treasure 3 and the buff near each other,
+    the other points along its edge."""
+    rng = np.random.default_rng(seed)
+    road = np.zeros((128, 128), np.uint8)
+    road[50:76, 50:76] = 1
+    for _ in range(4):
+        z, x = rng.integers(52, 73, 2)
+        road[z : z + rng.integers(1, 6), x : x + rng.integers(1, 6)] = 0
+    edge = [(50 + 2 * i, 50) for i in range(12)]
+    cells = np.array([(0, 0)] * 4 + edge)
+    spread = 3 if seed % 4 == 3 else 7  # every fourth with discs that overlap
+    cells[:4] = rng.integers(60 - spread, 64 + spread, (4, 2))
+    points = (cells + 0.5) * CELL
+    points[:4] += rng.uniform(-249, 249, (4, 2)).round()
+    road[50:76, 50] = 1
+    try:
+        return Map(road, points)
+    except MapError:
+        return None
+
+
+def least_steps(map_: Map, treasure: int | None, most: int) -> int:
+    """The least steps of an episode that takes the treasure (or none) and reaches the end: every play is tried. `most`:
+    steps in which one is known to get there."""
+    world = physics.make_world(map_)
+    games = Games(1, {"start": 2, "end": 1}, [[treasure] if treasure else []], map_)
+    games.reset()
+    now = _make_table(1).state
+    _copy_rows(games.state, now, np.zeros(1, np.int64))
+    end = map_.points[1]
+    for t in range(1, most):
+        count = len(now.x)
+        then = _make_table(16 * count).state
+        _copy_rows(now, then, np.repeat(np.arange(count), 16))
+        physics.step(then, world, games.episodes, np.tile(np.arange(16), count))
+        missed = then.there[:, treasure] == 1 if treasure else np.zeros(16 * count, bool)
+        if (then.terminated & ~missed).any():
+            return t
+        # whoever cannot be at the end in time, flying with the buff and flashing, is left out
+        gap = np.hypot(then.x - end[0], then.z - end[1]) - 1000 - 8001 * (then.flash_wait == 0)
+        late = t + np.ceil(gap / 979) >= most
+        keep = np.flatnonzero(~then.terminated & ~late)
+        alike = np.stack(
+            [then.x.round(6), then.z.round(6), missed, then.there[:, 0], then.buff_left, then.flash_wait], axis=1
+        )[keep]
+        keep = keep[np.unique(alike, axis=0, return_index=True)[1]]
+        now = _make_table(max(len(keep), 1)).state
+        _copy_rows(then, now, keep)
+        if len(keep) == 0:
+            break
+    return most
+
+
+def test_bound_and_play_against_every_possible_play() -> None:
+    played = exact = tight = 0
+    for seed in itertools.count():
+        map_ = small_map(seed)
+        if map_ is None:
+            continue
+        oracle = oracles.make_oracle(map_, treasures=(3,))
+        for treasures in ((), (3,)):
+            found = oracles.solve(oracle, treasures, width=300)
+            if found.run.steps > 8 or len(found.bound.treasures) < len(treasures):
+                continue
+            truth = least_steps(map_, treasures[0] if treasures else None, found.run.steps)
+            assert found.bound.steps <= truth <= found.run.steps, (seed, treasures)
+            played, exact, tight = played + 1, exact + (found.run.steps == truth), tight + (found.bound.steps == truth)
+        if played >= 12:
+            break
+    assert exact >= played - 1
+    assert tight >= played / 2
+
+
+# ---- enumeration ----
+
+
+def brute_steps(oracle: Oracle, treasures: tuple[int, ...]) -> int:
+    """Least steps by trying every order, every place for one buff or none, every leg for one flash or none."""
+    buff = len(oracle.treasures)
+    blocks = [slice(oracle.block[k], oracle.block[k + 1]) for k in range(buff + 1)]
+    best = lattice.FAR
+    own = [oracle.treasures.index(i) for i in treasures]
+    orders = [list(order) for order in itertools.permutations(own)]
+    orders += [[*order[:b], buff, *order[b:]] for order in orders for b in range(len(order) + 1)]
+    for order in orders:
+        for flash in range(-1, len(order) + 1):
+            after = [int(buff in order[:m]) for m in range(len(order) + 1)]
+            here = [slice(-1, None), *(blocks[k] for k in order)]
+            rest = oracle.last[after[-1], int(flash == len(order)), here[-1]].astype(np.int64)
+            for m in range(len(order) - 1, -1, -1):
+                if order[m] == buff:
+                    rest = np.where(rest >= 70 * lattice.STEP, rest - 20 * lattice.STEP, rest * 5 // 7)
+                way = oracle.leg[after[m], int(flash == m), here[m + 1], here[m]]
+                rest = (way + rest[:, None]).min(0)
+            best = min(best, int(rest[0]))
+    return -(-best // lattice.STEP)
+
+
+def test_table_equals_enumeration(oracle: Oracle) -> None:
+    for part in subsets(TREASURES):
+        assert oracle.steps[oracles.set_index(oracle, part)] == brute_steps(oracle, part)
+
+
+def test_plans_are_the_best_orders(oracle: Oracle) -> None:
+    plans = oracles.plans(oracle, TREASURES, 5)
+    assert len({plan.order for plan in plans}) == len(plans) == 10
+    assert [plan.length for plan in plans] == sorted(plan.length for plan in plans)
+    assert -(-plans[0].length // lattice.STEP) == oracle.steps[-1]
+    assert all(sorted(i for i in plan.order if i) == sorted(TREASURES) for plan in plans)
+
+
+def test_more_treasures_never_take_less(oracle: Oracle) -> None:
+    for part in range(16):
+        for k in range(4):
+            assert oracle.steps[part | 1 << k] >= oracle.steps[part]
+
+
+def test_treasures_are_left_out_where_that_pays(oracle: Oracle) -> None:
+    whole = oracles.bound(oracle, TREASURES)
+    assert whole.treasures == TREASURES
+    for max_step in (whole.steps, whole.steps - 1, 150, 100, int(oracle.steps[0])):
+        found = oracles.bound(oracle, TREASURES, max_step)
+        feasible = [
+            (150 + 0.2 * (max_step - int(steps)) + 100 * len(part), part)
+            for part in subsets(TREASURES)
+            if (steps := oracle.steps[oracles.set_index(oracle, part)]) <= max_step
+        ]
+        assert found.score == pytest.approx(max(feasible)[0])
+        assert found.steps <= max_step
+    nothing = oracles.bound(oracle, TREASURES, int(oracle.steps[0]) - 1)
+    assert (nothing.score, nothing.treasures) == (0, ())
+    with pytest.raises(ValueError, match="2000"):
+        oracles.bound(oracle, TREASURES, 2001)
+    with pytest.raises(ValueError, match="treasure 5"):
+        oracles.bound(oracle, (5,))
+
+
+def test_bounds_of_all_sets_at_once(oracle: Oracle) -> None:
+    score, take = oracles.bounds(oracle)
+    for part in subsets(TREASURES):
+        one = oracles.bound(oracle, part)
+        index = oracles.set_index(oracle, part)
+        assert one.score == score[index]
+        assert one.treasures == oracles.set_ids(oracle, int(take[index]))
+
+
+# ---- the play ----
+
+
+@pytest.mark.parametrize("treasures", [(), (3, 7), TREASURES])
+def test_played_plan_is_real_and_below_the_bound(oracle: Oracle, treasures: tuple[int, ...]) -> None:
+    found = oracles.solve(oracle, treasures, width=200)
+    run = found.run
+    assert found.bound.steps <= run.steps <= found.bound.steps * 1.08 + 2
+    assert run.score <= found.bound.score
+    # once more, with a fresh environment
+    games = Games(1, {"start": 2, "end": 1}, [list(treasures)], oracle.map)
+    games.reset()
+    total = 0.0
+    for action in run.actions:
+        games.step(np.array([action]))
+        total += games.state.reward[0]
+    assert bool(games.state.terminated[0])
+    assert games.state.steps[0] == run.steps == len(run.actions) == len(run.route) - 1
+    assert total == pytest.approx(run.score)
+    assert sorted(i for i in run.taken if i) == sorted(treasures)
+    assert games.state.flashes[0] == len(run.flashes)
+    assert all(run.actions[t] >= physics.DIRECTIONS for t in run.flashes)
+
+
+def test_play_of_a_generated_map(generated: Oracle) -> None:
+    found = oracles.solve(generated, (7, 12), width=200)
+    assert found.bound.steps <= found.run.steps <= found.bound.steps * 1.06 + 2
+
+
+def test_play_in_too_little_time(oracle: Oracle) -> None:
+    steps = int(oracle.steps[-1])
+    found = oracles.solve(oracle, TREASURES, max_step=steps - 1, width=200)
+    assert len(found.bound.treasures) < len(TREASURES)
+    assert 0 < found.run.score <= found.bound.score
+    found = oracles.solve(oracle, TREASURES, max_step=20)
+    assert (found.plan, found.run.steps, found.run.score, found.bound.score) == (None, 0, 0, 0)
+
+
+# ---- whoever plays ----
+
+
+def greedy_actions(games: Games, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Towards the nearest treasure left, or the end, down the distance field; sometimes a flash or anything."""
+    s, distance = games.state, games.world.distance
+    actions = np.empty(len(s.x), np.int64)
+    for e in range(len(actions)):
+        goals = np.flatnonzero(s.there[e, 1:]) + 1
+        x, z = int(s.cell_x[e]), int(s.cell_z[e])
+        goal = min(goals, key=lambda i: distance[i, z, x]) if len(goals) else s.end[e]
+        best, least = 0, 10**9
+        for d, (dx, dz) in enumerate(((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))):
+            value = 2 * distance[goal, min(max(z + dz, 0), 127), min(max(x + dx, 0), 127)] - (d & 1)
+            if value < least:
+                best, least = d, value
+        actions[e] = best
+    any_way = rng.random(len(actions)) < 0.15
+    return np.where(any_way, rng.integers(16, size=len(actions)), actions)
+
+
+def test_nobody_beats_the_bound(oracle: Oracle) -> None:
+    score, _ = oracles.bounds(oracle)
+    layouts = [list(part) for part in subsets(TREASURES)]
+    rng = np.random.default_rng(0)
+    for kind in ("greedy", "random"):
+        games = Games(64, layouts=layouts, map=oracle.map)
+        games.reset()
+        s = games.state
+        done = np.zeros(64, bool)
+        for _ in range(600 if kind == "greedy" else 300):
+            games.step(greedy_actions(games, rng) if kind == "greedy" else rng.integers(16, size=64))
+            for e in np.flatnonzero((s.terminated | s.truncated) & ~done):
+                done[e] = True
+                assert s.score[e] <= score[oracles.set_index(oracle, layouts[s.layout[e]])]
+        assert kind == "random" or done.sum() >= 20
+
+
+def test_cache_gives_the_same(tmp_path: Path) -> None:
+    made = [oracles.make_oracle(maps.default(), treasures=(15,), cache=tmp_path) for _ in range(2)]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert all(np.array_equal(a, b) for a, b in zip(made[0][5:], made[1][5:], strict=True))
