@@ -74,6 +74,32 @@ def test_drawing_is_deterministic_and_leaves_nothing_behind() -> None:
 # ---- an episode ----
 
 
+def test_the_way_has_arrows_when_it_is_over() -> None:
+    env = started(max_step=20)
+    x, z = env.map.points[2]
+    route = np.array([[x + 700 * k, z, 0] for k in range(render.ARROW_EVERY + 3)])
+    now = moment(env.state)
+    before, after = draw(env.map, now, route), draw(env.map, now._replace(truncated=True), route)
+    at = x + 700 * (render.ARROW_EVERY - 0.5), z
+    assert pixel(before, *at, 0, 3) == pixel(before, *at, 0, -4)  # beside the line
+    assert pixel(after, *at, -1, 2) not in (render.ROAD, render.WALL, render.PAPER)
+    assert pixel(after, *at, -3, 4) != pixel(after, *at, 3, 4)  # it points east
+
+
+def test_a_label_makes_room_for_the_hero() -> None:
+    env = started()
+    x, z = env.map.points[1]
+    now = moment(env.state)
+    row = math.floor(to_pixel(x, z)[1])
+    above, below = slice(row - 24, row - 13), slice(row + 14, row + 25)
+    written = [
+        (draw(env.map, now._replace(x=x, z=z + up))[where] == render.END).all(2).any()
+        for up in (0, 1000)
+        for where in (above, below)
+    ]
+    assert written == [True, False, False, True]
+
+
 def test_hero_and_points_of_an_episode() -> None:
     env = started()
     for action in (NORTH, NORTH, NORTH, NORTH):

@@ -30,6 +30,7 @@ LEFT, TOP, SIDE = 8, 64, 704  # the map
 LEGEND = TOP + SIDE  # below it
 SMOOTH = 2  # drawn so many times larger, then reduced
 TAIL = 60  # the newest steps of the route are bright
+ARROW_EVERY = 18  # steps between the arrows on the whole way
 
 # ---- the colours ----
 
@@ -173,6 +174,13 @@ class Pen:
         self.polygon(corners, colour)
         self.circle(x, y, 1.8, HERO, None)
 
+    def arrow(self, a: tuple[float, float], b: tuple[float, float], colour: Colour) -> None:
+        """The head of an arrow from a to b, halfway."""
+        (x, y), length = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), math.dist(a, b)
+        dx, dy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
+        back = [(x - 4 * dx + side * dy, y - 4 * dy - side * dx) for side in (-5, 5)]
+        self.polygon([(x + 5 * dx, y + 5 * dy), *back], colour, PAPER)
+
     def disc(self, x: float, y: float, text: str, fill: Colour, ink: Colour) -> None:
         """A numbered point."""
         self.circle(x, y, 9, fill, PAPER, 1.2)
@@ -200,11 +208,12 @@ class Pen:
         bolt = [(1.5, -7.5), (-5, 1.5), (-0.8, 1.5), (-1.5, 7.5), (5, -1.8), (0.8, -1.8)]
         self.polygon([(x + dx, y + dy) for dx, dy in bolt], HERO if there else (*BUFF, 190))
 
-    def label(self, x: float, y: float, text: str, colour: Colour) -> None:
-        """A word beside a point, on a dark plate that stays inside the map."""
+    def label(self, x: float, y: float, text: str, colour: Colour, hero: tuple[float, float]) -> None:
+        """A word above a point, or below if the hero stands there, on a dark plate that stays inside the map."""
         half = 0.5 * float(self.on.textlength(text, font=_font(10 * self.scale))) / self.scale + 4
         x = min(max(x, LEFT + half), LEFT + SIDE - half)
-        y = y + 19 if y < TOP + 34 else y - 19
+        hidden = abs(hero[0] - x) < half + 12 and 4 < y - hero[1] < 36
+        y = y + 19 if y < TOP + 34 or (hidden and y < LEGEND - 34) else y - 19
         s = self.scale
         self.on.rounded_rectangle(((x - half) * s, (y - 7) * s, (x + half) * s, (y + 7) * s), 4 * s, (*PAPER, 200))
         self.text(x, y, text, 10, colour)
@@ -243,6 +252,9 @@ def _draw_route(pen: Pen, route: Route, whole: bool) -> None:
         elif ends:
             pen.line(at[run : k + 1], _blend(OLD_ROUTE, NEW_ROUTE, shades[k - 1] / 24), 3)
             run = k
+    for k in range(ARROW_EVERY, last + 1, ARROW_EVERY) if whole else ():
+        if at[k] != at[k - 1] and not route[k, 2]:
+            pen.arrow(at[k - 1], at[k], _blend(OLD_ROUTE, NEW_ROUTE, shades[k - 1] / 24))
 
 
 def _draw_flashes(pen: Pen, route: Route) -> None:
@@ -264,15 +276,16 @@ def _draw_episode(pen: Pen, map_: Map, now: Moment, route: Route) -> None:
             pen.circle(*at[i], 7, (*PAPER, 110), None)
             pen.text(*at[i], str(i), 9, QUIET)
     _draw_route(pen, route, over)
+    _draw_flashes(pen, route)
     pen.buff(*at[0], now.there[0])
     pen.disc(*at[now.start], str(now.start), START, PAPER)
     pen.disc(*at[now.end], str(now.end), END, PAPER)
     for i in (i for i in range(1, POINTS) if now.planned[i]):
         pen.treasure(*at[i], str(i), "taken" if not now.there[i] else "missed" if over else "there")
-    _draw_flashes(pen, route)
-    pen.label(*at[now.start], "START", START)
-    pen.label(*at[now.end], "END", END)
-    pen.hero(*to_pixel(now.x, now.z), _heading(route), now.buff_left > 0)
+    hero = to_pixel(now.x, now.z)
+    pen.label(*at[now.start], "START", START, hero)
+    pen.label(*at[now.end], "END", END, hero)
+    pen.hero(*hero, _heading(route), now.buff_left > 0)
 
 
 def _heading(route: Route) -> tuple[float, float]:
