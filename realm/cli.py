@@ -1,4 +1,4 @@
-"""The command line behind the scripts in `tools/`: `python -m realm start|stop|status|eval|map|record|...`.
+"""The command line behind the scripts in `tools/`: `python -m realm start|stop|status|eval|map|oracle|...`.
 
 Every error that a user can cause ends here as one line on stderr and exit code 2.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from loguru import logger
 
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.set_defaults(run=_eval)
 
     _add_map(commands)
+    _add_oracle(commands)
     _add_record(commands)
 
     role = commands.add_parser("role", help="(internal) one role's process; the supervisor starts it")
@@ -129,17 +130,34 @@ def _add_map(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     check.set_defaults(run=_map_check)
 
 
+def _add_oracle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    oracle = commands.add_parser("oracle", help="what the best play of an episode can score at most, and one near it")
+    _add_episode(oracle, "the realm's own, with all treasures")
+    oracle.add_argument("--out", type=Path, help="draw that play: .gif, or .png for its end")
+    oracle.set_defaults(run=_oracle)
+
+
+def _add_episode(parser: argparse.ArgumentParser, default: str) -> None:
+    """The options of one certain episode."""
+    group = parser.add_argument_group("the episode", f"What is not given is {default}.")
+    which = group.add_mutually_exclusive_group()
+    which.add_argument("--treasures", metavar="IDS", help="like 3,7,12")
+    which.add_argument("--random", type=int, metavar="N", help="so many random treasures, drawn from the seed")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--map", help="default, a folder with map_1.json and crab.yaml, or the json file")
+    group.add_argument("--start", type=int, metavar="POINT", help="1 to 15 (the realm's own: 2)")
+    group.add_argument("--end", type=int, metavar="POINT", help="1 to 15 (the realm's own: 1)")
+    group.add_argument("--max-step", type=int, metavar="STEPS", help="the time limit (the realm's own: 2000)")
+
+
 def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     record = commands.add_parser("record", help="draw an episode of a trained model as a GIF")
     record.add_argument(
         "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
     )
     record.add_argument("--id", default="latest", help="number of updates of the checkpoint (default latest)")
-    which = record.add_mutually_exclusive_group()
-    which.add_argument("--treasures", metavar="IDS", help="like 3,7,12 (default: as the run's configuration has it)")
-    which.add_argument("--random", type=int, metavar="N", help="so many random treasures, drawn from the seed")
-    record.add_argument("--seed", type=int, default=0)
-    record.add_argument("--map", help="another map than the run's")
+    record.add_argument("--oracle", action="store_true", help="the oracle's episode instead of a model's")
+    _add_episode(record, "the run's; with --oracle the realm's own, with all treasures")
     record.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
     record.add_argument("--out", type=Path, default=Path("episode.gif"), help=".gif, or .png for the episode's end")
     record.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
@@ -275,17 +293,38 @@ def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int |
     return config, folder, "latest" if arguments.id == "latest" else int(arguments.id)
 
 
+def _oracle(arguments: argparse.Namespace) -> int:
+    from realm.env_commands import show_oracle
+
+    show_oracle(_episode(arguments), _treasures(arguments), arguments.random, arguments.seed, arguments.out)
+    return 0
+
+
 def _record(arguments: argparse.Namespace) -> int:
-    from realm.env_commands import record_agent, treasure_ids
+    if arguments.oracle:
+        of_a_model = (arguments.model, arguments.id != "latest", arguments.stochastic, arguments.set, arguments.log_dir)
+        if any(of_a_model):
+            raise ConfigError("--oracle: it plays without a model, --id, --stochastic, --set and --log-dir")
+        return _oracle(arguments)
+    from realm.env_commands import record_agent
 
     config, folder, model = _chosen_model(arguments)
-    if arguments.map:
-        config = replace(config, env={**config.env, "map": arguments.map})
-    treasures = None if arguments.treasures is None else treasure_ids(arguments.treasures)
-    record_agent(
-        config, folder, model, treasures, arguments.random, arguments.seed, arguments.stochastic, arguments.out
-    )
+    config = replace(config, env={**config.env, **_episode(arguments)})
+    treasures, random = _treasures(arguments), arguments.random
+    record_agent(config, folder, model, treasures, random, arguments.seed, arguments.stochastic, arguments.out)
     return 0
+
+
+def _episode(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of [env] that were given."""
+    given = {name: getattr(arguments, name) for name in ("map", "start", "end", "max_step")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _treasures(arguments: argparse.Namespace) -> list[int] | None:
+    from realm.env_commands import treasure_ids
+
+    return None if arguments.treasures is None else treasure_ids(arguments.treasures)
 
 
 def _map_show(arguments: argparse.Namespace) -> int:

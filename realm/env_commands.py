@@ -1,4 +1,4 @@
-"""The commands about the realm itself: `realm map show|generate|check` and `realm record`.
+"""The commands about the realm itself: `realm map show|generate|check`, `realm oracle` and `realm record`.
 
 Called by the command line with plain values. What a user got wrong, a map, an episode option or a file name, is raised
 as a ConfigError of one sentence.
@@ -6,11 +6,17 @@ as a ConfigError of one sentence.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import multiprocessing
 import os
+import signal
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -18,10 +24,13 @@ from numpy.typing import NDArray
 
 from realm.config import ConfigError, RunConfig
 from realm.env import map as maps
-from realm.env import options, render
-from realm.env.map import Map, MapError
+from realm.env import options, oracle, oracle_lattice, oracle_play, physics, render
+from realm.env.map import CELL, POINTS, Map, MapError
 from realm.env.options import OptionError
+from realm.env.oracle import Bound, Plan
 from realm.env.realm_env import RealmEnv
+
+CACHE = Path(".cache/oracle")  # the oracle's answers, some kB each
 
 
 @contextmanager
@@ -170,6 +179,7 @@ def record_agent(
             f"{config.app.algo}: its episode of {len(actions)} steps is none of the realm's with the options of "
             "[env], so there is nothing to draw"
         )
+    print(summary(recording))
     write_recording(recording, out)
 
 
@@ -209,24 +219,28 @@ def _agent_actions(
     return actions
 
 
-def write_recording(recording: render.Recording, out: Path) -> None:
-    """Draw an episode to `out`, the whole of it (.gif) or its end (.png), and print what happened in it."""
+def summary(recording: render.Recording) -> str:
+    """What happened in an episode, in a line."""
     last = recording.moments[-1]
-    if out.suffix.lower() == ".gif":
-        pictures = render.frames(recording)
-        what = f"{len(pictures)} frames"
-        with writing(out):
-            render.write_gif(pictures, out)
-    else:
-        picture, what = render.draw(recording.map, last, recording.route, scale=2), "the end"
-        with writing(out):
-            render.write_png(picture, out)
     taken = sum(p and not t for p, t in zip(last.planned, last.there, strict=True))
     end = "reached the end" if last.terminated else "ran out of time" if last.truncated else "stopped"
-    print(
+    return (
         f"{end} in {last.steps} steps: score {last.score:.1f}, treasures {taken} of {sum(last.planned)}, "
         f"flashes {int(recording.route[:, 2].sum())}"
     )
+
+
+def write_recording(recording: render.Recording, out: Path) -> None:
+    """Draw an episode to `out`: the whole of it (.gif) or its end (.png)."""
+    if out.suffix.lower() == ".gif":
+        with busy("drawing"), writing(out):
+            pictures = render.frames(recording)
+            render.write_gif(pictures, out)
+        what = f"{len(pictures)} frames"
+    else:
+        picture, what = render.draw(recording.map, recording.moments[-1], recording.route, scale=2), "the end"
+        with writing(out):
+            render.write_png(picture, out)
     print(f"drawn in {out} ({what}, {out.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -236,3 +250,138 @@ def _check_ending(out: Path, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"--out {out}: the name must end in {' or '.join(allowed)}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError(f"--out {out}: it cannot be written")
+
+
+# ---- the oracle ----
+
+
+class Answer(NamedTuple):
+    """What the oracle says of one episode."""
+
+    bound: Bound
+    plan: Plan | None  # None if no play was found
+    actions: list[int]
+
+
+def show_oracle(
+    env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int, out: Path | None
+) -> None:
+    """Print what the best play of an episode can score at most, and how the oracle plays it; draw that to `out`.
+
+    env: options as in [env]; all treasures if neither `treasures` nor `random` is given.
+    """
+    if out is not None:
+        _check_ending(out, (".gif", ".png"))
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed}: allowed is a number from 0 to 2^32 - 1")
+    if treasures is None and random is None:
+        random = options.MAX_TREASURES
+    with in_one_sentence():
+        map_ = maps.resolve(env.get("map", "default"))
+        conf = fixed_options({**env, "map": map_}, treasures, random, seed)
+    del conf["map"]
+    answer = ask_oracle(map_, conf["start"], conf["end"], tuple(conf["treasure_id"]), conf["max_step"])
+    recording = render.record(RealmEnv(conf, map=map_, observation="vector"), answer.actions)
+    print("\n".join(account(answer, recording)))
+    if out is not None:
+        if answer.plan is None:
+            raise ConfigError(f"--out {out}: no play was found, so there is nothing to draw")
+        write_recording(recording, out)
+
+
+def ask_oracle(map_: Map, start: int, end: int, treasures: tuple[int, ...], max_step: int) -> Answer:
+    """What the oracle says of an episode; what it has said once is kept in CACHE."""
+    digest = hashlib.sha256()
+    for part in (map_.road, map_.points, np.array([start, end, max_step, *treasures])):
+        digest.update(part.tobytes())
+    for module in (oracle, oracle_lattice, oracle_play, physics):  # a change of these changes the answer
+        digest.update(Path(str(module.__file__)).read_bytes())
+    file = CACHE / f"{digest.hexdigest()[:24]}.json"
+    try:
+        said = json.loads(file.read_text())
+        steps, score, best = said["bound"]
+        plan = said["plan"] and Plan(tuple(said["plan"][0]), *said["plan"][1:])
+        return Answer(Bound(steps, score, tuple(best)), plan, said["actions"])
+    except (OSError, ValueError):
+        pass
+    with busy("preparing the map's distances, up to a minute the first time"):
+        prepared = oracle.make_oracle(map_, start, end, treasures, max_step)
+    with busy("playing the best plans"):
+        solution = oracle.solve(prepared, treasures, max_step)
+    answer = Answer(solution.bound, solution.plan, solution.run.actions.tolist())
+    draft = file.with_name(f"{file.stem}-{os.getpid()}.json")
+    with suppress(OSError):  # where nothing can be kept, the next one asks again
+        CACHE.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(answer._asdict()))
+        draft.replace(file)  # in one go, so that nobody reads half a file
+    return answer
+
+
+def account(answer: Answer, recording: render.Recording) -> list[str]:
+    """An oracle's answer and its play, line by line."""
+    bound, plan, moments = answer.bound, answer.plan, recording.moments
+    first, last = moments[0], moments[-1]
+    planned = [i for i in range(POINTS) if first.planned[i]]
+    lines = [
+        f"episode  {recording.map.name}, from point {first.start} to point {first.end} in {first.max_step} steps; "
+        f"treasures {' '.join(map(str, planned)) or 'none'}"
+    ]
+    if bound.score == 0:
+        return [*lines, f"bound    score 0: the end cannot be reached in {first.max_step} steps"]
+    left = [str(i) for i in planned if i not in bound.treasures]
+    what = f"leaving out {' '.join(left)}" if left else "with all treasures" if planned else "without treasures"
+    lines.append(f"bound    score {bound.score:.1f}, {bound.steps} steps {what}; no play can score more")
+    if plan is None:
+        return [*lines, "plan     none was found that can be played in time"]
+    order = " > ".join("buff" if i == 0 else str(i) for i in (*plan.order, first.end))
+    flashes = "no flash" if plan.flashes == 0 else f"up to {plan.flashes} flash{'es' * (plan.flashes > 1)}"
+    at = np.floor(recording.route[:, :2] / CELL).astype(int)
+    taken = [("buff" if i == 0 else i, k) for k in range(1, len(moments)) for i in _taken(moments[k - 1], moments[k])]
+    flashed = [
+        f"step {k} from ({at[k - 1][0]}, {at[k - 1][1]}) to ({at[k][0]}, {at[k][1]})"
+        for k in np.flatnonzero(recording.route[:, 2])
+    ]
+    return [
+        *lines,
+        f"plan     {order}, {flashes}",
+        f"played   score {last.score:.1f}, {last.steps} steps; {last.score / bound.score:.2%} of the bound",
+        f"flashes  {', '.join(flashed) or 'none'}",
+        f"taken    {', '.join(f'{i} (step {k})' for i, k in taken) or 'nothing'}",
+    ]
+
+
+def _taken(before: render.Moment, now: render.Moment) -> list[int]:
+    """The points that were taken between two moments, 0 is the buff."""
+    treasures = [i for i in range(1, POINTS) if before.there[i] and not now.there[i]]
+    return [0] * (now.buff_wait > before.buff_wait) + treasures
+
+
+# ---- long work ----
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Show on a terminal that work is going on. In a process of its own: kernels let no other thread run."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    context = multiprocessing.get_context("fork")
+    theirs, ours = context.Pipe(duplex=False)
+    process = context.Process(target=_spin, args=(what, theirs, ours), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        ours.close()
+        process.join()
+
+
+def _spin(what: str, until: Connection, other: Connection) -> None:
+    from rich.console import Console
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    other.close()  # then the parent holds the only one, and `until` ends with it
+    with Console(stderr=True).status(what):
+        until.poll(None)

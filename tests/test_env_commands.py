@@ -1,21 +1,28 @@
-"""`realm map show|generate|check` and `realm record`, as a user calls them."""
+"""`realm map show|generate|check`, `realm oracle` and `realm record`, as a user calls them."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from realm import env_commands
+from realm.cli import main
 from realm.config import ConfigError
 from realm.env import map as maps
+from realm.env import oracle as oracles
 from realm.env.options import OptionError
+from realm.env.oracle import Oracle
 from realm.env_commands import corridor_widths, facts, fixed_options, generate_map, show_map, treasure_ids
 
 ROOT = Path(__file__).parents[1]
@@ -211,3 +218,145 @@ def test_record_a_trained_model(tmp_path: Path) -> None:
         assert (code, out) == (2, "")
         assert text in err
         assert len(err.splitlines()) == 1
+
+
+# ---- the oracle ----
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Oracle:
+    return oracles.make_oracle(maps.default(), treasures=(5, 7))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> list[tuple[Any, ...]]:
+    """The commands' calls of make_oracle, which takes seconds, so that it is made once here; answers are kept in
+    tmp_path/deep/cache."""
+    calls: list[tuple[Any, ...]] = []
+
+    def make(map_: maps.Map, *rest: Any) -> Oracle:
+        assert np.array_equal(map_.road, prepared.map.road)
+        calls.append(rest)
+        return prepared
+
+    monkeypatch.setattr(oracles, "make_oracle", make)
+    monkeypatch.setattr(env_commands, "CACHE", tmp_path / "deep" / "cache")
+    return calls
+
+
+def test_oracle_says_what_it_knows_and_draws_it(
+    asked: list[tuple[Any, ...]], prepared: Oracle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gif, png = tmp_path / "a.gif", tmp_path / "a.png"
+    assert main(["oracle", "--treasures", "7,5", "--out", str(gif)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert list(lines) == ["episode", "bound", "plan", "played", "flashes", "taken", "drawn"]
+    assert lines["episode"] == "default, from point 2 to point 1 in 2000 steps; treasures 5 7"
+
+    solution = oracles.solve(prepared, (5, 7))
+    bound, run, plan = solution.bound, solution.run, solution.plan
+    assert plan is not None
+    assert lines["bound"] == f"score {bound.score:.1f}, {bound.steps} steps with all treasures; no play can score more"
+    assert lines["plan"].startswith(" > ".join(str(i or "buff") for i in (*plan.order, 1)) + ", up to 1 flash")
+    assert lines["played"] == (f"score {run.score:.1f}, {run.steps} steps; {run.score / bound.score:.2%} of the bound")
+    t = run.flashes[0]
+    (x, z), (to_x, to_z) = np.floor(run.route[t : t + 2] / 500).astype(int)
+    assert lines["flashes"] == f"step {t + 1} from ({x}, {z}) to ({to_x}, {to_z})"
+    taken = [(part.split()[0], int(part.split()[2].rstrip(")"))) for part in lines["taken"].split(", ")]
+    assert [name for name, _ in taken] == [str(i or "buff") for i in run.taken]
+    steps = [step for _, step in taken]
+    assert steps == sorted(steps)
+    for name, step in taken:  # in that step the hero came near enough
+        apart = np.linalg.norm(run.route[:, :] - maps.default().points[0 if name == "buff" else int(name)], axis=1)
+        assert apart[step] < 1500 < apart[step - 2]
+    with Image.open(gif) as file:
+        assert file.n_frames > 50  # type: ignore[attr-defined]
+
+    # the second time it remembers, and `record --oracle` is the same
+    assert main(["record", "--oracle", "--treasures", "5,7", "--out", str(png)]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again[:-1] == out.splitlines()[:-1]
+    assert asked == [(2, 1, (5, 7), 2000)]
+    with Image.open(png) as file:
+        assert file.size == (1440, 1632)
+
+
+@pytest.mark.usefixtures("asked")
+def test_oracle_short_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # one treasure is left out
+    assert main(["oracle", "--treasures", "5,7", "--max-step", "70"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].endswith("steps leaving out 7; no play can score more")
+    assert out[2].startswith("plan     5 > ")
+    # nothing can be done
+    png, cache = str(tmp_path / "a.png"), tmp_path / "deep" / "cache"
+    assert len(list(cache.iterdir())) == 1
+    assert main(["oracle", "--treasures", "5,7", "--max-step", "20", "--out", png]) == 2
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1:] == ["bound    score 0: the end cannot be reached in 20 steps"]
+    assert err == f"error: --out {png}: no play was found, so there is nothing to draw\n"
+    assert len(list(cache.iterdir())) == 2
+    # where nothing can be kept it says the same
+    cache.rename(tmp_path / "away")
+    cache.touch()
+    assert main(["oracle", "--treasures", "5,7", "--max-step", "20"]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--treasures 3,x", "--treasures 3,x: it must be ids with commas between"),
+        ("--treasures 0", "treasure_id has 0, ids are whole numbers from 1 to 15"),
+        ("--treasures 1", "treasure_id has 1, which is the end"),
+        ("--treasures 4,4", "treasure_id has 4 twice"),
+        ("--random 14", "treasure_num is 14, it must be a whole number from 0 to 13"),
+        ("--start 1", "end is 1, it must differ from start (1)"),
+        ("--end 16", "end is 16, it must be a whole number from 1 to 15"),
+        ("--max-step 0", "max_step is 0, it must be"),
+        ("--seed -1", "--seed -1: allowed is a number from 0"),
+        ("--map nowhere", "nowhere"),
+        ("--out a.mp4", "--out a.mp4: the name must end in .gif or .png"),
+        ("--out {}", "a folder.gif: it cannot be written"),
+        ("--out no/a.gif", "--out no/a.gif: there is no folder no"),
+    ],
+)
+def test_oracle_refuses(arguments: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a folder.gif"
+    folder.mkdir()
+    for command in (["oracle"], ["record", "--oracle"]):
+        assert main([*command, *(part.format(folder) for part in arguments.split())]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("error: ")
+        assert text in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", ["train/run", "--id 3", "--stochastic", "--set env.start=3", "--log-dir x"])
+def test_oracle_needs_no_model(more: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "--oracle", *more.split()]) == 2
+    assert "--oracle: it plays without a model" in capsys.readouterr().err
+
+
+def test_a_terminal_sees_that_work_goes_on() -> None:
+    code = """
+import time
+from realm.env_commands import busy
+with busy("preparing"):
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        pass
+"""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    )
+    assert process.wait(240) == 0
+    os.close(theirs)
+    seen = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert seen.count("preparing") > 2
+    assert seen.endswith("\x1b[2K")
