@@ -6,7 +6,6 @@ Every error that a user can cause ends here as one line on stderr and exit code 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -81,15 +80,22 @@ def _parser() -> argparse.ArgumentParser:
         "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
     )
     evaluation.add_argument("--id", default="latest", help="number of updates of the checkpoint (default latest)")
-    evaluation.add_argument(
-        "--episodes", type=int, default=0, help="how many (default: eval_episodes of the configuration)"
+    which = evaluation.add_mutually_exclusive_group()
+    which.add_argument(
+        "--episodes", type=int, default=0, help="so many episodes as [env] draws them (default: eval_episodes)"
     )
-    evaluation.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    which.add_argument("--all", action="store_true", help="every layout with as many treasures as [env] has")
+    which.add_argument("--sets", action="store_true", help="every set of treasures")
+    how = evaluation.add_mutually_exclusive_group()
+    how.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    how.add_argument("--both", action="store_true", help="take the best actions, and draw them in a second round")
+    evaluation.add_argument("--worst", type=int, default=6, metavar="N", help="list and draw the N worst (default 6)")
     evaluation.add_argument("--seed", type=int, default=1_000_000)
     evaluation.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable"
     )
     evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
+    evaluation.add_argument("--out", type=Path, help="draw the regrets and the worst routes to this .png")
     evaluation.add_argument("--log-dir", help=LOG_DIR_HELP)
     evaluation.set_defaults(run=_eval)
 
@@ -173,7 +179,10 @@ def _start(arguments: argparse.Namespace) -> int:
     app = config.app
     if app.run_mode == "eval":
         folder = Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}")
-        return _play(config, folder, app.eval_model_id, app.eval_episodes, False, app.seed + 1_000_000, None)
+        from realm.eval_commands import Request, evaluate_model
+
+        evaluate_model(config, folder, app.eval_model_id, Request(seed=app.seed + 1_000_000))
+        return 0
     from realm.launch.environment import enter_learner_environment
     from realm.launch.plan import make_plan, this_machine
     from realm.launch.start import prepare, run_cluster, run_local
@@ -265,18 +274,19 @@ def _save(arguments: argparse.Namespace) -> int:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    if arguments.episodes < 0:
-        raise ConfigError(f"--episodes {arguments.episodes}: allowed is a number from 1, or 0 for eval_episodes")
-    config, folder, model = _chosen_model(arguments)
-    _check_writable(arguments.json)
-    episodes = arguments.episodes or config.app.eval_episodes
-    return _play(config, folder, model, episodes, arguments.stochastic, arguments.seed, arguments.json)
+    from realm.eval_commands import Request, evaluate_model
 
-
-def _check_writable(path: Path | None) -> None:
-    """Before all episodes are played, not after."""
-    if path and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise ConfigError(f"--json {path}: cannot be written; allowed is a file in a folder that is there")
+    request = Request(
+        which="all" if arguments.all else "sets" if arguments.sets else "sample",
+        episodes=arguments.episodes,
+        explores=(0.0, 1.0) if arguments.both else (float(arguments.stochastic),),
+        seed=arguments.seed,
+        worst=arguments.worst,
+        json=arguments.json,
+        out=arguments.out,
+    )
+    evaluate_model(*_chosen_model(arguments), request)
+    return 0
 
 
 def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Literal["latest"]]:
@@ -355,44 +365,6 @@ def _newest_run(log_dir: Path) -> Path:
     if not runs:
         raise ConfigError(f"{log_dir}: no run is there yet; train one with tools/start.sh, or name a model")
     return runs[-1][0]
-
-
-def _play(
-    config: RunConfig, folder: Path, model: int | Literal["latest"], episodes: int, stochastic: bool, seed: int,
-    json_path: Path | None,
-) -> int:  # fmt: skip
-    """Evaluate one model and print the table."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-    from rich.table import Table
-
-    from realm.checkpoint import CheckpointError, find
-    from realm.evaluate import evaluate, table
-
-    try:
-        found = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
-        bars = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        quiet = not sys.stderr.isatty()  # there even a bar that is taken away leaves an empty line
-        with Progress(*bars, console=Console(stderr=True), transient=True, disable=quiet) as progress:
-            task = progress.add_task("episodes", total=episodes)
-            statistics = evaluate(
-                config, found, episodes, float(stochastic), 256, seed, lambda n: progress.update(task, completed=n)
-            )
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
-    how = "actions drawn" if stochastic else "best actions"
-    title = f"{found.path} ({found.env_steps:,} env steps), {episodes} episodes, {how}, seed {seed}"
-    view = Table("statistic", "mean", "± s.e.", "least", "greatest", title=title)
-    for name, *numbers in table(statistics):
-        view.add_row(name, *(f"{one:,.2f}" for one in numbers))
-    Console().print(view)
-    if json_path:
-        content = {
-            "checkpoint": str(found.path), "version": list(found.version), "env_steps": found.env_steps, "seed": seed,
-            "stochastic": stochastic, "episodes": {name: values.tolist() for name, values in statistics.items()},
-        }  # fmt: skip
-        json_path.write_text(json.dumps(content))
-    return 0
 
 
 def _role(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from realm.user import load_hyper
 
 README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"
 DOCUMENTS = [README, CHINESE, ARCHITECTURE]
-WRITTEN_BY_RUNS = {"config.toml", "run.json", "summary.json", "supervisor.log"}
+WRITTEN_BY_RUNS = {"eval.json", "config.toml", "run.json", "summary.json", "supervisor.log"}
 GIVEN_BY_USERS = {"map_1.json", "crab.yaml", "pip.conf", "PIP_EXTRA_INDEX_URL"}
 
 

@@ -197,6 +197,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
     metadata: dict[str, Any] = {  # noqa: RUF012 (gymnasium's own declaration)
         **METADATA,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
+        "layouts": True,  # see realm/evaluate.py
     }
 
     def __init__(
