@@ -13,20 +13,18 @@ from typing import Any
 @dataclass(frozen=True)
 class Config:
     # what the agent sees and is made of
-    features: str = "small"  # "small": 299 numbers, for two MLPs; "reference": the published image, for two conv trunks
+    features: str = "small"  # "small": 557 numbers, for two MLPs; "reference": the published image, for two conv trunks
     hidden: int = 256  # width of the two hidden layers of each small MLP
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
 
     # the reward, in points
     reward: str = "small"  # "small": the terms below; "reference": the published reward
     reward_scale: float = 0.01  # points are multiplied by this, so that returns stay near 10
-    treasure_points: float = 100.0  # for a treasure
-    end_points: float = 150.0  # for reaching the end
-    missed_points: float = 100.0  # taken off at the end for each treasure left behind
-    step_points: float = 0.2  # taken off each step
-    way: str = "tree"  # the way still to go: "nearest": to the nearest treasure; "tree": over all of them to the end
-    way_points_start: float = 2.0  # for each cell by which the way to go gets shorter, at the first step ...
-    way_points_end: float = 0.5  # ... and at total_env_steps, linear between; added by the learner
+    treasure_points: float = 0.0  # for a treasure
+    end_points: float = 50.0  # for reaching the end
+    missed_points: float = 200.0  # taken off at the end for each treasure left behind
+    step_points: float = 2.8  # taken off each step: what a step in the open wins by `way_points`
+    way_points: float = 2.0  # for each cell by which the shortest tour over all treasures left to the end gets shorter
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
@@ -63,7 +61,7 @@ class Config:
             self._check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
         for name in ("reward_scale", "clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"):
             self._check(name, getattr(self, name) > 0.0, "above 0")
-        for name in ("way_points_start", "way_points_end", "lr_end", "entropy_start", "entropy_end"):
+        for name in ("way_points", "lr_end", "entropy_start", "entropy_end"):
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
         for name in ("vf_coef", "value_clip"):
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
@@ -77,7 +75,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "features": ("small", "reference"),
     "precision": ("auto", "fp32", "bf16"),
     "reward": ("small", "reference"),
-    "way": ("nearest", "tree"),
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
 }

@@ -354,7 +354,6 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
     config = Config(
         features="reference",
         reward="reference",
-        way="nearest",
         chunk_length=4,
         epochs=1,
         minibatch_size=8,
@@ -371,21 +370,3 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
     metrics, _ = agent.learn(chunks.take(), info(4))
     assert metrics["skipped"] == 0
     assert np.log(8) - 0.01 < metrics["entropy"] < np.log(16) + 0.01  # nearly uniform, some rows without a flash
-
-
-def test_the_learner_rewards_a_shorter_way_with_what_the_schedule_says() -> None:
-    """`way` falls by 2 cells a step: so much more reward at the start, half as much halfway, none at the end."""
-    config = dataclasses.replace(
-        TINY, way_points_start=3.0, way_points_end=0.0, reward_scale=0.5, gamma_start=0.0, gamma_end=0.0, lr_start=1e-9
-    )
-    chunk = recorded(1)[0]
-    steps = int(chunk.valid.sum())
-    chunk.obs["way"] = np.tile(100.0 - 2.0 * np.arange(T + 1, dtype=np.float32), (8, 1))
-    for updates, points in ((0, 3.0), (1, 1.5), (2, 0.0)):
-        agent = make_agent(dataclasses.replace(config, total_env_steps=2 * steps))
-        agent.env_steps = updates * steps
-        with torch.no_grad():
-            agent.model.critic_head.weight.zero_()  # V = 0 and gamma = 0: the target is the reward
-        rows = agent._rows(chunk, agent._now())
-        want = chunk.reward[chunk.valid] + 0.5 * points * 2.0
-        np.testing.assert_allclose(rows.target.numpy(), want, atol=1e-6)

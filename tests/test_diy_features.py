@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import re
 import subprocess
 import sys
@@ -14,11 +16,15 @@ import pytest
 from diy.config import Config
 from diy.feature import kernels
 from diy.feature.definition import FeatureEnvs, make_envs, spec
+from diy.feature.ways import Ways, make_ways
 from realm.contract import check_arrays
+from realm.env import map as maps
+from realm.env.map import Map
 from realm.env.options import OptionError
+from realm.env.physics import DIRECTION
 
 NINE = {"treasure_random": 1, "treasure_num": 9}
-CONFIGS = [Config(), Config(features="reference", reward="reference", way="nearest")]
+CONFIGS = [Config(), Config(features="reference", reward="reference")]
 
 
 def made(num_envs: int = 8, config: Config | None = None, **options: Any) -> FeatureEnvs:
@@ -56,68 +62,161 @@ def test_small_features_say_where_the_hero_is_and_what_is_left() -> None:
     envs = made()
     rng = np.random.default_rng(1)
     obs, _ = envs.reset()
-    state, world = envs.game.state, envs.game.world
+    state, walk = envs.game.state, make_ways(envs.game.map, [1]).walk
     for _ in range(40):
         f = obs["features"]
         np.testing.assert_array_equal(f[:, :64].argmax(1), state.cell_x // 2)
         np.testing.assert_array_equal(f[:, 64:128].argmax(1), state.cell_z // 2)
         np.testing.assert_array_equal(f[:, :128].sum(1), 2)
-        np.testing.assert_array_equal(f[:, 130:146], state.there)
-        np.testing.assert_array_equal(f[:, 146:162].argmax(1), state.end)
+        np.testing.assert_allclose((state.cell_x + f[:, 130]) * 500, state.x, rtol=1e-4)
+        np.testing.assert_allclose((state.cell_z + f[:, 131]) * 500, state.z, rtol=1e-4)
+        np.testing.assert_array_equal(f[:, 132:148], state.there)
+        np.testing.assert_array_equal(f[:, 148:164].argmax(1), state.end)
         for e in range(8):
-            for p in range(16):
-                shown = state.there[e, p] or p == state.end[e]
-                near = min(world.distance[p, state.cell_z[e], state.cell_x[e]] / 256, 1.0) if shown else 1.0
-                assert f[e, 162 + p] == pytest.approx(near)
+            x, z = state.cell_x[e], state.cell_z[e]
+            np.testing.assert_allclose(f[e, 164:180], np.minimum(walk[z, x] / 200, 1.0), rtol=1e-6)
         # the middle of the crop is the hero's own cell: road, and visited
-        assert (f[:, 178 + 24] == 1).all()
-        assert (f[:, 178 + 49 + 24] > 0).all()
+        assert (f[:, 436 + 24] == 1).all()
+        assert (f[:, 436 + 49 + 24] > 0).all()
         obs = envs.step(rng.integers(0, 8, 8))[0]
 
 
-def literal_way(envs: FeatureEnvs, e: int, tree: bool) -> float:
-    """The same estimate by Kruskal's algorithm."""
-    state, world = envs.game.state, envs.game.world
-    distance = world.distance
-    left = [p for p in range(1, 16) if state.there[e, p]]
-    end = int(state.end[e])
-    here = [int(distance[p, state.cell_z[e], state.cell_x[e]]) for p in left or [end]]
-    total = float(min(here))
-    if not tree:
-        return total
-    nodes = [*left, end]
-    group = {p: p for p in nodes}
-    edges = sorted(
-        (int(distance[a, world.cells[b, 1], world.cells[b, 0]]), a, b) for a in nodes for b in nodes if a < b
-    )
-    for length, a, b in edges:
-        if group[a] != group[b]:
-            total += length
-            old, new = group[a], group[b]
-            group = {p: new if g == old else g for p, g in group.items()}
-    return total
+def test_small_features_say_where_actions_lead() -> None:
+    """Against the cells that physics says a step to the neighbour, or a flash, comes to."""
+    envs = made()
+    rng = np.random.default_rng(4)
+    obs, _ = envs.reset()
+    state, world, walk = envs.game.state, envs.game.world, make_ways(envs.game.map, [1]).walk
+    step = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
+    for _ in range(30):
+        won = obs["features"][:, 180:436].reshape(8, 16, 16)
+        for e in range(8):
+            x, z = int(state.cell_x[e]), int(state.cell_z[e])
+            shown = (state.there[e] == 1) | (np.arange(16) == state.end[e])
+            for a in range(16):
+                if a < 8:
+                    tx, tz, most = x + step[a][0], z + step[a][1], 2**0.5
+                else:
+                    to = np.array([state.x[e], state.z[e]]) + 8000 * DIRECTION[a - 8]
+                    tx, tz, most = int(to[0] // 500), int(to[1] // 500), 60.0
+                if world.obstacle[tz + 25, tx + 25]:
+                    want = np.where(shown, np.clip((walk[z, x] - walk[tz, tx]) / most, -1, 1), 0)
+                else:
+                    want = np.full(16, -1.0 if a < 8 else 0.0)
+                np.testing.assert_allclose(won[e, a], want, rtol=1e-5, err_msg=f"action {a}")
+        obs = envs.step(rng.integers(0, 8, 8))[0]
 
 
-@pytest.mark.parametrize("tree", [True, False])
-def test_way_to_go_is_the_literal_one(tree: bool) -> None:
-    envs = made(16, treasure_num=6)
+# ---- ways ----
+
+
+def literal_lengths(map_: Map, seeds: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Dijkstra's algorithm with a heap over the cells (x, z) of a map, from cells with a length of their own."""
+    road, best = map_.road, {}
+    heap = [(length, cell) for cell, length in seeds.items()]
+    heapq.heapify(heap)
+    while heap:
+        length, (x, z) = heapq.heappop(heap)
+        if (x, z) in best:
+            continue
+        best[x, z] = length
+        for dx, dz in itertools.product((-1, 0, 1), repeat=2):
+            tx, tz = x + dx, z + dz
+            if 0 <= tx < 128 and 0 <= tz < 128 and road[tz, tx] and road[z, tx] and road[tz, x]:
+                heapq.heappush(heap, (length + (dx * dx + dz * dz) ** 0.5, (tx, tz)))
+    return best
+
+
+@pytest.mark.parametrize("point", [0, 7])
+def test_walking_lengths_are_those_of_dijkstra(point: int) -> None:
+    map_ = maps.default()
+    ways = make_ways(map_, [1])
+    px, pz = map_.points[point]
+    cells = [(int(x), int(z)) for z, x in np.argwhere(map_.road)]
+    disc = {(x, z): 0.0 for x, z in cells if (500 * x + 250 - px) ** 2 + (500 * z + 250 - pz) ** 2 <= 1000**2}
+    length = literal_lengths(map_, disc | {(int(px // 500), int(pz // 500)): 0.0})
+    for x, z in cells:
+        assert ways.walk[z, x, point] == pytest.approx(length[x, z], rel=1e-5)
+    seeds = dict(length)
+    for x, z in cells:
+        for dx, dz in 8000 * DIRECTION:
+            to = (int((500 * x + 250 + dx) // 500), int((500 * z + 250 + dz) // 500))
+            if to in length:
+                seeds[x, z] = min(seeds[x, z], length[to] + 699 / 500)
+    flashed = literal_lengths(map_, seeds)
+    for x, z in cells:
+        assert ways.with_flash[z, x, point] == pytest.approx(flashed[x, z], rel=1e-5)
+
+
+def literal_tour(envs: FeatureEnvs, ways: Ways, e: int) -> float:
+    """All orders, and all places in them for the flash."""
+    state, cells = envs.game.state, envs.game.map.cells
+    stops = [p for p in range(1, 16) if state.there[e, p]]
+    best = np.inf
+    for order in itertools.permutations(stops):
+        froms = [(state.cell_x[e], state.cell_z[e]), *(cells[p] for p in order)]
+        legs = list(zip(froms, [*order, int(state.end[e])], strict=True))
+        walks = [ways.walk[z, x, p] for (x, z), p in legs]
+        best = min(best, sum(walks))
+        if state.flash_wait[e] == 0:
+            saved = max(walk - ways.with_flash[z, x, p] for walk, ((x, z), p) in zip(walks, legs, strict=True))
+            best = min(best, sum(walks) - saved)
+    return float(best)
+
+
+def test_tours_are_the_best_of_all_orders() -> None:
+    envs = made(12, treasure_num=5)
     envs.reset()
     rng = np.random.default_rng(2)
-    state = envs.game.state
-    way = np.empty(16, np.float32)
-    for n in range(30):
-        envs.step(rng.integers(0, 16, 16))
+    state, ways = envs.game.state, make_ways(envs.game.map, [1])
+    out = np.empty(12, np.float32)
+    for n in range(20):
+        envs.step(rng.integers(0, 16 if n > 10 else 8, 12))
         if n % 5 == 0:
-            for e in range(16):  # as if some treasures had been taken
+            for e in range(12):  # as if some treasures had been taken
                 state.there[e, rng.integers(1, 16)] = 0
-        kernels.way_to_go(state, envs.game.world, tree, way)
-        np.testing.assert_array_equal(way, [literal_way(envs, e, tree) for e in range(16)])
+            kernels.tour_to_go(state, *ways, out)
+            np.testing.assert_allclose(out, [literal_tour(envs, ways, e) for e in range(12)], rtol=1e-5)
+    assert (state.flash_wait > 0).any()
+    state.there[:, 1:] = 0
+    kernels.tour_to_go(state, *ways, out)
+    np.testing.assert_allclose(out, [literal_tour(envs, ways, e) for e in range(12)], rtol=1e-5)
+
+
+def test_nearest_is_the_nearest() -> None:
+    envs = made(8, treasure_num=3)
+    envs.reset()
+    state, distance = envs.game.state, envs.game.world.distance
+    state.there[:4, 1:] = 0
+    out = np.empty(8, np.float32)
+    kernels.nearest_to_go(state, envs.game.world, out)
+    for e in range(8):
+        left = [p for p in range(1, 16) if state.there[e, p]] or [int(state.end[e])]
+        assert out[e] == min(distance[p, state.cell_z[e], state.cell_x[e]] for p in left)
+
+
+def test_other_ends_by_options() -> None:
+    """Tours are made for the ends of the episodes to come."""
+    envs = made(2)
+    envs.reset()
+    envs.reset(options={"layouts": [{"end": 5, "treasure_num": 2}, {"end": 9, "treasure_num": 2}]})
+    out = np.empty(2, np.float32)
+    ways = make_ways(envs.game.map, [5, 9])
+    kernels.tour_to_go(envs.game.state, *ways, out)
+    np.testing.assert_allclose(out, [literal_tour(envs, ways, e) for e in range(2)], rtol=1e-5)
+    assert np.isfinite(envs.step(np.zeros(2, np.int64))[1]).all()
+
+
+# ---- rewards ----
 
 
 def test_rewards_of_an_episode_add_up() -> None:
-    config = Config(reward_scale=0.01)
+    """The way that was won telescopes."""
+    config = Config(reward_scale=0.01, treasure_points=30.0)
     envs = made(4, config, max_step=300)
     envs.reset()
+    ways, way = make_ways(envs.game.map, [1]), np.empty((2, 4), np.float32)
+    kernels.tour_to_go(envs.game.state, *ways, way[0])
     rng = np.random.default_rng(3)
     total = np.zeros(4)
     for n in range(300):
@@ -126,7 +225,8 @@ def test_rewards_of_an_episode_add_up() -> None:
         assert truncated.all() == (n == 299)
         total += reward
     assert info["_episode"].all()
-    want = 100.0 * info["episode"]["treasures"] - 0.2 * 300
+    kernels.tour_to_go(envs.game.state, *ways, way[1])
+    want = 30.0 * info["episode"]["treasures"] - config.step_points * 300 + config.way_points * (way[0] - way[1])
     np.testing.assert_allclose(total, 0.01 * want, atol=1e-4)
     _, reward, terminated, truncated, _ = envs.step(rng.integers(0, 16, 4))  # the autoreset
     assert not np.concatenate([reward, terminated, truncated]).any()
@@ -134,7 +234,7 @@ def test_rewards_of_an_episode_add_up() -> None:
 
 def test_reaching_the_end_pays_and_missed_treasures_cost() -> None:
     """Walk to the end by following the map's distances."""
-    config = Config(reward_scale=1.0)
+    config = Config(reward_scale=1.0, way_points=0.0)
     envs = made(1, config, treasure_id=[14], treasure_random=0, start=2, end=1)
     envs.reset()
     state, world = envs.game.state, envs.game.world
@@ -152,7 +252,7 @@ def test_reaching_the_end_pays_and_missed_treasures_cost() -> None:
         _, reward, terminated, truncated, info = envs.step(np.array([action]))
         assert not truncated[0]
     missed = info["episode"]["missed"][0]
-    assert reward[0] == pytest.approx(150.0 - 0.2 - 100.0 * missed, abs=1e-3)
+    assert reward[0] == pytest.approx(config.end_points - config.step_points - config.missed_points * missed, abs=1e-3)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["small", "reference"])

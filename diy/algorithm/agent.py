@@ -29,7 +29,6 @@ class Schedule:
 
     lr: float
     entropy_coef: float
-    way_points: float
     gamma: float
 
 
@@ -143,7 +142,6 @@ class Agent:
         return Schedule(
             lr=between(config.lr_start, config.lr_end),
             entropy_coef=between(config.entropy_start, config.entropy_end),
-            way_points=between(config.way_points_start, config.way_points_end),
             gamma=1.0 - (1.0 - config.gamma_start) ** (1.0 - progress) * (1.0 - config.gamma_end) ** progress,
         )
 
@@ -195,9 +193,6 @@ class Agent:
         else:
             last = self._forward({name: x[:, -1:] for name, x in obs.items()}, self.model.critic)
             value = torch.cat([self._tensor(batch.extra["value"]), last.view(chunks, 1)], dim=1)
-        way = obs.pop("way", None)
-        if way is not None and config.reward == "small":
-            reward = reward + config.reward_scale * now.way_points * (way[:, :-1] - way[:, 1:])
         terminated, truncated = self._tensor(batch.terminated), self._tensor(batch.truncated)
         advantage, target = returns.gae(reward, value, terminated, truncated, valid, now.gamma, config.lam)
         chunk, step = valid.nonzero(as_tuple=True)

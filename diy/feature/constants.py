@@ -13,6 +13,9 @@ CROP_CELLS = (2 * CROP + 1) ** 2
 RAY = 12  # cells a ray looks ahead before it gives up
 
 LAST_MOVE = 1000.0  # units of the longest walk
+FAR_CELLS = 200.0  # of walking that count as very far
+STEP_CELLS = 2.0**0.5  # that a step to a neighbour can win, and a flash
+FLASH_CELLS = 60.0
 
 # the published reward, in points: what `config.py` has no field for
 CELL_POINTS, FLASH_CELL_POINTS = 1.0, 5.0  # for a cell won by walking, by a flash

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from diy.config import Config
 from diy.feature import constants as c
 from diy.feature import kernels
+from diy.feature.ways import make_ways
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields, Spec
 from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State, write_image, write_vector
 from realm.env.realm_env import RealmVectorEnv
@@ -26,13 +27,11 @@ from realm.env.realm_env import RealmVectorEnv
 SMALL: Fields = {
     "features": Field((kernels.SMALL_SIZE,), "float32"),
     "legal": Field((ACTIONS,), "bool"),
-    "way": Field((), "float32"),  # for the learner's shaping, no network sees it
 }
 REFERENCE: Fields = {
     "image": Field((4, WINDOW, WINDOW), "uint8"),
     "vector": Field((31,), "float32"),
     "legal": Field((ACTIONS,), "bool"),
-    "way": Field((), "float32"),
 }
 
 
@@ -73,8 +72,8 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = game.action_space
         self._seed: int | None = seed
+        self._ways = make_ways(game.map, self._ends())
         self._way = np.zeros(self.num_envs, np.float32)  # cells to go after the last step
-        self._nearer = np.zeros(self.num_envs, np.float32)  # cells won by it
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -82,6 +81,9 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         """Start an episode everywhere; without a seed the first reset takes the one given to `make_envs`."""
         self.game.reset(seed=self._seed if seed is None else seed, options=options)
         self._seed = None
+        if (self._ways.row[self._ends()] < 0).any():  # other episodes, by `options`
+            self._ways = make_ways(self.game.map, self._ends())
+        self._way = self._to_go()
         return self._observe(), {}
 
     def step(self, actions: Array) -> tuple[Arrays, NDArray[np.float32], Array, Array, dict[str, Any]]:
@@ -89,32 +91,42 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         _, _, terminated, truncated, info = self.game.step(actions)
         if "stats" in info:
             info = {"episode": info["stats"], "_episode": info["_stats"]}
-        obs = self._observe()
-        return obs, self._reward(), terminated, truncated, info
+        return self._observe(), self._reward(), terminated, truncated, info
 
     def _observe(self) -> Arrays:
         state, world = self.game.state, self.game.world
         obs = {name: np.empty((self.num_envs, *one.shape), one.dtype) for name, one in self.fields.items()}
         if self.config.features == "small":
-            kernels.write_small(state, world, obs["features"])
+            kernels.write_small(state, world, self._ways.walk, obs["features"])
         else:
             write_image(state, world, obs["image"])
             write_vector(state, world, obs["vector"])
         obs["legal"][:, :DIRECTIONS] = True
         obs["legal"][:, DIRECTIONS:] = (state.flash_wait == 0)[:, None]
-        kernels.way_to_go(state, world, self.config.way == "tree", obs["way"])
-        self._nearer = self._way - obs["way"]
-        self._way = obs["way"]
         return obs
+
+    def _ends(self) -> list[int]:
+        """The ends of all episodes to come."""
+        return [int(end) for end in np.unique(self.game.games.episodes.end)]
+
+    def _to_go(self) -> NDArray[np.float32]:
+        """f32 [E], cells: the way that the reward is about."""
+        out = np.empty(self.num_envs, np.float32)
+        if self.config.reward == "small":
+            kernels.tour_to_go(self.game.state, *self._ways, out)
+        else:
+            kernels.nearest_to_go(self.game.state, self.game.world, out)
+        return out
 
     def _reward(self) -> NDArray[np.float32]:
         """f32 [E], scaled. 0 where the episode has just been reset."""
         config, state = self.config, self.game.state
+        way = self._to_go()
+        nearer, self._way = self._way - way, way
         points = config.treasure_points * state.took_treasures - config.step_points
         missed = state.total - state.treasures
         points += state.terminated * (config.end_points - config.missed_points * missed)
-        if config.reward == "reference":
-            points += _reference_points(state, self._nearer)
+        points += config.way_points * nearer if config.reward == "small" else _reference_points(state, nearer)
         points[state.fresh] = 0.0
         return (config.reward_scale * points).astype(np.float32)
 
@@ -135,8 +147,7 @@ def _reference_points(state: State, nearer: NDArray[np.float32]) -> NDArray[np.f
 
 def _space(one: Field) -> spaces.Box:
     if one.dtype == "float32":
-        low, high = (-1.0, 1.0) if one.shape else (0.0, np.inf)  # features, or the way in cells
-        return spaces.Box(low, high, one.shape, np.float32)
+        return spaces.Box(-1.0, 1.0, one.shape, np.float32)
     if one.dtype == "bool":
         return spaces.Box(0, 1, one.shape, np.bool_)  # type: ignore[arg-type]
     return spaces.Box(0, 255, one.shape, np.uint8)

@@ -12,22 +12,33 @@ from numpy.typing import NDArray
 from diy.feature import constants as c
 from realm.env.jit import jit
 from realm.env.map import CELL, EXTENT, POINTS
-from realm.env.physics import BUFF_RETURN, BUFF_STEPS, DIRECTIONS, FLASH_COOLDOWN, FLASH_MOVE, VIEW, State, World
+from realm.env.physics import (
+    ACTIONS,
+    BUFF_RETURN,
+    BUFF_STEPS,
+    DIRECTIONS,
+    FLASH_COOLDOWN,
+    FLASH_MOVE,
+    VIEW,
+    State,
+    World,
+)
 
-SMALL_SIZE = 2 * c.BINS + 2 + 3 * POINTS + 2 * c.CROP_CELLS + 2 * DIRECTIONS + 7
+SMALL_SIZE = 2 * c.BINS + 4 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + 2 * DIRECTIONS + 7
 
 STEP_X = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 STEP_Z = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 
 
 @jit
-def write_small(s: State, w: World, out: NDArray[np.float32]) -> None:
-    """The small observation. out: f32 [E, SMALL_SIZE], all within -1..1:
+def write_small(s: State, w: World, walk: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """The small observation. walk: `Ways.walk`; out: f32 [E, SMALL_SIZE], all within -1..1:
 
-    position one-hot by bins of 2 cells, x then z (128) and exactly (2); per point (16) whether it is there, whether it
-    is the end, and the walking distance to it if one of both; a 7 x 7 crop of road (49) and of visits (49) around the
-    hero; per direction (8) how far the road goes, and whether a flash would land on road; flash ready, flash wait,
-    buff left, buff wait, time gone, the last move (2).
+    position one-hot by bins of 2 cells, x then z (128), exactly (2) and within the cell (2); per point (16) whether it
+    is there, whether it is the end, and how far it is to walk; per action (16) and point (16), if that is there or the
+    end, how much nearer it gets; a 7 x 7 crop of road (49) and of visits (49) around the hero; per direction (8) how
+    far the road goes, and whether a flash would land on road; flash ready, flash wait, buff left, buff wait, time gone,
+    the last move (2).
     """
     for e in range(len(out)):
         row = out[e]
@@ -38,15 +49,32 @@ def write_small(s: State, w: World, out: NDArray[np.float32]) -> None:
         i = 2 * c.BINS
         row[i] = s.x[e] / EXTENT
         row[i + 1] = s.z[e] / EXTENT
-        i += 2
-        near = w.near[cz, cx]
+        row[i + 2] = s.x[e] / CELL - cx
+        row[i + 3] = s.z[e] / CELL - cz
+        i += 4
+        here = walk[cz, cx]
         for p in range(POINTS):
             if s.there[e, p]:
                 row[i + p] = 1.0
             if p == s.end[e]:
                 row[i + POINTS + p] = 1.0
-            row[i + 2 * POINTS + p] = near[p] if s.there[e, p] or p == s.end[e] else 1.0
+            row[i + 2 * POINTS + p] = min(1.0, here[p] / c.FAR_CELLS)
         i += 3 * POINTS
+        for a in range(ACTIONS):
+            d = a % DIRECTIONS
+            x, z, scale = cx + STEP_X[d], cz + STEP_Z[d], 1.0 / c.STEP_CELLS
+            if a >= DIRECTIONS:
+                x = int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL))
+                z = int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
+                scale = 1.0 / c.FLASH_CELLS
+            if w.obstacle[z + VIEW, x + VIEW]:
+                there = walk[z, x]
+                for p in range(POINTS):
+                    if s.there[e, p] or p == s.end[e]:
+                        row[i + p] = max(-1.0, min(1.0, (here[p] - there[p]) * scale))
+            elif a < DIRECTIONS:
+                row[i : i + POINTS] = -1.0
+            i += POINTS
         for dz in range(-c.CROP, c.CROP + 1):
             for dx in range(-c.CROP, c.CROP + 1):
                 row[i] = w.obstacle[cz + dz + VIEW, cx + dx + VIEW] / 255.0
@@ -77,38 +105,43 @@ def write_small(s: State, w: World, out: NDArray[np.float32]) -> None:
 
 
 @jit
-def way_to_go(s: State, w: World, tree: bool, out: NDArray[np.float32]) -> None:
-    """Estimate how many cells each hero still has to walk. out: f32 [E].
-
-    From the hero to the nearest treasure left, or to the end when none is left; with `tree`, and then along the
-    shortest tree over all treasures left and the end, so that taking a treasure does not change the estimate much.
-    """
-    left = np.empty(POINTS, np.int64)
-    gap = np.empty(POINTS, np.float64)
+def tour_to_go(
+    s: State,
+    walk: NDArray[np.float32],
+    with_flash: NDArray[np.float32],
+    row: NDArray[np.int64],
+    tour: NDArray[np.float32],
+    flash_tour: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    """How many cells each hero still has to go over all treasures left to the end, in the best order, and with one
+    flash if it is ready. Arrays as in `Ways`; out: f32 [E]."""
     for e in range(len(out)):
-        cx, cz = s.cell_x[e], s.cell_z[e]
-        n = 0
-        least = 1e9
+        cx, cz, end = s.cell_x[e], s.cell_z[e], s.end[e]
+        ready = s.flash_wait[e] == 0
+        left = 0
         for p in range(1, POINTS):
             if s.there[e, p]:
-                left[n] = p
-                n += 1
+                left |= 1 << (p - 1)
+        best = with_flash[cz, cx, end] if ready else walk[cz, cx, end]
+        if left:
+            best = np.float32(np.inf)
+        for p in range(1, POINTS):
+            if s.there[e, p]:
+                rest = left & ~(1 << (p - 1))
+                best = min(best, walk[cz, cx, p] + (flash_tour if ready else tour)[row[end], rest, p])
+                if ready:
+                    best = min(best, with_flash[cz, cx, p] + tour[row[end], rest, p])
+        out[e] = best
+
+
+@jit
+def nearest_to_go(s: State, w: World, out: NDArray[np.float32]) -> None:
+    """How many cells it is from each hero to the nearest treasure left, or to the end when none is. out: f32 [E]."""
+    for e in range(len(out)):
+        cx, cz = s.cell_x[e], s.cell_z[e]
+        least = np.int32(2**30)
+        for p in range(1, POINTS):
+            if s.there[e, p]:
                 least = min(least, w.distance[p, cz, cx])
-        end = s.end[e]
-        total = least if n else w.distance[end, cz, cx]
-        if tree:
-            # Prim: grow from the end by the treasure with the smallest gap to what is joined
-            for i in range(n):
-                gap[i] = w.distance[left[i], w.cells[end, 1], w.cells[end, 0]]
-            for _ in range(n):
-                best = 0
-                for i in range(n):
-                    if gap[i] < gap[best]:
-                        best = i
-                total += gap[best]
-                joined = left[best]
-                n -= 1
-                left[best], gap[best] = left[n], gap[n]
-                for i in range(n):
-                    gap[i] = min(gap[i], w.distance[left[i], w.cells[joined, 1], w.cells[joined, 0]])
-        out[e] = total
+        out[e] = least if s.there[e, 1:].any() else w.distance[s.end[e], cz, cx]

@@ -1,0 +1,108 @@
+"""How far it is to walk: from every cell to every point, and over whole sets of treasures. Made once per map.
+
+`definition.py` makes the tables, `kernels.py` reads them: distances as features, the tours for the shaping of the
+reward. Lengths are cells, on foot, corners not cut. All a player can work out from the map; `realm.env.oracle`, which
+knows the rules to the frame, is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realm.env.jit import jit
+from realm.env.map import CELL, POINTS, SIZE, Map
+from realm.env.physics import FLASH_MOVE, FRAMES_PER_STEP, TRIGGER_RADIUS, WALK_FRAME
+
+FAR = np.float32(1e4)  # where no way leads
+SETS = 2 ** (POINTS - 1)  # of points 1 to 15: bit p - 1 stands for point p
+STEP_CELLS = FRAMES_PER_STEP * WALK_FRAME / CELL  # of one step in the open
+
+
+class Ways(NamedTuple):
+    """One map's tables. `with_flash`: at most one flash on the way, which counts as a step."""
+
+    walk: NDArray[np.float32]  # [128 (z), 128 (x), 16] from a cell to the trigger disc of a point
+    with_flash: NDArray[np.float32]  # the same
+    row: NDArray[np.int64]  # [16] where in the tours an end is, -1 if it is not there
+    tour: NDArray[np.float32]  # [ends, SETS, 16] from a point over all of a set to the end, in the best order
+    flash_tour: NDArray[np.float32]  # the same
+
+
+def make_ways(map_: Map, ends: Iterable[int]) -> Ways:
+    """The tables of a map for episodes with these ends (4 MB each)."""
+    middle = (np.arange(SIZE) + 0.5) * CELL
+    walk = np.full((POINTS, SIZE, SIZE), FAR, np.float32)
+    for p, (x, z) in enumerate(map_.points):
+        disc = (middle[:, None] - z) ** 2 + (middle - x) ** 2 <= TRIGGER_RADIUS**2
+        disc[map_.cells[p, 1], map_.cells[p, 0]] = True
+        walk[p][disc & (map_.road == 1)] = 0.0
+    _spread(map_.road, walk)
+    with_flash = walk.copy()
+    road_z, road_x = np.nonzero(map_.road)
+    for dx, dz in FLASH_MOVE:  # as from the middle of each cell
+        x, z = (np.floor((middle[at] + d) / CELL).astype(np.int64) for at, d in ((road_x, dx), (road_z, dz)))
+        ok = (x >= 0) & (z >= 0) & (x < SIZE) & (z < SIZE)
+        ok[ok] = map_.road[z[ok], x[ok]] == 1
+        here, there = (slice(None), road_z[ok], road_x[ok]), (slice(None), z[ok], x[ok])
+        with_flash[here] = np.minimum(with_flash[here], walk[there] + STEP_CELLS)
+    _spread(map_.road, with_flash)
+    known = sorted(set(ends))
+    row = np.full(POINTS, -1, np.int64)
+    row[known] = np.arange(len(known))
+    tour, flash_tour = (np.empty((len(known), SETS, POINTS), np.float32) for _ in range(2))
+    at_points = (slice(None), map_.cells[:, 1], map_.cells[:, 0])
+    for end in known:
+        _tours(walk[at_points], with_flash[at_points], end, tour[row[end]], flash_tour[row[end]])
+    walk, with_flash = (np.ascontiguousarray(part.transpose(1, 2, 0)) for part in (walk, with_flash))
+    return Ways(walk, with_flash, row, tour, flash_tour)
+
+
+@jit
+def _spread(road: NDArray[np.uint8], length: NDArray[np.float32]) -> None:
+    """Lower each of `length` (f32 [P, 128, 128]) to the least of it and walking from anywhere to a cell, by sweeps to
+    and fro until nothing changes. A diagonal step needs both cells beside it to be road."""
+    for p in range(len(length)):
+        field = length[p]
+        changed, forth = True, False
+        while changed:
+            changed, forth = False, not forth
+            for n in range(SIZE * SIZE):
+                z, x = divmod(n if forth else SIZE * SIZE - 1 - n, SIZE)
+                if road[z, x] == 0:
+                    continue
+                best = field[z, x]
+                for tz in range(max(z - 1, 0), min(z + 2, SIZE)):
+                    for tx in range(max(x - 1, 0), min(x + 2, SIZE)):
+                        if road[z, tx] and road[tz, x] and road[tz, tx]:
+                            far = np.float32(2.0**0.5 if tx != x and tz != z else 1.0)
+                            best = min(best, field[tz, tx] + far)
+                if best < field[z, x]:
+                    field[z, x] = best
+                    changed = True
+
+
+@jit
+def _tours(
+    walk: NDArray[np.float32],
+    with_flash: NDArray[np.float32],
+    end: int,
+    tour: NDArray[np.float32],
+    flash_tour: NDArray[np.float32],
+) -> None:
+    """Write the tours to one end, each from shorter ones (Held and Karp, 1962). walk, with_flash: f32 [16 (to), 16
+    (from)]; tour, flash_tour: f32 [SETS, 16]."""
+    for left in range(SETS):
+        for a in range(POINTS):
+            best, best_flash = FAR, FAR
+            if left == 0:
+                best, best_flash = walk[end, a], with_flash[end, a]
+            for p in range(1, POINTS):
+                if left >> (p - 1) & 1:
+                    rest = left & ~(1 << (p - 1))
+                    best = min(best, walk[p, a] + tour[rest, p])
+                    best_flash = min(best_flash, walk[p, a] + flash_tour[rest, p], with_flash[p, a] + tour[rest, p])
+            tour[left, a], flash_tour[left, a] = best, best_flash
