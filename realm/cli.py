@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     how = evaluation.add_mutually_exclusive_group()
     how.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
     how.add_argument("--both", action="store_true", help="take the best actions, and draw them in a second round")
+    evaluation.add_argument("--executed", action="store_true", help="compare with the oracle's own play, not its bound")
     evaluation.add_argument("--worst", type=int, default=6, metavar="N", help="list and draw the N worst (default 6)")
     evaluation.add_argument("--seed", type=int, default=1_000_000)
     evaluation.add_argument(
@@ -281,6 +282,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         episodes=arguments.episodes,
         explores=(0.0, 1.0) if arguments.both else (float(arguments.stochastic),),
         seed=arguments.seed,
+        executed=arguments.executed,
         worst=arguments.worst,
         json=arguments.json,
         out=arguments.out,

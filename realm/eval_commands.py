@@ -126,8 +126,12 @@ def _evaluate_realm(
             layouts = report.all_sets(env)
         else:
             layouts = report.sampled_layouts(env, episodes, request.seed)
-    with busy("the oracle's bounds (once for a map, a start and an end: up to a minute)"):
-        limits = report.bound_limits(map_, layouts, CACHE)
+    if request.executed:
+        with _progress("the oracle's play", len(layouts), "layouts") as show:
+            limits = report.executed_limits(map_, layouts, CACHE, show)
+    else:
+        with busy("the oracle's bounds (once for a map, a start and an end: up to a minute)"):
+            limits = report.bound_limits(map_, layouts, CACHE)
     rounds = list[Played]()
     for explore in request.explores:
         with _progress(ACTIONS[explore], len(layouts)) as show:
@@ -302,8 +306,8 @@ def _write_json(
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Show]:
-    """A bar with rate and remaining time; gives what to call with the episodes and env steps done."""
+def _progress(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
+    """A bar with rate and remaining time; gives what to call with the number done and the units that it took."""
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -315,8 +319,8 @@ def _progress(what: str, total: int) -> Iterator[Show]:
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=total, rate="")
 
-        def show(finished: int, env_steps: int) -> None:
-            rate = env_steps / max(1e-9, time.monotonic() - begin)
-            progress.update(task, completed=finished, rate=f"{rate:,.0f} steps/s")
+        def show(finished: int, units: int) -> None:
+            rate = units / max(1e-9, time.monotonic() - begin)
+            progress.update(task, completed=finished, rate=f"{rate:,.{0 if rate >= 10 else 2}f} {unit}/s")
 
         yield show

@@ -128,7 +128,7 @@ def _figures(pen: Pen, layouts: Sequence[Episode], rounds: Sequence[Round], limi
         pen.line([(x - 130, y - 42), (x - 110, y - 42)], colour, 4)
         pen.text(x, y - 42, name, 15, colour, "rm")
         values = [f"{total.score:,.2f}", f"{total.regret:,.2f}", f"{total.worst_regret:,.1f}"]
-        values += [f"{total.reached_end:.1%}", f"{total.missed:.2f}", f"{total.steps:,.1f}"]
+        values += [f"{100 * total.reached_end:.1f} %", f"{total.missed:.2f}", f"{total.steps:,.1f}"]
         values += ["-" if one is None else f"{one:.1f} %" for one in (total.excess, total.worst_excess)]
         for n, value in enumerate(values):
             pen.text(x, y + n * 40, value, 20, TEXT, "rm")

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from realm.contract import Array
 from realm.env import map as maps
-from realm.env import options, oracle, oracle_lattice, physics
+from realm.env import options, oracle, oracle_lattice, oracle_play, physics
 from realm.env.games import Games
 from realm.env.map import Map
 from realm.env.options import Episode
@@ -27,6 +30,7 @@ from realm.evaluate import Played
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
 FEW = 6  # treasures; so many are bounded in seconds, all of them in a minute, but that can be used again and again
+SAVE_EVERY = 10  # plays of the oracle
 
 # ---- layouts ----
 
@@ -94,23 +98,15 @@ class Limits(NamedTuple):
     steps: Array  # i64 [K], with all treasures taken; 0 where it does not take all
 
 
-def bound_limits(
-    map_: Map, layouts: Sequence[Episode], cache: Path | None, show: Callable[[int, int], None] | None = None
-) -> Limits:
+def bound_limits(map_: Map, layouts: Sequence[Episode], cache: Path | None) -> Limits:
     """The bound: no policy can score more, or take everything in fewer steps.
 
-    show: gets how many pairs of start and end are done, and of how many; each takes up to a minute unless it is cached.
+    cache: a folder. Each pair of start and end takes up to a minute unless it is there.
     """
     score, steps = np.zeros(len(layouts)), np.zeros(len(layouts), np.int64)
-    pairs = sorted({(one.start, one.end) for one in layouts})
-    for n, (start, end) in enumerate(pairs):
-        if show:
-            show(n, len(pairs))
+    for start, end in sorted({(one.start, one.end) for one in layouts}):
         of_pair = [k for k, one in enumerate(layouts) if (one.start, one.end) == (start, end)]
-        longest = max(DEFAULT_MAX_STEP, *(layouts[k].max_step for k in of_pair))
-        ids = sorted({i for k in of_pair for i in layouts[k].treasure_id or ()})
-        if len(ids) > FEW:
-            ids = [i for i in options.IDS if i not in (start, end)]
+        ids, longest = _extent([layouts[k] for k in of_pair])
         known = _every_bound(map_, start, end, ids, longest, cache)
         # what is best to take when time is short depends on max_step
         best = {limit: oracle.bounds(known, limit)[0] for limit in {layouts[k].max_step for k in of_pair}}
@@ -122,28 +118,85 @@ def bound_limits(
     return Limits(score, steps)
 
 
+def executed_limits(
+    map_: Map, layouts: Sequence[Episode], cache: Path | None, show: Callable[[int, int], None] | None = None
+) -> Limits:
+    """The oracle's own play of each layout, which a policy may beat. Takes seconds for each one that is not cached.
+
+    show: gets how many layouts are done, and how many of these had to be played.
+    """
+    score, steps = np.zeros(len(layouts)), np.zeros(len(layouts), np.int64)
+    done = played = 0
+    for start, end in sorted({(one.start, one.end) for one in layouts}):
+        file = _file(cache, "executed", map_, [start, end], (oracle, oracle_lattice, oracle_play, physics), "json")
+        try:
+            known = json.loads(file.read_text()) if file else {}
+        except (OSError, ValueError):
+            known = {}
+        of_pair = [k for k, one in enumerate(layouts) if (one.start, one.end) == (start, end)]
+        prepared, unsaved = None, 0
+        for k in of_pair:
+            ids, limit = layouts[k].treasure_id or (), layouts[k].max_step
+            key = f"{','.join(map(str, ids))} in {limit}"
+            if key not in known:
+                if prepared is None:
+                    prepared = oracle.make_oracle(map_, start, end, *_extent([layouts[k] for k in of_pair]))
+                run = oracle.solve(prepared, ids, limit).run
+                everything = run.score > 0 and set(ids) <= set(run.taken)
+                known[key] = [run.score, run.steps if everything else 0]
+                played, unsaved = played + 1, unsaved + 1
+            score[k], steps[k] = known[key]
+            done += 1
+            if unsaved >= SAVE_EVERY or (unsaved and k == of_pair[-1]):
+                text = json.dumps(known)
+                _keep(file, partial(Path.write_text, data=text))
+                unsaved = 0
+            if show:
+                show(done, played)
+    return Limits(score, steps)
+
+
+def _extent(layouts: Sequence[Episode]) -> tuple[list[int], int]:
+    """Treasures and max_step that an oracle needs for layouts with one start and end."""
+    ids = sorted({i for one in layouts for i in one.treasure_id or ()})
+    return ids if len(ids) <= FEW else _treasures(layouts[0]), max(DEFAULT_MAX_STEP, *(one.max_step for one in layouts))
+
+
 def _every_bound(
     map_: Map, start: int, end: int, ids: Sequence[int], max_step: int, cache: Path | None
 ) -> oracle.Oracle:
     """An oracle that knows the least steps of all sets; from the cache it knows nothing else (its ways are empty)."""
-    digest = hashlib.sha256()
-    for part in (map_.road, map_.points, np.array([start, end, max_step, *ids])):
-        digest.update(part.tobytes())
-    for module in (oracle, oracle_lattice, physics):  # what bounds depend on beside the map
-        digest.update(Path(str(module.__file__)).read_bytes())
-    file = cache / f"bounds-{digest.hexdigest()[:24]}.npy" if cache else None
+    file = _file(cache, "bounds", map_, [start, end, max_step, *ids], (oracle, oracle_lattice, physics), "npy")
     if file and file.exists():
         steps, ways = np.load(file, allow_pickle=False), np.zeros((2, 0, 0, 0), np.int32)
         block, value = np.zeros(0, np.int32), np.zeros((2, 0, 0, 0, 0), np.int32)
         return oracle.Oracle(map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, steps)
     found = oracle.make_oracle(map_, start, end, ids, max_step)
-    with suppress(OSError):  # where nothing can be kept, it is made again
-        if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft = file.with_name(f"{file.stem}-{os.getpid()}.npy")
-            np.save(draft, found.steps)
-            draft.replace(file)  # in one go, so that nobody reads half a file
+    _keep(file, lambda draft: np.save(draft, found.steps))
     return found
+
+
+def _file(
+    cache: Path | None, name: str, map_: Map, numbers: list[int], modules: Sequence[ModuleType], ending: str
+) -> Path | None:
+    """The file for what depends on these."""
+    digest = hashlib.sha256()
+    for part in (map_.road, map_.points, np.array(numbers)):
+        digest.update(part.tobytes())
+    for module in modules:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return cache / f"{name}-{digest.hexdigest()[:24]}.{ending}" if cache else None
+
+
+def _keep(file: Path | None, write: Callable[[Path], object]) -> None:
+    """Write a cached file in one go, so that nobody reads half of it; where none can be written, it is made again."""
+    if file is None:
+        return
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")
+        write(draft)
+        draft.replace(file)
 
 
 # ---- regret ----

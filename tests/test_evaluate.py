@@ -201,8 +201,18 @@ def test_nobody_beats_the_bound(cache: Path) -> None:
     assert (lost < 20).all()
     assert (more >= 0).all()
     assert np.allclose(more, 100 * (played.steps / limits.steps - 1))
+    # the play of the oracle, broader here than above
+    own = report.executed_limits(map_, layouts, cache)
+    assert (own.score <= limits.score).all()
+    assert (report.regret(played, own) >= 0).all()
+    assert (limits.steps <= own.steps).all()
+    assert (own.steps <= played.steps).all()
+    counted: list[tuple[int, int]] = []
+    kept = report.executed_limits(map_, layouts, cache, lambda *done: counted.append(done))
+    assert [one.tolist() for one in kept] == [one.tolist() for one in own]
+    assert counted == [(1, 0), (2, 0), (3, 0)]
     # from the cache, and without one
-    assert len(list(cache.iterdir())) == 1
+    assert sorted(one.name.split("-")[0] for one in cache.iterdir()) == ["bounds", "executed"]
     for folder in (cache, Path("/proc/no/such")):
         again = report.bound_limits(map_, layouts, folder)
         assert [one.tolist() for one in again] == [one.tolist() for one in limits]
