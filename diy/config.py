@@ -13,7 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Config:
     # what the agent sees and is made of
-    features: str = "small"  # "small": 557 numbers, for two MLPs; "reference": the published image, for two conv trunks
+    features: str = "small"  # "small": 549 numbers, for two MLPs; "reference": the published image, for two conv trunks
     hidden: int = 256  # width of the two hidden layers of each small MLP
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
 

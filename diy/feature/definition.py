@@ -98,11 +98,12 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         obs = {name: np.empty((self.num_envs, *one.shape), one.dtype) for name, one in self.fields.items()}
         if self.config.features == "small":
             kernels.write_small(state, world, self._ways.walk, obs["features"])
+            kernels.write_useful(state, world, obs["legal"])
         else:
             write_image(state, world, obs["image"])
             write_vector(state, world, obs["vector"])
-        obs["legal"][:, :DIRECTIONS] = True
-        obs["legal"][:, DIRECTIONS:] = (state.flash_wait == 0)[:, None]
+            obs["legal"][:, :DIRECTIONS] = True
+            obs["legal"][:, DIRECTIONS:] = (state.flash_wait == 0)[:, None]
         return obs
 
     def _ends(self) -> list[int]:

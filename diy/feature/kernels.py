@@ -24,7 +24,7 @@ from realm.env.physics import (
     World,
 )
 
-SMALL_SIZE = 2 * c.BINS + 4 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + 2 * DIRECTIONS + 7
+SMALL_SIZE = 2 * c.BINS + 4 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + DIRECTIONS + 7
 
 STEP_X = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 STEP_Z = np.array([0, 1, 1, 1, 0, -1, -1, -1])
@@ -37,8 +37,7 @@ def write_small(s: State, w: World, walk: NDArray[np.float32], out: NDArray[np.f
     position one-hot by bins of 2 cells, x then z (128), exactly (2) and within the cell (2); per point (16) whether it
     is there, whether it is the end, and how far it is to walk; per action (16) and point (16), if that is there or the
     end, how much nearer it gets; a 7 x 7 crop of road (49) and of visits (49) around the hero; per direction (8) how
-    far the road goes, and whether a flash would land on road; flash ready, flash wait, buff left, buff wait, time gone,
-    the last move (2).
+    far the road goes; flash ready, flash wait, buff left, buff wait, time gone, the last move (2).
     """
     for e in range(len(out)):
         row = out[e]
@@ -89,11 +88,7 @@ def write_small(s: State, w: World, walk: NDArray[np.float32], out: NDArray[np.f
             ):
                 length += 1
             row[i + d] = length / c.RAY
-            fx = int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL))
-            fz = int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
-            if w.obstacle[fz + VIEW, fx + VIEW]:
-                row[i + DIRECTIONS + d] = 1.0
-        i += 2 * DIRECTIONS
+        i += DIRECTIONS
         row[i] = 1.0 if s.flash_wait[e] == 0 else 0.0
         row[i + 1] = s.flash_wait[e] / FLASH_COOLDOWN
         row[i + 2] = s.buff_left[e] / BUFF_STEPS
@@ -102,6 +97,18 @@ def write_small(s: State, w: World, walk: NDArray[np.float32], out: NDArray[np.f
         if not s.used_flash[e]:
             row[i + 5] = (s.x[e] - s.from_x[e]) / c.LAST_MOVE
             row[i + 6] = (s.z[e] - s.from_z[e]) / c.LAST_MOVE
+
+
+@jit
+def write_useful(s: State, w: World, out: NDArray[np.bool_]) -> None:
+    """Which actions may be of use: all walks, and a flash that is ready where it lands on road (elsewhere it would be
+    used up for nothing). out: bool [E, ACTIONS]."""
+    for e in range(len(out)):
+        out[e, :DIRECTIONS] = True
+        for d in range(DIRECTIONS):
+            x = int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL))
+            z = int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
+            out[e, DIRECTIONS + d] = s.flash_wait[e] == 0 and w.obstacle[z + VIEW, x + VIEW] > 0
 
 
 @jit
