@@ -73,6 +73,12 @@ def _loopback(text: str) -> str:
     return text
 
 
+def _share(value: float) -> float:
+    if value != 0 and not 0.01 <= value <= 1:  # a process that only waits takes a thousandth
+        raise ValueError("a number from 0.01 to 1, or 0")
+    return value
+
+
 def _bare_selector(value: Any) -> Any:
     return value.removeprefix("reverb.selectors.") if isinstance(value, str) else value
 
@@ -173,6 +179,10 @@ class AppConfig(BaseModel):
     """The checkpoint's number of updates, or latest."""
     eval_episodes: Count = 100
     """Episodes of one evaluation."""
+    eval_cpu_share: Annotated[float, AfterValidator(_share)] = 0.05
+    """Share of the run's CPU time in which the evaluator plays the newest models with their best actions and keeps the
+    best of them in best_ckpt/; 0 starts none. With wrapper_type "local" there is none: a run in one process would stop
+    training meanwhile; use `realm eval`."""
 
     log_dir: Annotated[Folder, _matches(".+", "the name of a folder")] = "train"
     """Folder that holds the folders of runs."""

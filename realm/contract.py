@@ -347,6 +347,25 @@ class Report:
     means: dict[str, list[float]]
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What the evaluator tells the supervisor of one model that it has played.
+
+    env_steps           those that the model was trained on
+    statistic, score    by which number models are compared, and its mean over the episodes
+    best, best_version  the greatest score in this run's directory so far, and whose it is
+    means               statistic -> mean over the episodes
+    """
+
+    version: Version
+    env_steps: int
+    statistic: str
+    score: float
+    best: float
+    best_version: Version
+    means: dict[str, float]
+
+
 Book = dict[str, str]
 """Role name ("actor", "buffer", "model_pool") -> address; handed to every role before it runs."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from realm.contract import Book, Report, Spec
+from realm.contract import Book, Evaluation, Report, Spec
 from realm.monitor import Meters
 from realm.plan import Plan
 from realm.wire import Client, Codec, Message, Socket, WireError
@@ -122,3 +122,22 @@ def parse_report(message: Message) -> Report:
     if not all(isinstance(pair, list) and len(pair) == 2 and pair[1] > 0 for pair in means.values()):
         raise WireError("report: means must be [sum, count], with a count above 0")
     return Report(message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means)
+
+
+def parse_evaluation(message: Message) -> Evaluation:
+    """The Evaluation in an `evaluated` message. Raises WireError."""
+
+    def number(value: object) -> float:
+        if not isinstance(value, (int, float)):
+            raise WireError(f"evaluated: score, best and means must be numbers, got {value!r}")
+        return float(value)
+
+    return Evaluation(
+        version=message.version(),
+        env_steps=message.integer("env_steps"),
+        statistic=message.text("statistic"),
+        score=number(message.meta.get("score")),
+        best=number(message.meta.get("best")),
+        best_version=message.version("best_version"),
+        means={name: number(value) for name, value in message.mapping("means").items()},
+    )

@@ -1,4 +1,4 @@
-"""What a role is given when it runs: the same plain object for all five."""
+"""What a role is given when it runs: the same plain object for all of them."""
 
 from __future__ import annotations
 

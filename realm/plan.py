@@ -26,6 +26,7 @@ class Plan:
     ratio                         draws of a sample per sample that came
     max_version_lag               updates; None: free
     max_unacked_rounds            rounds of a worker that may wait for the buffer's word
+    cores                         those that the run may use
     learner_threads               torch threads of the learner
     device                        where the learner's and the actor's models live
     why                           one sentence for each choice that was made, for the user
@@ -45,6 +46,7 @@ class Plan:
     ratio: float
     max_version_lag: int | None
     max_unacked_rounds: int
+    cores: int
     learner_threads: int
     device: str
     why: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from loguru import logger
 
-from realm.contract import Report
+from realm.contract import Evaluation, Report, Version
 from realm.launch import board as module
 from realm.launch.audit import bypasses, write_summary
 from realm.launch.board import GAUGES, Board, clock
@@ -149,7 +149,8 @@ def test_one_nan_does_not_stay_in_a_running_mean(board: Board) -> None:
 def test_what_went_past_its_role(board: Board) -> None:
     plan = cast(Plan, SimpleNamespace(predict_local=False))
     take(board, "aisrv", actions=12)
-    take(board, "actor", actions=10, models_loaded=3)
+    take(board, "actor", actions=10, models_loaded=2)
+    take(board, "evaluator", models_loaded=1)
     take(board, "learner", items_trained=4)
     take(board, "buffer", sampled=8)
     take(board, "model_pool", served=3)
@@ -199,6 +200,8 @@ def test_the_line(board: Board, time: Clock) -> None:
         "env steps": "150,000", "steps/s": "2,000", "updates": "1,234", "episodes": "1,500", "mean score": "1150.0",
         "policy lag": "0.50", "buffer": "100/256", "elapsed": "0:01:40", "remaining": "no limit set",
     }  # fmt: skip
+    board.evaluation = Evaluation(Version(1, 12), 900, "score", 980.04, 1001.0, Version(1, 9), {})
+    assert list(board.line(256, 0, 0.0).items())[5:7] == [("evaluation", "980.0 (1.12)"), ("best", "1001.0 (1.9)")]
     assert board.line(256, 350_000, 0.0)["remaining"] == "0:01:40"
     assert board.line(256, 350_000, 130.0)["remaining"] == "0:00:30"  # whichever comes first
     assert board.line(256, 100_000, 0.0)["remaining"] == "0:00:00"

@@ -262,6 +262,8 @@ def test_wrong_overrides(tmp_path: Path, override: str, start: str) -> None:
         ("[app]\nbind_host = '0.0.0.0'", "2: key 'bind_host': got \"0.0.0.0\"; allowed is", "authentication yet"),
         ("[app]\nbind_host = '::'", "2: key 'bind_host': got \"::\"; allowed is a loopback address", ""),
         ("[app]\nbase_port = 80", "2: key 'base_port': got 80; allowed is a whole number at least 1024", "or 0"),
+        ("[app]\neval_cpu_share = 0.001", "2: key 'eval_cpu_share': got 0.001; allowed is a number", ", or 0"),
+        ("[app]\neval_cpu_share = 1.5", "2: key 'eval_cpu_share': got 1.5; allowed is a number from 0.01 to 1", ""),
         # only together
         ("[app]\npreload_model = true", "2: key 'preload_model': preload_model = true needs", ""),
         ("[app]\nrun_mode = 'eval'", "2: key 'run_mode': run_mode = 'eval' needs", ""),

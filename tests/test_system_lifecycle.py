@@ -56,6 +56,7 @@ def test_status_stop_and_resume(tmp_path):
         steps = run.summary()["env_steps"]
         # the final checkpoint is of the last version that was trained
         assert run.checkpoints()[-1] == (1, version)
+        assert "evaluator-0" not in run.file()["roles"]  # eval_cpu_share is 0 here
     with Run(tmp_path, NATIVE, f"max_env_steps={int(steps) + 3000}") as run:
         assert run.finish() == 0, run.text()
         assert run.checkpoints()[-1][0] == 2

@@ -50,7 +50,7 @@ SPEC = Spec(
 PLAN = Plan(
     workers=2, envs_per_worker=2, predict_local=False, backend="native", on_policy=True, sampler="Fifo",
     remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, batch=4, ratio=1.0, max_version_lag=None,
-    max_unacked_rounds=1, learner_threads=1, device="cpu",
+    max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes")  # reverb's own
 

@@ -21,13 +21,13 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
     actions      used by workers beyond those that the actor gave (central prediction)
     samples      trained on beyond those that the buffer handed out
-    checkpoints  loaded by actor or workers without a version that the model pool had served
+    checkpoints  loaded by actor, workers or evaluator without a version that the model pool had served
     """
 
     def beyond(used: float, role: str, given: str) -> float | None:
         return None if board.restarted(role) else max(0.0, used - board.total(role, given))
 
-    loaded = board.total("actor", "models_loaded") + board.total("aisrv", "models_loaded")
+    loaded = sum(board.total(role, "models_loaded") for role in ("actor", "aisrv", "evaluator"))
     return {
         "actions": 0.0 if plan.predict_local else beyond(board.total("aisrv", "actions"), "actor", "actions"),
         "samples": beyond(board.total("learner", "items_trained"), "buffer", "sampled"),

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from realm.contract import Report
+from realm.contract import Evaluation, Report
 
 GAUGES = frozenset(
     {"pid", "size", "rss_mb", "peak_mb", "version_epoch", "version_update", "models_loaded", "published"}
@@ -27,6 +27,8 @@ class Board:
     started_at: float = field(default_factory=time.monotonic)
     env_steps: int = 0
     """Valid steps that the learner has trained on, over all epochs: the step axis of every curve."""
+    evaluation: Evaluation | None = None
+    """The newest of the evaluator."""
 
     def __post_init__(self) -> None:
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
@@ -128,6 +130,10 @@ class Board:
             remaining.append(max(0.0, max_seconds - elapsed))
         if max_env_steps and rate > 0:
             remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
+        evaluated: dict[str, str] = {}
+        if one := self.evaluation:
+            evaluated["evaluation"] = f"{one.score:.1f} ({one.version})"
+            evaluated["best"] = f"{one.best:.1f} ({one.best_version})"
         return {
             "env steps": f"{self.env_steps:,}",
             "steps/s": f"{rate:,.0f}",
@@ -135,6 +141,7 @@ class Board:
             "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
             # a gymnasium environment without a score of its own shows its return
             "mean score": number("episode/score" if "episode/score" in self._recent else "episode/r", ".1f"),
+            **evaluated,
             "policy lag": number("learner/policy_lag_updates", ".2f"),
             "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
             "elapsed": clock(elapsed),

@@ -34,8 +34,9 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
             "MALLOC_TRIM_THRESHOLD_": "1073741824",
             "MALLOC_TOP_PAD_": "67108864",
         }
-    if role in ("buffer", "aisrv", "model_pool"):
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # TensorFlow, in the buffer, would take the whole device
+    if role in ("buffer", "aisrv", "model_pool", "evaluator"):
+        # TensorFlow, in the buffer, would take the whole device, and each CUDA context half a gigabyte of it
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
 
 

@@ -155,6 +155,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         ratio=app.production_consume_ratio,
         max_version_lag=lag,
         max_unacked_rounds=app.max_unacked_rounds,
+        cores=cores,
         learner_threads=threads,
         device=device,
         why=tuple(why),

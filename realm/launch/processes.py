@@ -24,8 +24,8 @@ import psutil
 from loguru import logger
 
 from realm.config import AppConfig, ConfigError
-from realm.contract import Spec
-from realm.control import CONTROL_MAX_BYTES, parse_report
+from realm.contract import Evaluation, Spec
+from realm.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.launch.board import Board
 from realm.launch.child import EXIT_STOPPED, EXIT_USER, RUN_ID_VARIABLE, SERVERS
 from realm.launch.environment import role_environment
@@ -35,8 +35,11 @@ from realm.plan import Plan
 from realm.wire import Codec, Message, Server, WireError, wait_any
 
 _CURVES_EVERY_S = 2.0
-_STOP_ORDER = (("aisrv", "learner"), ("actor", "model_pool", "buffer"))
+_STOP_ORDER = (("aisrv", "learner", "evaluator"), ("actor", "model_pool", "buffer"))
 """Who plays and trains goes first, so that the last chunks and the last checkpoint find their servers alive."""
+
+_SPARE = ("evaluator",)
+"""Roles that training does without: nobody waits for one, and when its restarts are used up, the run goes on."""
 
 Key = tuple[str, int]
 
@@ -72,9 +75,14 @@ class Supervisor:
         self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host)
         self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * spec.sample_bytes)
         self._roles: dict[Key, Role] = {}
-        for name, count in (("buffer", 1), ("model_pool", 1), ("learner", 1), ("actor", 1), ("aisrv", plan.workers)):
-            if name == "actor" and plan.predict_local:
-                continue
+        for name, count in (
+            ("buffer", 1),
+            ("model_pool", 1),
+            ("learner", 1),
+            ("actor", 0 if plan.predict_local else 1),
+            ("aisrv", plan.workers),
+            ("evaluator", 1 if app.eval_cpu_share > 0 else 0),
+        ):
             for index in range(count):
                 self._roles[name, index] = Role(name, index)
         self._tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
@@ -150,7 +158,7 @@ class Supervisor:
         return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
 
     def _all_ready(self) -> bool:
-        return all(role.state == "ready" for role in self._roles.values())
+        return all(role.state == "ready" or role.name in _SPARE for role in self._roles.values())
 
     def _check_limits(self) -> None:
         if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
@@ -186,11 +194,21 @@ class Supervisor:
                     role.report_seq = message.seq
                     self.board.take(parse_report(message), message.incarnation)
                 self._server.send(peer, Message("ok", message.seq))
+            case "evaluated":
+                self._take_evaluation(parse_evaluation(message))
+                self._server.send(peer, Message("ok", message.seq))
             case "ended":
                 role.cause = message.text("cause")
                 self._server.send(peer, Message("ok", message.seq))
             case kind:
                 raise WireError(f"the supervisor does not answer {kind!r}")
+
+    def _take_evaluation(self, one: Evaluation) -> None:
+        """Show it, and put it into TensorBoard at the env steps of its model; sent twice when an answer is late."""
+        if self.board.evaluation is None or one.version != self.board.evaluation.version:
+            values = {f"evaluation/{name}": value for name, value in {**one.means, "best": one.best}.items()}
+            self._tensorboard.write(values, one.env_steps)
+        self.board.evaluation = one
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
         """Questions of tools/stop.sh, tools/status.sh and `realm save`."""
@@ -276,7 +294,7 @@ class Supervisor:
                 _kill_group(role.process.pid)
                 role.process = None
                 self._role_ended(role, code)
-            elif role.state in ("starting", "bound") and self._stopping_since is None:
+            elif role.state in ("starting", "bound") and role.name not in _SPARE and self._stopping_since is None:
                 limit = self.app.start_timeout_s
                 if time.monotonic() - role.started_at > limit:
                     self.stop(f"{role.label} was not ready after {limit:g} s ({self._log(role)})", 1)
@@ -295,18 +313,19 @@ class Supervisor:
             logger.info("{} was stopped by the user", role.label)
         elif code == EXIT_STOPPED:
             role.state = "ended"
-            self.stop(f"{role.label} ended by itself ({self._log(role)})", 1)
+            self._fail(role, f"{role.label} ended by itself ({self._log(role)})", 1)
         else:
             cause = role.cause or _signal_name(code)
             if code == EXIT_USER:
-                self.stop(f"{role.label}: {cause} ({self._log(role)})", EXIT_USER)
+                self._fail(role, f"{role.label}: {cause} ({self._log(role)})", EXIT_USER)
                 return
             now = time.monotonic()
             role.restarts.append(now)
             while role.restarts and now - role.restarts[0] > self.app.restart_window_s:
                 role.restarts.popleft()
             if len(role.restarts) > self.app.restart_budget:
-                self.stop(
+                self._fail(
+                    role,
                     f"{role.label} failed {len(role.restarts)} times in {self.app.restart_window_s:g} s: {cause} "
                     f"({self._log(role)})",
                     1,
@@ -316,6 +335,15 @@ class Supervisor:
                 self._spawn(role)
                 if role.name == "buffer":
                     self._tell_workers("buffer_restarted")
+
+    def _fail(self, role: Role, cause: str, exit_code: int) -> None:
+        """A role is not started again: the run ends, unless it is one that training does without."""
+        if role.name in _SPARE:
+            role.state = "ended"
+            logger.error("{}; training goes on without it", cause)
+            self._write_run_file()
+        else:
+            self.stop(cause, exit_code)
 
     def _tell_workers(self, kind: str) -> None:
         for role in self._roles.values():

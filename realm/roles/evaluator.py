@@ -1,0 +1,122 @@
+"""The onlooker: plays the newest model with its best actions, again and again, and keeps the best one.
+
+It has a copy of the weights of its own, from the model pool, and nothing to do with workers, actor and buffer: what it
+plays is not trained on and not counted. It takes `eval_cpu_share` of the run's CPU time at most, with low priority.
+Every result goes to the supervisor (live line, TensorBoard), and as one line into `evaluations.jsonl` of the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from realm.best import FOLDER, BestModel, main_statistic
+from realm.checkpoint import load_bytes
+from realm.contract import NO_VERSION, Agent, Array, Arrays, Evaluation, PredictContext
+from realm.evaluate import evaluate
+from realm.job import Job
+from realm.user import calling, load_agent, load_definition, load_hyper
+from realm.verbs import parse_model
+
+_NICE = 10
+_MOST_ENVS = 32
+_PERIOD_S = 2.0  # however quick an evaluation is: no curve of a run is finer
+_SEED = 1_000_000  # as `realm eval`: no worker's
+
+
+def run(job: Job) -> None:
+    """Evaluate until stopped."""
+    _give_way()
+    app, link, meters = job.config.app, job.link, job.link.meters
+    budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
+    hyper, seed, num_envs = load_hyper(app.algo, job.config.hyper), app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
+    with calling(job.config, "make_envs"):
+        envs = load_definition(app.algo).make_envs(num_envs, seed, hyper, job.config.env)
+    agent: Agent = load_agent(app.algo)(job.spec, hyper, "cpu", job.seed)
+    # every model plays the same episodes, as far as the environment's seed decides them
+    setting = {"env": job.config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": seed}
+    best = BestModel(job.run_dir / FOLDER, setting)
+    to_pool = job.client("model_pool")
+
+    def predict(obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        link.tick()  # raises Stopped
+        return agent.predict(obs, context)
+
+    link.ready([to_pool])
+    version = NO_VERSION
+    while True:
+        # asked only now: a question that stays open meanwhile, as ModelReader's, would bring a model of long ago
+        model = to_pool.wait(to_pool.ask("latest", {"have": list(version)}), link.tick)
+        tag = parse_model(model)
+        load_bytes(agent.model, model.array("weights").tobytes())
+        version = tag.version
+        meters.count("models_loaded")
+        meters.totals["version_epoch"], meters.totals["version_update"] = version
+        started, cpu = time.monotonic(), time.process_time()
+        statistics = evaluate(job.config, envs, predict, app.eval_episodes, 0.0, seed)
+        means, name = {key: float(values.mean()) for key, values in statistics.items()}, main_statistic(statistics)
+        one = Evaluation(version, tag.env_steps, name, means[name], best.score, best.version, means)
+        took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
+        try:
+            best.offer(agent, one, job.spec.schema, took)
+            one = dataclasses.replace(one, best=best.score, best_version=best.version)
+            add_line(job.run_dir / "evaluations.jsonl", {**dataclasses.asdict(one), **took})
+        except OSError as error:
+            logger.warning("the evaluation of {} could not be written, it goes on: {}", version, error)
+        meters.count("evaluations")
+        link.say("evaluated", dataclasses.asdict(one))
+        logger.info(
+            "version {} ({:,} env steps): {} {:.2f}, best {:.2f} ({}); {:.1f} s",
+            version, one.env_steps, name, one.score, one.best, one.best_version, took["seconds"],
+        )  # fmt: skip
+        until = time.monotonic() + budget.rest_s()
+        while time.monotonic() < until:
+            link.tick()
+            time.sleep(0.1)
+
+
+class Budget:
+    """Holds this process to `rate` CPU seconds a second: after each piece of work it says how long to rest.
+
+    A rest pays for all since the beginning of the one before, the first for all since the process began; what waiting
+    for a model has saved is not carried over. Work and rest together take at least `period_s`.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        period_s: float,
+        cpu: Callable[[], float] = time.process_time,
+        wall: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rate, self._period_s, self._cpu, self._wall = rate, period_s, cpu, wall
+        self._cpu_from, self._wall_from = 0.0, wall()
+
+    def rest_s(self) -> float:
+        """How long to rest now. Once after each piece of work: a new account begins, its seconds at the rest's end."""
+        cpu, wall = self._cpu(), self._wall()
+        rest = max(0.0, max((cpu - self._cpu_from) / self._rate, self._period_s) - (wall - self._wall_from))
+        self._cpu_from, self._wall_from = cpu, wall + rest
+        return rest
+
+
+def add_line(path: Path, record: dict[str, Any]) -> None:
+    """Add a line of JSON, after one that a full disk or a kill has left unfinished on a line of its own."""
+    with open(path, "a+b") as file:
+        torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
+
+
+def _give_way() -> None:
+    """Low priority, also where the kernel shares out CPU time by session (autogroup), of which each role has one."""
+    os.nice(_NICE)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE))

@@ -1,0 +1,21 @@
+"""The counting agent, whose weights hold the number of updates, which is its best action."""
+
+import numpy as np
+import torch
+
+from tests.counting.algorithm.agent import Agent as CountingAgent
+
+
+class Agent(CountingAgent):
+    def __init__(self, spec, config, device, seed):
+        super().__init__(spec, config, device, seed)
+        torch.nn.init.zeros_(self.model.bias)
+
+    def predict(self, obs, context):
+        action, extra = super().predict(obs, context)
+        return np.where(context.explore > 0, action, int(self.model.bias.item())), extra
+
+    def learn(self, batch, info):
+        result = super().learn(batch, info)
+        torch.nn.init.constant_(self.model.bias, self.updates)
+        return result

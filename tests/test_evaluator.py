@@ -1,0 +1,207 @@
+"""realm/roles/evaluator.py and realm/best.py: the share of CPU time, and which model is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from realm import checkpoint
+from realm.best import BestModel, main_statistic
+from realm.contract import Agent, Evaluation, Version
+from realm.control import parse_evaluation
+from realm.roles.evaluator import Budget, add_line
+from realm.user import UserCodeError
+from realm.wire import Message, WireError
+
+SETTING: dict[str, Any] = {"env": {"treasures": (1, 2)}, "episodes": 4}
+
+
+class Clocks:
+    """A process that works and rests."""
+
+    def __init__(self, cpu: float = 0.0) -> None:
+        self.cpu, self.wall = cpu, 1000.0
+
+    def budget(self, rate: float, period_s: float = 0.0) -> Budget:
+        return Budget(rate, period_s, lambda: self.cpu, lambda: self.wall)
+
+    def work(self, cpu: float, wall: float) -> None:
+        self.cpu += cpu
+        self.wall += wall
+
+
+def test_rest_is_as_long_as_the_share_asks_for() -> None:
+    clocks = Clocks()
+    budget = clocks.budget(0.05 * 2)
+    clocks.work(cpu=3.0, wall=4.0)
+    assert budget.rest_s() == pytest.approx(26)
+    clocks.work(cpu=0.1, wall=26.0)  # to rest is not for free, either
+    clocks.work(cpu=1.0, wall=1.0)
+    assert budget.rest_s() == pytest.approx(10)
+
+
+def test_what_the_start_took_is_paid_for_and_what_waiting_saved_is_not_kept() -> None:
+    clocks = Clocks(cpu=4.0)
+    budget = clocks.budget(0.5)
+    assert budget.rest_s() == pytest.approx(8)
+    clocks.work(cpu=1.0, wall=100.0)
+    assert budget.rest_s() == 0
+    clocks.work(cpu=2.0, wall=1.0)
+    assert budget.rest_s() == pytest.approx(3)
+
+
+def test_an_account_lasts_a_period_at_least() -> None:
+    clocks = Clocks()
+    budget = clocks.budget(0.5, 2.0)
+    clocks.work(cpu=0.1, wall=0.1)
+    assert budget.rest_s() == pytest.approx(1.9)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 1.0])
+def test_the_share_is_kept_whatever_comes(share: float) -> None:
+    random = np.random.default_rng(0)
+    clocks = Clocks(cpu=2.0)
+    budget, started = clocks.budget(share * 4), clocks.wall
+    for _ in range(200):
+        wall = float(random.exponential(5))
+        clocks.work(cpu=wall * float(random.uniform(0, 2)), wall=wall)
+        rest = budget.rest_s()
+        resting = 0.002 * rest  # for the reports
+        clocks.work(cpu=0.0, wall=rest)
+        assert clocks.cpu <= share * 4 * (clocks.wall - started) * 1.000001
+        clocks.work(cpu=resting, wall=float(random.exponential(1)))  # waits for a model
+
+
+def test_by_which_statistic_models_are_compared() -> None:
+    one = np.ones(3)
+    assert main_statistic({"length": one, "r": one, "score": one}) == "score"
+    assert main_statistic({"length": one, "r": one}) == "r"
+    assert main_statistic({"length": one, "won": one}) == "length"
+    with pytest.raises(UserCodeError, match="no statistic"):
+        main_statistic({})
+
+
+# --- the best model
+
+
+def agent(bias: float) -> Agent:
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(model.bias, bias)
+    return cast(Agent, SimpleNamespace(model=model, save_model=dict))
+
+
+def offer(best: BestModel, version: tuple[int, int], score: float) -> bool:
+    one = Evaluation(Version(*version), 100 * version[1], "score", score, 0.0, Version(0, 0), {"score": score})
+    return best.offer(agent(version[1]), one, "cafe", {"cpu_s": 1.5})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_best_is_kept_and_found(tmp_path: Path) -> None:
+    folder = tmp_path / "best_ckpt"
+    best = BestModel(folder, SETTING)
+    assert (best.version, best.score) == ((0, 0), -math.inf)
+    assert not offer(best, (1, 0), math.nan)
+    assert offer(best, (1, 10), -5.0)
+    assert not offer(best, (1, 20), -5.0)  # who is first stays
+    assert offer(best, (1, 30), 7.0)
+    assert not offer(best, (2, 25), 6.9)
+    assert (best.version, best.score) == ((1, 30), 7.0)
+    assert names(folder) == ["model.ckpt-1-30", "model.ckpt-1-30.json"]
+    found = checkpoint.find(folder, "latest")
+    assert (found.version, found.env_steps, found.schema) == ((1, 30), 3000, "cafe")
+    loaded = torch.nn.Linear(1, 1)
+    checkpoint.load_bytes(loaded, found.weights)
+    assert loaded.bias.item() == 30
+    body = json.loads((folder / "model.ckpt-1-30.json").read_text())
+    assert (body["version"], body["score"], body["statistic"], body["cpu_s"]) == ([1, 30], 7.0, "score", 1.5)
+
+    again = BestModel(folder, SETTING)  # a resume, or a restart of the evaluator
+    assert (again.version, again.score) == ((1, 30), 7.0)
+    assert not offer(again, (2, 26), 6.0)
+    assert offer(again, (2, 27), 8.0)
+    assert names(folder) == ["model.ckpt-2-27", "model.ckpt-2-27.json"]
+
+
+def test_scores_of_other_episodes_are_not_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "best_ckpt"
+    assert offer(BestModel(folder, SETTING), (1, 10), 100.0)
+    best = BestModel(folder, {**SETTING, "episodes": 5})
+    assert best.score == -math.inf
+    assert names(tmp_path) == ["best_ckpt.1"]
+    assert offer(best, (1, 20), 1.0)
+    BestModel(folder, SETTING)
+    assert names(tmp_path) == ["best_ckpt.1", "best_ckpt.2"]
+    assert checkpoint.find(tmp_path / "best_ckpt.1", "latest").version == (1, 10)
+
+
+def test_killed_between_the_files_of_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "best_ckpt"
+    offer(BestModel(folder, SETTING), (1, 10), 1.0)
+    (folder / "model.ckpt-1-20.json").write_text("{}")
+    (folder / ".writing-model.ckpt-1-15.json").write_text("{")
+    (folder / ".writing-model.ckpt-1-20").mkdir()
+    best = BestModel(folder, SETTING)
+    assert (best.version, best.score) == ((1, 10), 1.0)
+    assert offer(best, (1, 30), 2.0)
+    assert names(folder) == ["model.ckpt-1-30", "model.ckpt-1-30.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"score": "high", "setting": {}}', '{"setting": {}}'])
+def test_a_best_whose_score_is_lost_counts_as_unknown(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "best_ckpt"
+    offer(BestModel(folder, SETTING), (1, 10), 1.0)
+    (folder / "model.ckpt-1-10.json").write_text(text)
+    best = BestModel(folder, SETTING)
+    assert best.score == -math.inf
+    assert offer(best, (1, 20), 0.5)
+
+
+def test_a_damaged_best_counts_as_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "best_ckpt"
+    offer(BestModel(folder, SETTING), (1, 10), 1.0)
+    (folder / "model.ckpt-1-10" / "model.safetensors").write_bytes(b"nothing")
+    assert BestModel(folder, SETTING).score == -math.inf
+
+
+def test_a_model_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> None:
+    folder = tmp_path / "best_ckpt"
+    folder.write_text("no folder")
+    best = BestModel(folder, SETTING)
+    with pytest.raises(OSError, match=r"best_ckpt"):
+        offer(best, (1, 10), 1.0)
+    assert best.score == -math.inf
+    folder.unlink()
+    assert offer(best, (1, 20), 0.5)
+
+
+# --- what it leaves and says
+
+
+def test_a_line_after_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    add_line(path, {"a": 1})
+    add_line(path, {"a": 2})
+    with path.open("a") as file:
+        file.write('{"a": ')
+    add_line(path, {"a": 3})
+    assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": \n{"a": 3}\n'
+
+
+def test_an_evaluation_crosses_the_wire() -> None:
+    one = Evaluation(Version(1, 20), 2000, "score", 1.5, 2, Version(1, 10), {"score": 1.5, "length": 3})
+    meta = json.loads(json.dumps(dataclasses.asdict(one)))
+    assert parse_evaluation(Message("evaluated", 1, meta)) == one
+    for wrong in ({"score": "1.5"}, {"best": None}, {"means": {"score": []}}, {"version": [1]}, {"env_steps": 1.5}):
+        with pytest.raises(WireError):
+            parse_evaluation(Message("evaluated", 1, {**meta, **wrong}))
