@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     start.set_defaults(run=_start)
 
     stop = commands.add_parser("stop", help="end a run, or one role of it")
-    stop.add_argument("what", choices=("all", "aisrv", "actor", "buffer", "learner", "model_pool"))
+    stop.add_argument("what", choices=("all", "aisrv", "actor", "buffer", "learner", "model_pool", "evaluator"))
     stop.add_argument("--log-dir", help=LOG_DIR_HELP)
     stop.set_defaults(run=_stop)
 
@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_argument(
         "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
     )
-    evaluation.add_argument("--id", default="latest", help="number of updates of the checkpoint (default latest)")
+    evaluation.add_argument(
+        "--id", default="latest", help="number of updates of the checkpoint, latest (default) or best"
+    )
     which = evaluation.add_mutually_exclusive_group()
     which.add_argument(
         "--episodes", type=int, default=0, help="so many episodes as [env] draws them (default: eval_episodes)"
@@ -162,7 +164,7 @@ def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     record.add_argument(
         "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
     )
-    record.add_argument("--id", default="latest", help="number of updates of the checkpoint (default latest)")
+    record.add_argument("--id", default="latest", help="number of updates of the checkpoint, latest (default) or best")
     record.add_argument("--oracle", action="store_true", help="the oracle's episode instead of a model's")
     _add_episode(record, "the run's; with --oracle the realm's own, with all treasures")
     record.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
@@ -299,9 +301,13 @@ def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int |
     run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
-    if arguments.id != "latest" and not arguments.id.isdigit():
-        raise ConfigError(f"--id {arguments.id}: allowed is a number of updates, or latest")
+    if arguments.id not in ("latest", "best") and not arguments.id.isdigit():
+        raise ConfigError(f"--id {arguments.id}: allowed is a number of updates, latest or best")
     config = load_config(run_dir / "config.toml", arguments.set)
+    if arguments.id == "best":
+        from realm.best import FOLDER  # late: it brings torch
+
+        return config, run_dir / FOLDER, "latest"
     return config, folder, "latest" if arguments.id == "latest" else int(arguments.id)
 
 

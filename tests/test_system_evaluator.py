@@ -1,0 +1,90 @@
+"""Whole runs with an evaluator: each result stands under its own version, the best model is kept, and no fault of it
+touches the training. The user is `tests/evaluated`: its score is minus the number of updates of the model that plays.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from cluster import PATIENCE_S, ROOT, Run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from realm import checkpoint
+
+pytestmark = pytest.mark.system
+SETTINGS = (
+    "algo=tests.evaluated", "buffer_backend=native", "restart_budget=3", "evaluated.learn_s=0.02", "eval_episodes=50",
+    "max_version_lag=0", "evaluated.strict=true", "eval_cpu_share=1.0",
+)  # fmt: skip
+
+
+def evaluations(run):
+    path = run.dir / "evaluations.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def best_names(run):
+    return sorted(path.name for path in (run.dir / "best_ckpt").iterdir())
+
+
+def test_evaluations_of_a_run(tmp_path):
+    with Run(tmp_path, *SETTINGS) as run:
+        run.wait_running()
+        run.wait_for(lambda: len(evaluations(run)) >= 3, "three evaluations")
+        run.kill("evaluator-0")
+        count, update = len(evaluations(run)), run.checkpoints()[-1][1]
+        run.wait_trained(update + 40)
+        run.wait_for(lambda: len(evaluations(run)) >= count + 2, "evaluations go on after a kill")
+        assert run.interrupt() == 0, run.text()
+        assert run.processes() == []
+        assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
+        found = evaluations(run)
+        first, versions = found[0]["version"], [one["version"] for one in found]
+        assert versions == sorted(versions)
+        assert len({tuple(one) for one in versions}) >= 4
+        assert all(one["score"] == one["means"]["score"] == -one["version"][1] for one in found)
+        # the first is the best: a newer one, or the evaluator that was started again, must not take its place
+        assert all(one["best_version"] == first and one["best"] == -first[1] for one in found)
+        name = f"model.ckpt-{first[0]}-{first[1]}"
+        assert best_names(run) == [name, f"{name}.json"]
+        best = checkpoint.find(run.dir / "best_ckpt", "latest")
+        assert (list(best.version), best.env_steps) == (first, found[0]["env_steps"])
+        model = torch.nn.Linear(1, 1)
+        checkpoint.load_bytes(model, best.weights)
+        assert model.bias.item() == first[1]
+
+        done = subprocess.run(
+            [sys.executable, "-m", "realm", "eval", str(run.dir), "--id", "best", "--episodes", "3"],
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert name in done.stdout
+
+        curves = EventAccumulator(str(run.dir / "log" / "tensorboard"), {"scalars": 0})
+        curves.Reload()
+        points = {one.step: one.value for one in curves.Scalars("evaluation/score")}
+        assert points.items() <= {one["env_steps"]: one["score"] for one in found}.items()
+        assert len(points) >= 4
+
+    # a resume knows the best one; it ends in the middle of an evaluation
+    with Run(tmp_path, *SETTINGS, "evaluated.step_s=0.02") as run:
+        run.wait_for(lambda: evaluations(run)[-1]["version"][0] == 2, "an evaluation after the resume")
+        assert evaluations(run)[-1]["best_version"] == first
+        assert run.interrupt() == 0, run.text()
+        assert best_names(run) == [name, f"{name}.json"]
+        assert "is killed" not in run.output.read_text()
+
+
+def test_training_does_without_it(tmp_path):
+    """The evaluator's environment reports no episodes: there is nothing to evaluate, which is said once."""
+    with Run(tmp_path, *SETTINGS, "evaluated.reports=false") as run:
+        run.wait_running()
+        run.wait_for(lambda: run.file()["roles"]["evaluator-0"]["state"] == "ended", "the evaluator has given up")
+        run.wait_trained(run.checkpoints()[-1][1] + 40)
+        assert run.interrupt() == 0, run.text()
+        output = run.output.read_text()
+        assert output.count("training goes on without it") == 1
+        assert "without info['episode']" in output
+        assert evaluations(run) == []
