@@ -143,3 +143,26 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "map_1.json").write_text("[]")
     with pytest.raises(MapError, match="must hold an object"):
         maps.load(tmp_path)
+
+
+# ---- names ----
+
+
+def test_a_generated_map_has_a_name() -> None:
+    for seed in (0, 7, 10**17):
+        assert np.array_equal(maps.resolve(f"generated:{seed}").road, maps.generate(seed).road)
+    env = RealmEnv(map="generated:7")
+    env.reset(seed=0)
+    assert np.array_equal(env.map.points, maps.generate(7).points)
+
+
+@pytest.mark.parametrize("seed", ["", "x", "-1", "1.5", " 7", "٣", "7,8", "9" * 5000])
+def test_a_seed_that_is_none_is_refused(seed: str) -> None:
+    with pytest.raises(MapError, match=r"^map is 'generated:.*', after generated: comes a seed: a whole number .*$"):
+        maps.resolve(f"generated:{seed}")
+
+
+@pytest.mark.parametrize("what", [["default"], 7, None, {"seed": 7}])
+def test_what_names_no_map_is_refused(what: Any) -> None:
+    with pytest.raises(MapError, match=r"^map is .*, it must be default, generated:SEED or a path$"):
+        maps.resolve(what)

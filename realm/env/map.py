@@ -1,15 +1,16 @@
 """Maps: 128 x 128 cells of road and obstacle with 16 numbered points.
 
 Used by everything that plays, draws or plans. `load` reads the competition's two files, `save` writes them,
-`generate` makes a corridor map from a seed, `resolve` turns what a user writes (`"default"`, a path, a `Map`)
-into a `Map`. A map that cannot be played is refused with a `MapError` that says why in one sentence. Arrays
-over the map are indexed `[z, x]`, row 0 is the south edge; positions are `(x, z)` in world units.
+`generate` makes a corridor map from a seed, `resolve` turns what a user writes (`"default"`, `"generated:7"`,
+a path, a `Map`) into a `Map`. A map that cannot be played is refused with a `MapError` that says why in one
+sentence. Arrays over the map are indexed `[z, x]`, row 0 is the south edge; positions are `(x, z)` in world units.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ POINTS = 16  # 0 is the buff, 1..15 can be start, end or treasure
 OFFSET = (2250.0, 5250.0)  # game coordinates + OFFSET = world coordinates
 FAR = 32767  # `Map.distance` where no way leads
 FLAGS_FILE, POINTS_FILE = "map_1.json", "crab.yaml"
+GENERATED = "generated:"  # with a seed behind it, the name of a generated map
 DEFAULT_DIR = Path(__file__).parent / "maps" / "default"
 
 
@@ -228,11 +230,19 @@ def default() -> Map:
 
 
 def resolve(map_: Map | str | Path) -> Map:
-    """`"default"`, a path as for `load`, or a Map as it is."""
+    """`"default"`, `"generated:7"` (the map that `generate` makes of that seed), a path as for `load`, or a Map as it
+    is."""
     if isinstance(map_, Map):
         return map_
+    if not isinstance(map_, str | Path):  # whoever reads a configuration file can get anything
+        raise MapError(f"map is {map_!r}, it must be default, {GENERATED}SEED or a path")
     if map_ == "default":
         return default()
+    if isinstance(map_, str) and map_.startswith(GENERATED):
+        seed = map_.removeprefix(GENERATED)
+        if not re.fullmatch("[0-9]{1,18}", seed):
+            raise MapError(f"map is {map_!r}, after {GENERATED} comes a seed: a whole number of at most 18 digits")
+        return generate(int(seed))
     return load(map_)
 
 
