@@ -184,7 +184,7 @@ def _start(arguments: argparse.Namespace) -> int:
         folder = Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}")
         from realm.eval_commands import Request, evaluate_model
 
-        evaluate_model(config, folder, app.eval_model_id, Request(seed=app.seed + 1_000_000))
+        evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + 1_000_000))
         return 0
     from realm.launch.environment import enter_learner_environment
     from realm.launch.plan import make_plan, this_machine
@@ -303,7 +303,7 @@ def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int |
         raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
     if arguments.id not in ("latest", "best") and not arguments.id.isdigit():
         raise ConfigError(f"--id {arguments.id}: allowed is a number of updates, latest or best")
-    config = load_config(run_dir / "config.toml", arguments.set)
+    config = load_config(run_dir / "config.toml", arguments.set).evaluated()
     if arguments.id == "best":
         from realm.best import FOLDER  # late: it brings torch
 

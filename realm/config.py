@@ -1,8 +1,9 @@
 """Reads `conf/*.toml` and the `--set key=value` of the command line, once, into frozen and validated objects.
 
 Called by the command line before any process starts, and by a role on the run's own `config.toml`. In goes a file of
-three tables: `[app]` (AppConfig below), `[env]` (options for the user's `make_envs`, free-form), and one named like the
-last part of `algo` (overrides of the user's `Config`). Out comes a RunConfig, or a ConfigError of one sentence:
+four tables: `[app]` (AppConfig below), `[env]` (options for the user's `make_envs`, free-form), `[eval_env]` (which of
+these are different where models are evaluated), and one named like the last part of `algo` (overrides of the user's
+`Config`). Out comes a RunConfig, or a ConfigError of one sentence:
 `file:line: key 'x': what was wrong; what is allowed (did you mean 'y'?)`. Nothing that stands in a file is evaluated.
 """
 
@@ -51,8 +52,8 @@ def _algo(text: str) -> str:
     names = all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", one) and not keyword.iskeyword(one) for one in parts)
     if not names or len(text) > 80:
         raise ValueError('the dotted name of a Python package, like "diy"')
-    if parts[-1] in ("app", "env"):
-        raise ValueError("a package of another name, since [app] and [env] are tables already")
+    if parts[-1] in ("app", "env", "eval_env"):
+        raise ValueError("a package of another name, since [app], [env] and [eval_env] are tables already")
     return text
 
 
@@ -241,7 +242,7 @@ IGNORED = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What one run is made of. `hyper` holds only what differs from the user's Config.
+    """What one run is made of. `hyper` holds only what differs from the user's Config, `eval_env` from `env`.
 
     places    "table.key" -> `file:line`, or the `--set` it comes from
     warnings  sentences that the caller should show once
@@ -249,9 +250,25 @@ class RunConfig:
 
     app: AppConfig
     env: dict[str, Any]
+    eval_env: dict[str, Any]
     hyper: dict[str, Any]
     places: dict[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
+
+    def evaluated(self) -> RunConfig:
+        """The same, with the options of evaluations in `env`.
+
+        An option of [env] that `--set` names holds for evaluations, too; an empty list takes an option of [env] away.
+        """
+        places = dict(self.places)
+        env = dict(self.env)
+        for key, value in self.eval_env.items():
+            if not places.get(f"env.{key}", "").startswith("--set"):
+                env[key] = value
+                places[f"env.{key}"] = places.get(f"eval_env.{key}", "table [eval_env]")
+            if env[key] == []:
+                del env[key]
+        return dataclasses.replace(self, env=env, eval_env={}, places=places)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -265,7 +282,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         _override(text, tables, places)
 
     app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}))
-    allowed = ["app", "env", app.hyper_table]
+    allowed = ["app", "env", "eval_env", app.hyper_table]
     for name in [one for one in tables if one not in allowed]:
         # `--set algo=other` must not trip over the table of the algorithm that the file was written for.
         if isinstance(in_file, str) and name == in_file.rpartition(".")[2]:
@@ -274,7 +291,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             continue
         names = ", ".join(f"[{one}]" for one in allowed)
         raise ConfigError(f"{places[name]}: table [{name}]: unknown; allowed are {names}{did_you_mean(name, allowed)}")
-    return RunConfig(app, tables.get("env", {}), tables.get(app.hyper_table, {}), places, tuple(warnings))
+    env, eval_env, hyper = (tables.get(name, {}) for name in ("env", "eval_env", app.hyper_table))
+    return RunConfig(app, env, eval_env, hyper, places, tuple(warnings))
 
 
 def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places: Mapping[str, str], file: str) -> T:
@@ -308,7 +326,10 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
 
 def to_toml(config: RunConfig) -> str:
     """Write every effective value as TOML: `load_config` of that text gives an equal RunConfig."""
-    tables = {"app": config.app.model_dump(), "env": config.env, config.app.hyper_table: config.hyper}
+    tables = {
+        "app": config.app.model_dump(), "env": config.env, "eval_env": config.eval_env,
+        config.app.hyper_table: config.hyper,
+    }  # fmt: skip
     lines = ["# The effective configuration of this run, written by Realm."]
     for name, table in tables.items():
         lines += ["", f"[{toml_key(name)}]", *(f"{toml_key(key)} = {toml_value(one)}" for key, one in table.items())]

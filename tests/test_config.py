@@ -44,7 +44,7 @@ def test_every_file_in_conf_loads_without_a_warning_and_survives_a_round_trip(fi
 
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
-    assert load(tmp_path, "") == RunConfig(AppConfig(), {}, {})
+    assert load(tmp_path, "") == RunConfig(AppConfig(), {}, {}, {})
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -209,7 +209,7 @@ def test_another_algorithm_by_override(tmp_path: Path) -> None:
         ("env.note=\udcff", "--set 'env.note=\\udcff': not an override"),
         ("seeed=1", "--set seeed=1: key 'seeed': unknown; "),
         ("start=1", "--set start=1: key 'start': unknown; "),
-        ("dqn.x=1", "--set dqn.x=1: table [dqn]: unknown; allowed are [app], [env], [diy]"),
+        ("dqn.x=1", "--set dqn.x=1: table [dqn]: unknown; allowed are [app], [env], [eval_env], [diy]"),
         ("env.start.x=1", "--set env.start.x=1: key 'env.start.x': 'start' is a value;"),
         ("preload_model=True", "--set preload_model=True: key 'preload_model': got \"True\"; allowed is true or false"),
         ("seed=1.5", "--set seed=1.5: key 'seed': got 1.5; allowed is a whole number"),
@@ -230,7 +230,7 @@ def test_wrong_overrides(tmp_path: Path, override: str, start: str) -> None:
         ("[app]\n#\ntrian_batch_size = 3", "3: key 'trian_batch_size': unknown;", "(did you mean 'train_batch_size'?)"),
         ("[app]\nSEED = 3", "2: key 'SEED': unknown;", "(did you mean 'seed'?)"),
         ("[app]\nstart = 3\n[env]\nstart=2", "2: key 'start': unknown;", "(did you mean 'env.start'?)"),
-        ("[ap]\nseed = 3", "1: table [ap]: unknown; allowed are [app], [env], [diy]", "(did you mean 'app'?)"),
+        ("[ap]\na = 3", "1: table [ap]: unknown; allowed are [app], [env], [eval_env], [diy]", "(did you mean 'app'?)"),
         ("[app]\n[app.inner]\nx = 1", "2: key 'inner': unknown;", ""),
         ("seed = 3", "1: key 'seed': it stands in no table;", "[app] above it"),
         ("[[app]]\nseed = 3", "1: key 'app': it stands in no table;", ""),
@@ -421,3 +421,16 @@ def test_the_configuration_loads_nothing_heavy() -> None:
     heavy = {"torch", "tensorflow", "reverb", "numba", "gymnasium", "diy"}
     code = f"import sys, realm.user; sys.exit(len({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=False).returncode == 0
+
+
+def test_evaluations_have_options_of_their_own(tmp_path: Path) -> None:
+    text = "[env]\nmap = 'm'\nnum = 9\nlayouts = [[3], [4, 5]]\n[eval_env]\nnum = 7\nlayouts = []\n"
+    config = load(tmp_path, text)
+    assert config.env == {"map": "m", "num": 9, "layouts": [[3], [4, 5]]}
+    evaluated = config.evaluated()
+    assert (evaluated.env, evaluated.eval_env) == ({"map": "m", "num": 7}, {})
+    assert evaluated.places["env.num"].endswith(":6")
+    assert evaluated.evaluated() == evaluated
+    assert load(tmp_path, text, "env.num=3", "env.map=n").evaluated().env == {"map": "n", "num": 3}
+    assert load(tmp_path, "[env]\nnum = 9").evaluated().env == {"num": 9}
+    assert load(tmp_path, to_toml(config)) == config

@@ -169,7 +169,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.plan = folder, PLAN
-        self.config = RunConfig(AppConfig(algo="toy_verbs", modelpool_max_save_model_count=3), {}, {})
+        self.config = RunConfig(AppConfig(algo="toy_verbs", modelpool_max_save_model_count=3), {}, {}, {})
         self.book: dict[str, str] = {}
         self.roles: dict[str, Role] = {}
         self.clients: list[Client] = []

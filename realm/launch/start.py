@@ -145,6 +145,10 @@ def try_user_code(config: RunConfig) -> Spec:
             raise UserCodeError(f"{algo}/feature/definition.py: {name} of step must be an array of shape [E]")
     with calling(config, "close"):
         envs.close()
+    if config.eval_env:
+        evaluated = config.evaluated()
+        with calling(evaluated, "make_envs"):
+            definition.make_envs(1, config.app.seed, hyper, evaluated.env).close()
     return spec
 
 

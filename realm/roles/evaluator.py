@@ -27,7 +27,7 @@ from realm.user import calling, load_agent, load_definition, load_hyper
 from realm.verbs import parse_model
 
 _NICE = 10
-_MOST_ENVS = 32
+_MOST_ENVS = 128
 _PERIOD_S = 2.0  # however quick an evaluation is: no curve of a run is finer
 _SEED = 1_000_000  # as `realm eval`: no worker's
 
@@ -35,14 +35,15 @@ _SEED = 1_000_000  # as `realm eval`: no worker's
 def run(job: Job) -> None:
     """Evaluate until stopped."""
     _give_way()
-    app, link, meters = job.config.app, job.link, job.link.meters
+    config, link, meters = job.config.evaluated(), job.link, job.link.meters
+    app = config.app
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
-    hyper, seed, num_envs = load_hyper(app.algo, job.config.hyper), app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
-    with calling(job.config, "make_envs"):
-        envs = load_definition(app.algo).make_envs(num_envs, seed, hyper, job.config.env)
+    hyper, seed, num_envs = load_hyper(app.algo, config.hyper), app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
+    with calling(config, "make_envs"):
+        envs = load_definition(app.algo).make_envs(num_envs, seed, hyper, config.env)
     agent: Agent = load_agent(app.algo)(job.spec, hyper, "cpu", job.seed)
     # every model plays the same episodes, as far as the environment's seed decides them
-    setting = {"env": job.config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": seed}
+    setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": seed}
     best = BestModel(job.run_dir / FOLDER, setting)
     to_pool = job.client("model_pool")
 
@@ -61,7 +62,7 @@ def run(job: Job) -> None:
         meters.count("models_loaded")
         meters.totals["version_epoch"], meters.totals["version_update"] = version
         started, cpu = time.monotonic(), time.process_time()
-        statistics = evaluate(job.config, envs, predict, app.eval_episodes, 0.0, seed)
+        statistics = evaluate(config, envs, predict, app.eval_episodes, 0.0, seed)
         means, name = {key: float(values.mean()) for key, values in statistics.items()}, main_statistic(statistics)
         one = Evaluation(version, tag.env_steps, name, means[name], best.score, best.version, means)
         took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
