@@ -1,0 +1,304 @@
+"""tools/runs.py, tools/judge.py, tools/experiments.py: what they look for, keep and go on with. Nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from realm.config import load_config, to_toml
+from realm.monitor import TensorBoard
+from tools import experiments, judge, runs
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "conf" / "configure_app.toml"
+FIGURES = {
+    "regret": 7.0, "worst_regret": 9.0, "worst_layout": [3], "time_outs": 0, "missed": 1, "whole": 0.5,
+    "excess_percent": None, "score": 1.0, "episodes": 2,
+}  # fmt: skip
+
+
+# ---- runs ----
+
+
+def checkpoint(folder, epoch, update, env_steps):
+    path = folder / f"model.ckpt-{epoch}-{update}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text(json.dumps({"version": [epoch, update], "env_steps": env_steps}))
+    return path
+
+
+def test_saved_models_are_ordered_by_version_and_a_start_adds_none(tmp_path):
+    for epoch, update, env_steps in ((1, 0, 0), (1, 10, 100), (2, 10, 100), (2, 100, 1000), (2, 20, 200)):
+        checkpoint(tmp_path, epoch, update, env_steps)
+    found = runs.saved_models(tmp_path)
+    assert [one.env_steps for one in found] == [0, 100, 200, 1000]
+    assert found[1].path.name == "model.ckpt-1-10"
+
+
+def test_models_are_kept_when_the_run_removes_them(tmp_path):
+    source, target = tmp_path / "ckpt", tmp_path / "dense_ckpt"
+    first = checkpoint(source, 1, 0, 0)
+    (source / "model.ckpt-1-5").mkdir()  # a run that is just removing it leaves an empty one for a moment
+    runs.keep_models(source, target)
+    (first / "manifest.json").unlink()
+    first.rmdir()
+    checkpoint(source, 1, 10, 100)
+    runs.keep_models(source, target)
+    runs.keep_models(source, target)
+    assert [one.env_steps for one in runs.saved_models(target)] == [0, 100]
+    assert sorted(path.name for path in target.iterdir()) == ["model.ckpt-1-0", "model.ckpt-1-10"]
+
+
+def test_minutes_leave_out_pauses_and_count_what_was_made_twice(tmp_path, monkeypatch):
+    folder, now = tmp_path / "log" / "tensorboard", time.time()
+    sessions = [((0, 100, 200), (0, 60, 120)), ((100, 200, 300), (0, 60, 120))]  # a crash cost a hundred steps
+    for steps, seconds in sessions:  # each begins with the real time, as the pause between them would
+        board = TensorBoard(folder)
+        for step, second in zip(steps, seconds, strict=True):
+            fake = SimpleNamespace(time=lambda second=second: now + second, monotonic=time.monotonic)
+            monkeypatch.setattr("realm.monitor.time", fake)
+            board.write({runs.CLOCK: 1.0}, step)
+        board.close()
+    clock = runs.Curve(*(np.array(x, float) for x in ([0, 100, 200, 100, 200, 300], [0, 1, 2, 2, 3, 4], [1] * 6)))
+    assert runs.minutes_at(clock, 200) == 3.0
+    assert runs.minutes_at(clock, 300) == 4.0
+    assert runs.minutes_at(clock, 50) == 0.5
+    read = runs.read_curves(tmp_path, [runs.CLOCK, "no/curve"])
+    assert read[runs.CLOCK].env_steps.tolist() == [0, 100, 200, 100, 200, 300]
+    assert read[runs.CLOCK].minutes == pytest.approx([0, 1, 2, 2, 3, 4], abs=0.1)
+    assert len(read["no/curve"].value) == 0
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path):
+    def config(*overrides):
+        return load_config(CONFIG, overrides)
+
+    runs.refuse_other_setting(tmp_path, config())
+    (tmp_path / "config.toml").write_text(to_toml(config("run_name=a", "max_seconds=3")))
+    runs.refuse_other_setting(tmp_path, config("run_name=a", "max_seconds=7", "max_env_steps=9"))
+    with pytest.raises(SystemExit, match="max_version_lag"):
+        runs.refuse_other_setting(tmp_path, config("run_name=a", "max_version_lag=4"))
+
+
+def test_a_process_ends_with_the_stop(tmp_path):
+    assert runs.run_process([sys.executable, "-c", "print('hello')"], tmp_path / "log") == 0
+    assert (tmp_path / "log").read_text() == "hello\n"
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        runs.run_process([sys.executable, "-c", "import time; time.sleep(600)"], stop=stop)
+
+
+def test_judging_takes_nine_treasures_whatever_the_training_had():
+    env = {
+        "start": 4,
+        "end": 1,
+        "map": "x",
+        "treasure_num": 3,
+        "treasure_random": 0,
+        "treasure_id": [1],
+        "layouts": [[5]],
+    }
+    assert runs.judged_env(env) == {"start": 4, "end": 1, "map": "x", "treasure_random": 1, "treasure_num": 9}
+
+
+# ---- judge ----
+
+
+def test_the_grid_has_both_ends_and_grows():
+    steps = list(range(0, 2_000_000, 10_000))
+    grid = judge.spread(steps, 12)
+    assert grid[0] == 0
+    assert grid[-1] == len(steps) - 1
+    assert len(grid) <= 12
+    assert (np.diff(np.diff(grid)) >= -1).all()
+    assert judge.spread(steps[:3], 12) == [0, 1, 2]
+    assert judge.spread([0], 12) == [0]
+
+
+def test_the_first_good_model_is_found_between_those_of_the_grid():
+    regret = [90, 80, 70, 60, 31, 40, 30, 20, 10, 4]
+    asked = []
+
+    def play(i):
+        asked.append(i)
+        return regret[i]
+
+    assert judge.first_at_most(play, [0, 3, 6, 9], 32) == 4
+    assert sorted(set(asked)) == [0, 3, 4, 6]
+    assert judge.first_at_most(play, [0, 3, 6, 9], 5) == 9
+    assert judge.first_at_most(play, [0, 3, 6, 9], 1) is None
+
+
+def test_the_rate_of_plain_ppo_is_read():
+    lines = ["    5 s  32768 steps  6553/s  score - entropy 2.7\n", "   31 s  262144 steps  8456/s  score 3\n", "x\n"]
+    assert judge.rate_after(lines, 30) == 8456.0
+    assert judge.rate_after(lines[:1], 30) is None
+
+
+def test_plain_ppo_gets_what_concerns_it():
+    given = ["env.map=maps/7", "diy.decoupled=true", "diy.lam=0.5", "max_version_lag=0", "app.level=INFO"]
+    expected = ["--env", "map='maps/7'", "--set", "decoupled=True", "--set", "lam=0.5"]
+    assert judge.plain_options(given) == expected
+
+
+class FakeWork:
+    """Six models; the fourth of them and all after it are good. `calls` says what was done."""
+
+    def __init__(self, fail_at=None):
+        self.calls, self._fail_at = [], fail_at
+
+    def _note(self, *what):
+        if what == self._fail_at:
+            raise KeyboardInterrupt
+        self.calls.append(what)
+
+    def plain_rate(self, seed):
+        self._note("plain", seed)
+        return 1000.0
+
+    def train(self, seed):
+        self._note("train", seed)
+        return {"env_steps": 5, "minutes": 2.0, "steps_per_s": 900.0}
+
+    def models(self, seed):
+        return [judge.Model(Path(f"model.ckpt-1-{i}"), 100 * i, i / 10) for i in range(6)]
+
+    def play(self, seed, model, how):
+        self._note("play", seed, model.env_steps, how)
+        return {**FIGURES, "regret": 100.0 if model.env_steps < 300 else 7.0}
+
+
+def test_a_judgement_goes_on_where_it_was_stopped(tmp_path):
+    out = tmp_path / "judge.json"
+    setup = {"minutes": 60}
+    first, second, third = FakeWork(fail_at=("play", 1, 500, "best")), FakeWork(), FakeWork()
+    for work in (first, second, third):
+        results = judge.open_results(out, setup)
+        entry = results["seeds"].setdefault("1", {})
+        try:
+            judge.judge_seed(entry, 1, work, lambda r=results: runs.write_json(out, r), grid=3, executed=False)
+        except KeyboardInterrupt:
+            assert work is first
+    assert first.calls[:2] == [("plain", 1), ("train", 1)]
+    assert all(kind == "play" for kind, *_ in second.calls)
+    assert not set(first.calls) & set(second.calls)
+    assert third.calls == []
+    found = json.loads(out.read_text())["seeds"]["1"]
+    assert found["reached"] == {"32": {"env_steps": 300, "minutes": 0.3}, "5": None}
+    assert set(found["end"]) == {"best", "drawn", "sets"}
+    text = judge.table(results)
+    assert "| mean regret at most 32: env steps | 300 |" in text
+    assert "| mean regret at most 5: env steps | not |" in text
+    judge.draw([("judge", results), ("other", results)], tmp_path / "judge.png")
+    assert (tmp_path / "judge.png").stat().st_size > 1000
+    with pytest.raises(SystemExit, match="take another --out"):
+        judge.open_results(out, {"minutes": 30})
+
+
+# ---- experiments ----
+
+
+def test_every_change_can_be_made_and_none_is_the_default():
+    found = experiments.changes(CONFIG, experiments.COMMON)
+    names = [row.name for row in found]
+    assert len(set(names)) == len(names)
+    assert {row.group for row in found} == {"default", *experiments.GROUPS}
+    default = experiments.meaning(CONFIG, experiments.COMMON)
+    meanings = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.change]) for row in found]
+    assert meanings.count(default) == 1
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
+    (row,) = (row for row in experiments.rows(0.01, 128) if row.name == f"lag-{updates}")
+    plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.change])[0]
+    assert plan.max_version_lag == updates
+    assert plan.preload == (updates + 1) * plan.batch
+
+
+def some_tasks():
+    rows = [experiments.DEFAULT, experiments.Row("gae", "lam-0", "lambda 0", ("diy.lam=0.0",))]
+    return [experiments.Task(row, seed) for seed in (1, 2) for row in rows]
+
+
+def fake_result(task):
+    return {
+        "env_steps": 100, "minutes": 1.0, "steps_per_s": 2.0, "mean_lag": 0.0, "commit": "abc", "best": FIGURES,
+        "last": {"score": 12.0}, "curves": {"score": [[0, 1], [100, 2 + task.seed]]}, "drawn": FIGURES,
+    }  # fmt: skip
+
+
+def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
+    out, tasks, setup = tmp_path / "e.json", some_tasks(), {"env_steps": 100}
+    ran = []
+
+    def runner(task, core):
+        ran.append((task.name, core))
+        if task.name == "lam-0-1" and len(ran) <= 4:
+            raise RuntimeError("exit code 1")
+        return fake_result(task)
+
+    results = experiments.open_results(out, setup, tasks)
+    failed = experiments.run_all(tasks, results, runner, [0, 1], lambda: runs.write_json(out, results))
+    assert failed == ["lam-0-1: exit code 1"]
+    assert sorted(name for name, _ in ran) == sorted(task.name for task in tasks)
+    again = experiments.open_results(out, setup, tasks)
+    assert experiments.run_all(tasks, again, runner, [1], lambda: runs.write_json(out, again)) == []
+    assert ran[4:] == [("lam-0-1", 1)]
+    assert set(json.loads(out.read_text())["runs"]) == {task.name for task in tasks}
+    text = experiments.table(again)
+    assert "| returns (GAE) | lambda 0 | 7.0 / 7.0 |" in text
+    assert "100 env steps, commit abc" in experiments.caption(again)
+    experiments.draw(again, tmp_path / "e.png")
+    assert (tmp_path / "e.png").stat().st_size > 1000
+    changed = [experiments.Task(experiments.Row("gae", "lam-0", "lambda 0", ("diy.lam=0.1",)), 1)]
+    with pytest.raises(SystemExit, match="lam-0-1"):
+        experiments.open_results(out, setup, changed)
+    with pytest.raises(SystemExit, match="take another --out"):
+        experiments.open_results(out, {"env_steps": 7}, tasks)
+
+
+def test_a_stopped_lane_leaves_the_rest_for_the_next_time():
+    results = {"runs": {}}
+
+    def runner(task, core):
+        if task.seed == 2:
+            raise KeyboardInterrupt
+        return fake_result(task)
+
+    assert experiments.run_all(some_tasks(), results, runner, [0], lambda: None) == []
+    assert sorted(results["runs"]) == ["default-1", "lam-0-1"]
+
+
+def test_progress_is_read_from_the_last_live_line(tmp_path):
+    log = tmp_path / "log"
+    assert experiments.progress(log) is None
+    log.write_text(
+        "INFO state running | env steps 1,024 | steps/s 100 | x\nINFO env steps 48,896 | steps/s 6,808 | y\n"
+    )
+    assert experiments.progress(log) == (48_896, 6808.0)
+
+
+def test_the_line_says_how_long_it_takes_yet():
+    tasks = some_tasks()
+    runner, results = SimpleNamespace(active={"lam-0-1": (500_000, 5000.0)}), {"runs": {"default-1": {}}}
+    watch = experiments.Watch(runner, tasks, results, 1e6)  # the one in the results was there before
+    results["runs"]["default-2"] = {}
+    line = watch.line(3600.0)
+    assert line == "2 of 4 runs done; lam-0-1 0.50 M (5,000/s); about 1:00 h left"
+
+
+def test_a_curve_is_thinned_out():
+    x = np.arange(1000.0)
+    found = np.array(experiments.thin(x, 2 * x, 10))
+    assert found.shape == (10, 2)
+    assert found[0].tolist() == [49.5, 99.0]
+    assert experiments.thin(x[:0], x[:0], 10) == []

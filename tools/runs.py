@@ -1,0 +1,292 @@
+"""What tools/judge.py and tools/experiments.py share: runs as processes, their curves, and what their models are worth.
+
+`tools/runs.py RUN [--explore 0 1]` plays the newest model of a run on every layout of nine treasures and prints one
+line of JSON, which tools/experiments.py reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from realm.config import RunConfig, load_config, to_toml
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".cache" / "oracle"
+TREASURES = 9
+CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two seconds
+KEPT_ENV = ("map", "start", "end", "max_step")
+NUM_ENVS = 512
+EVALUATION_SEED = 1_000_000
+
+# ---- files ----
+
+
+def write_json(path: Path, content: Any) -> None:
+    """In one go, so that a run that is stopped leaves a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(json.dumps(content, indent=1))
+    draft.replace(path)
+
+
+def about() -> dict[str, Any]:
+    """Where and when: for the JSON and below the table."""
+    model = ""
+    if Path("/proc/cpuinfo").exists():
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        model = found[1] if found else ""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {model}",
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or "unknown"
+
+
+# ---- processes ----
+
+
+def start_command(config: Path, overrides: Iterable[str]) -> list[str]:
+    words = [sys.executable, "-m", "realm", "start", "--config", str(config)]
+    return words + [word for one in overrides for word in ("--set", one)]
+
+
+def run_process(
+    command: Sequence[str],
+    log: Path | None = None,
+    core: int | None = None,
+    stop: threading.Event | None = None,
+    every_second: Callable[[], None] = lambda: None,
+) -> int:
+    """Run to the end and return the exit code. Ctrl+C here, or `stop`, ends it in order and raises KeyboardInterrupt.
+
+    log: gets its output (appended) in place of the terminal. core: it and all its children run there alone.
+    """
+    environment = {"NUMBA_CACHE_DIR": str(ROOT / ".cache" / "numba"), **os.environ}
+    if core is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        if shutil.which("taskset"):
+            command = ["taskset", "-c", str(core), *command]
+    with open(log, "ab") if log else nullcontext() as output:
+        # a session of its own: Ctrl+C reaches it once, from here, since a second one kills a run
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            while not (stop and stop.is_set()):
+                try:
+                    return process.wait(1.0)
+                except subprocess.TimeoutExpired:
+                    every_second()
+            raise KeyboardInterrupt
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+
+
+def refuse_other_setting(run: Path, config: RunConfig) -> None:
+    """Exit if the run's folder was made with another configuration, its limits apart: its curve would be of both."""
+    if not (run / "config.toml").exists():
+        return
+    then, now = (_without_limits(one) for one in (load_config(run / "config.toml"), config))
+    if then != now:
+        lines = [to_toml(one).splitlines() for one in (then, now)]
+        differ = [f"{a!r}, now {b!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
+        sys.exit(f"error: {run} was made with another configuration ({differ[0]}); move it away or take another --out")
+
+
+def _without_limits(config: RunConfig) -> RunConfig:
+    return replace(config, app=config.app.model_copy(update={"max_seconds": 0.0, "max_env_steps": 0, "run_name": ""}))
+
+
+# ---- curves ----
+
+
+class Curve(NamedTuple):
+    env_steps: np.ndarray
+    minutes: np.ndarray  # of training: pauses between the starts of a run do not count
+    value: np.ndarray
+
+
+def read_curves(run: Path, tags: Sequence[str]) -> dict[str, Curve]:
+    """Tag -> curve, empty where the run has none."""
+    # as in realm/monitor.py: without this, tensorboard imports TensorFlow where that is installed
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    found: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in tags}
+    before = 0.0
+    for path in sorted((run / "log" / "tensorboard").glob("events.out.tfevents.*")):  # each start of the run has one
+        begin, minutes = None, 0.0
+        for event in LegacyEventFileLoader(str(path)).Load():
+            begin = event.wall_time if begin is None else begin
+            minutes = (event.wall_time - begin) / 60
+            for value in event.summary.value:
+                if value.tag in found:
+                    found[value.tag].append((event.step, before + minutes, value.simple_value))
+        before += minutes
+    return {tag: Curve(*np.array(rows, float).reshape(-1, 3).T) for tag, rows in found.items()}
+
+
+def minutes_at(clock: Curve, env_steps: float) -> float:
+    """When the run had trained on so many steps for good: after a crash it makes some again."""
+    if not len(clock.minutes):
+        return 0.0
+    last_time = np.minimum.accumulate(clock.env_steps[::-1])[::-1]
+    return float(np.interp(env_steps, last_time, clock.minutes))
+
+
+# ---- models ----
+
+
+class Saved(NamedTuple):
+    """A checkpoint that is there."""
+
+    path: Path
+    env_steps: int
+
+
+def saved_models(folder: Path) -> list[Saved]:
+    """Those of a folder, oldest first; what a start of the run has saved again is left out."""
+    found = []
+    for path in folder.glob("model.ckpt-*-*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        found.append((tuple(manifest["version"]), Saved(path.parent, int(manifest["env_steps"]))))
+    return list({one.env_steps: one for _, one in sorted(found, reverse=True)}.values())[::-1]
+
+
+def keep_models(source: Path, target: Path) -> None:
+    """Link every checkpoint of `source` into `target`, where the run does not remove it. Costs no room while both are
+    there."""
+    target.mkdir(parents=True, exist_ok=True)
+    for folder in source.glob("model.ckpt-*-*"):
+        if (target / folder.name).exists():
+            continue
+        draft = target / f".writing-{folder.name}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        try:
+            for file in folder.iterdir():
+                os.link(file, draft / file.name)
+            if (draft / "manifest.json").exists():
+                draft.rename(target / folder.name)
+        except FileNotFoundError:  # the run has removed it just now
+            pass
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+# ---- what a model is worth ----
+
+
+def judged_env(env: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [env] of a run made one for judging: its map, start and end, nine treasures."""
+    kept = {key: env[key] for key in KEPT_ENV if key in env}
+    return {**kept, "treasure_random": 1, "treasure_num": TREASURES}
+
+
+def figures(layouts: Sequence[Any], played: Any, limits: Any) -> dict[str, Any]:
+    """What became of some layouts, in numbers. `limits`: what the oracle reaches in them."""
+    from realm import eval_report as report
+
+    row = report.rows(layouts, played, limits)[-1]
+    ids = layouts[row.worst].treasure_id or ()
+    return {
+        "regret": row.regret,
+        "worst_regret": row.worst_regret,
+        "worst_layout": list(ids),
+        "time_outs": int((~played.reached_end).sum()),
+        "missed": int(played.missed.sum()),
+        "whole": float((played.reached_end & (played.missed == 0)).mean()),  # share in which nothing was left
+        "excess_percent": row.excess,
+        "score": row.score,
+        "episodes": row.episodes,
+    }
+
+
+class Player:
+    """Plays the models of one run on all layouts of nine treasures, and on all sets."""
+
+    def __init__(self, run: Path, executed: bool = False) -> None:
+        from realm import eval_report as report
+
+        self.config, self._executed = load_config(run / "config.toml"), executed
+        self._env = judged_env(self.config.env)
+        self._map = report.resolve_map(self._env)
+        self._nine = report.all_layouts(self._env)
+        self._limits = report.bound_limits(self._map, self._nine, CACHE)
+        self._envs: Any = None
+        self._agent: Any = None
+
+    def nine(self, model: Path, explore: float = 0.0) -> dict[str, Any]:
+        """Figures of the layouts of nine treasures against the bound; `executed` has those the oracle's play."""
+        from realm import eval_report as report
+
+        played = self._play(model, self._nine, explore)
+        found = figures(self._nine, played, self._limits)
+        if self._executed:
+            limits = report.executed_limits(self._map, self._nine, CACHE)
+            found["executed"] = figures(self._nine, played, limits)
+        return found
+
+    def sets(self, model: Path) -> dict[str, Any]:
+        """Figures of all sets of treasures against the bound."""
+        from realm import eval_report as report
+
+        layouts = report.all_sets(self._env)
+        played = self._play(model, layouts, 0.0)
+        return figures(layouts, played, report.bound_limits(self._map, layouts, CACHE))
+
+    def _play(self, model: Path, layouts: Sequence[Any], explore: float) -> Any:
+        from realm import eval_report as report
+        from realm.checkpoint import load, load_bytes
+        from realm.evaluate import evaluate_layouts, load_player
+
+        checkpoint = load(model)
+        if self._agent is None:
+            self._envs, self._agent = load_player(self.config, checkpoint, self._env, NUM_ENVS, EVALUATION_SEED)
+        load_bytes(self._agent.model, checkpoint.weights)
+        options = [report.as_option(one) for one in layouts]
+        return evaluate_layouts(self._envs, self._agent.predict, options, explore, EVALUATION_SEED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--explore", type=float, nargs="+", default=[0.0], help="0: best actions, 1: drawn ones")
+    args = parser.parse_args()
+    newest = saved_models(args.run / "ckpt")[-1]
+    player = Player(args.run)
+    found = {f"{explore:g}": player.nine(newest.path, explore) for explore in args.explore}
+    print(json.dumps({"env_steps": newest.env_steps, "explore": found}))
+
+
+if __name__ == "__main__":
+    main()
