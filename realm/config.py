@@ -256,18 +256,9 @@ class RunConfig:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def evaluated(self) -> RunConfig:
-        """The same, with the options of evaluations in `env`.
-
-        An option of [env] that `--set` names holds for evaluations, too; an empty list takes an option of [env] away.
-        """
-        places = dict(self.places)
-        env = dict(self.env)
-        for key, value in self.eval_env.items():
-            if not places.get(f"env.{key}", "").startswith("--set"):
-                env[key] = value
-                places[f"env.{key}"] = places.get(f"eval_env.{key}", "table [eval_env]")
-            if env[key] == []:
-                del env[key]
+        """The same, with the options of evaluations in `env`; an empty list takes one away."""
+        env = {key: one for key, one in {**self.env, **self.eval_env}.items() if self.eval_env.get(key) != []}
+        places = self.places | {f"env.{key}": self.places[f"eval_env.{key}"] for key in self.eval_env}
         return dataclasses.replace(self, env=env, eval_env={}, places=places)
 
 
@@ -292,6 +283,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         names = ", ".join(f"[{one}]" for one in allowed)
         raise ConfigError(f"{places[name]}: table [{name}]: unknown; allowed are {names}{did_you_mean(name, allowed)}")
     env, eval_env, hyper = (tables.get(name, {}) for name in ("env", "eval_env", app.hyper_table))
+    # an option of [env] that the command line names holds for evaluations, too
+    named = {key for key in eval_env if places.get(f"env.{key}", "").startswith("--set")}
+    eval_env = {key: one for key, one in eval_env.items() if key not in named or "--set" in places[f"eval_env.{key}"]}
     return RunConfig(app, env, eval_env, hyper, places, tuple(warnings))
 
 

@@ -431,6 +431,9 @@ def test_evaluations_have_options_of_their_own(tmp_path: Path) -> None:
     assert (evaluated.env, evaluated.eval_env) == ({"map": "m", "num": 7}, {})
     assert evaluated.places["env.num"].endswith(":6")
     assert evaluated.evaluated() == evaluated
-    assert load(tmp_path, text, "env.num=3", "env.map=n").evaluated().env == {"map": "n", "num": 3}
+    named = load(tmp_path, text, "env.num=3", "env.map=n")
+    assert named.evaluated().env == {"map": "n", "num": 3}
+    assert load(tmp_path, to_toml(named)).evaluated() == named.evaluated()
+    assert load(tmp_path, text, "env.num=3", "eval_env.num=4").evaluated().env == {"map": "m", "num": 4}
     assert load(tmp_path, "[env]\nnum = 9").evaluated().env == {"num": 9}
     assert load(tmp_path, to_toml(config)) == config
