@@ -70,6 +70,9 @@ def test_minutes_leave_out_pauses_and_count_what_was_made_twice(tmp_path, monkey
     assert runs.minutes_at(clock, 200) == 3.0
     assert runs.minutes_at(clock, 300) == 4.0
     assert runs.minutes_at(clock, 50) == 0.5
+    assert runs.mean_rate(clock) == pytest.approx((300 - 100) / 180)
+    waits_to_stop = runs.Curve(*(np.append(x, last) for x, last in zip(clock, (300, 9, 1), strict=True)))
+    assert runs.minutes_at(waits_to_stop, 300) == 4.0
     read = runs.read_curves(tmp_path, [runs.CLOCK, "no/curve"])
     assert read[runs.CLOCK].env_steps.tolist() == [0, 100, 200, 100, 200, 300]
     assert read[runs.CLOCK].minutes == pytest.approx([0, 1, 2, 2, 3, 4], abs=0.1)

@@ -241,7 +241,7 @@ def summary(run: Path) -> dict[str, Any]:
     """Curves of a run, thinned out, and what is left of them at its end."""
     curves = runs.read_curves(run, [runs.CLOCK, *CURVES.values()])
     clock = curves[runs.CLOCK]
-    steps, minutes = float(clock.env_steps[-1]), float(clock.minutes[-1])
+    steps = float(clock.env_steps[-1])
     kept, last = {}, {}
     for name, tag in CURVES.items():
         curve = curves[tag]
@@ -251,8 +251,8 @@ def summary(run: Path) -> dict[str, Any]:
     lag = curves[CURVES["lag"]].value
     return {
         "env_steps": int(steps),
-        "minutes": minutes,
-        "steps_per_s": steps / (60 * minutes),
+        "minutes": runs.minutes_at(clock, steps),
+        "steps_per_s": runs.mean_rate(clock),
         "mean_lag": float(lag.mean()) if len(lag) else None,
         "last": last,
         "curves": kept,

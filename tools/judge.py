@@ -104,10 +104,10 @@ def judge_seed(
             played[model.path.name] = {"env_steps": model.env_steps, "minutes": model.minutes, **found}
             save()
             each = (time.monotonic() - begin) / (len(played) - before)
+            left = max(0, len(at) - len(played)) * each / 60
             print(
-                f"seed {seed}: {model.env_steps:,} env steps: mean regret {found['regret']:.2f} ({len(played)} models "
-                f"played, {each:.0f} s each; about {max(0, len(at) - len(played)) * each / 60:.0f} min for the others, "
-                "and as many again where one is good)",
+                f"seed {seed}: {model.env_steps:,} env steps: mean regret {found['regret']:.2f} ({each:.0f} s a model, "
+                f"{len(played)} played, about {left:.0f} min for the rest of the first {len(at)})",
                 flush=True,
             )
         value: float = played[model.path.name]["regret"]
@@ -175,8 +175,7 @@ class Cluster:
             runs.keep_models(run / "ckpt", run / "dense_ckpt")
 
         if not self._is_over(run):
-            had = runs.read_curves(run, [runs.CLOCK])[runs.CLOCK].minutes
-            left = max(5.0, 60 * (args.minutes - (had[-1] if len(had) else 0.0)))
+            left = max(5.0, 60 * (args.minutes - self._minutes(run)))
             print(f"seed {seed}: {run}, {left / 60:.1f} min to train ...", flush=True)
             if run.exists():
                 keep()
@@ -186,9 +185,14 @@ class Cluster:
                 sys.exit(f"error: {run} has ended too early (exit code {code}); the same command goes on with it")
         keep()
         clock = runs.read_curves(run, [runs.CLOCK])[runs.CLOCK]
-        steps, minutes = int(clock.env_steps[-1]), float(clock.minutes[-1])
-        rate = steps / (60 * minutes)
-        return {"run": str(run), "env_steps": steps, "minutes": minutes, "steps_per_s": rate, "commit": runs.commit()}
+        return {
+            "run": str(run), "env_steps": int(clock.env_steps[-1]), "minutes": self._minutes(run),
+            "steps_per_s": runs.mean_rate(clock), "commit": runs.commit(),
+        }  # fmt: skip
+
+    def _minutes(self, run: Path) -> float:
+        clock = runs.read_curves(run, [runs.CLOCK])[runs.CLOCK]
+        return runs.minutes_at(clock, clock.env_steps[-1]) if len(clock.env_steps) else 0.0
 
     def _is_over(self, run: Path) -> bool:
         known = read_run(run)

@@ -157,11 +157,22 @@ def read_curves(run: Path, tags: Sequence[str]) -> dict[str, Curve]:
 
 
 def minutes_at(clock: Curve, env_steps: float) -> float:
-    """When the run had trained on so many steps for good: after a crash it makes some again."""
+    """When the run had trained on so many steps for good: after a crash it makes some again. Each start of the run
+    counts, some seconds without a step."""
     if not len(clock.minutes):
         return 0.0
     last_time = np.minimum.accumulate(clock.env_steps[::-1])[::-1]
-    return float(np.interp(env_steps, last_time, clock.minutes))
+    steps, first = np.unique(last_time, return_index=True)
+    return float(np.interp(env_steps, steps, clock.minutes[first]))
+
+
+def mean_rate(clock: Curve) -> float:
+    """Env steps a second from the first update to the last."""
+    moving = clock.env_steps[clock.env_steps > 0]
+    if not len(moving) or moving[-1] == moving[0]:
+        return 0.0
+    seconds = 60 * (minutes_at(clock, moving[-1]) - minutes_at(clock, moving[0]))
+    return float((moving[-1] - moving[0]) / max(seconds, 1e-9))
 
 
 # ---- models ----
