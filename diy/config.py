@@ -14,6 +14,8 @@ from typing import Any
 class Config:
     # what the agent sees and is made of
     features: str = "small"  # "small": 549 numbers, for two MLPs; "reference": the published image, for two conv trunks
+    position: bool = True  # small features: where on the map the hero is (130 numbers); holds for one map only
+    tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers); see below
     hidden: int = 256  # width of the two hidden layers of each small MLP
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
 
@@ -52,9 +54,15 @@ class Config:
     minibatch_size: int = 2048  # rows of one gradient step; a batch is cut into equal parts of about this size
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
 
+    # `tours` puts a planner into the features: the best order of the treasures, for walking without flash and buff, is
+    # worked out and not learned. It makes maps that were never seen playable; the default does without.
+
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             self._check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
+        small = self.features == "small"
+        self._check("position", self.position or small, "true unless features is 'small'")
+        self._check("tours", not self.tours or small, "false unless features is 'small'")
         for name in ("hidden", "chunk_length", "total_env_steps", "epochs", "minibatch_size"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         for name in ("gamma_start", "gamma_end", "lam"):

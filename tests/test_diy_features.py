@@ -173,10 +173,11 @@ def literal_tour(envs: FeatureEnvs, ways: Ways, e: int) -> float:
 
 
 def test_tours_are_the_best_of_all_orders() -> None:
-    envs = made(12, treasure_num=5)
+    ends = [1, 15, 7, 2]
+    envs = made(12, layouts=[{"start": 9, "end": end, "treasure_num": 5} for end in ends])
     envs.reset()
     rng = np.random.default_rng(2)
-    state, ways = envs.game.state, make_ways(envs.game.map, [1])
+    state, ways = envs.game.state, make_ways(envs.game.map, ends)
     out = np.empty(12, np.float32)
     for n in range(20):
         envs.step(rng.integers(0, 16 if n > 10 else 8, 12))
@@ -308,6 +309,11 @@ def test_a_worker_loads_neither_torch_nor_tensorflow_and_stays_small() -> None:
     [
         ({"gamma_end": 1.5}, "diy.gamma_end is 1.5, it must be from 0 to 1"),
         ({"precision": "fp8"}, "diy.precision is 'fp8', it must be one of 'auto', 'fp32', 'bf16'"),
+        (
+            {"features": "reference", "position": False},
+            "diy.position is False, it must be true unless features is 'small'",
+        ),
+        ({"features": "reference", "tours": True}, "diy.tours is True, it must be false unless features is 'small'"),
         ({"epochs": 0}, "diy.epochs is 0, it must be at least 1"),
         ({"lr_start": 0.0}, "diy.lr_start is 0.0, it must be above 0"),
         ({"lam": float("nan")}, "diy.lam is nan, it must be from 0 to 1"),

@@ -16,6 +16,8 @@ LAST_MOVE = 1000.0  # units of the longest walk
 FAR_CELLS = 200.0  # of walking that count as very far
 STEP_CELLS = 2.0**0.5  # that a step to a neighbour can win, and a flash
 FLASH_CELLS = 60.0
+DETOUR_CELLS = 32.0  # of a longer tour that count as very many
+LONG_TOUR_CELLS = 500.0
 
 # the published reward, in points: what `config.py` has no field for
 CELL_POINTS, FLASH_CELL_POINTS = 1.0, 5.0  # for a cell won by walking, by a flash

@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from diy.config import Config
 from diy.feature import constants as c
 from diy.feature import kernels
+from diy.feature.joined import JoinedEnvs
 from diy.feature.ways import make_ways
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields, Spec
+from realm.env.map import resolve
 from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State, write_image, write_vector
 from realm.env.realm_env import RealmVectorEnv
 
-SMALL: Fields = {
-    "features": Field((kernels.SMALL_SIZE,), "float32"),
-    "legal": Field((ACTIONS,), "bool"),
-}
 REFERENCE: Fields = {
     "image": Field((4, WINDOW, WINDOW), "uint8"),
     "vector": Field((31,), "float32"),
@@ -35,25 +33,45 @@ REFERENCE: Fields = {
 }
 
 
+def small_fields(config: Config) -> Fields:
+    """The small observation."""
+    size = kernels.SMALL_SIZE
+    size += (kernels.TOURS_SIZE if config.tours else 0) - (0 if config.position else kernels.POSITION_SIZE)
+    return {"features": Field((size,), "float32"), "legal": Field((ACTIONS,), "bool")}
+
+
 def make_envs(num_envs: int, seed: int, config: Config, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
-    """Make `num_envs` realms. options: the table `[env]`: `map`, `layouts` and the game's own options (`usr_conf`)."""
+    """Make `num_envs` realms. options: the table `[env]`: `map`, `layouts` and the game's own options (`usr_conf`).
+
+    `map` may be a list: then the environments are shared out over these maps. Where there are fewer environments than
+    maps, some maps are not played; the seed, another one in each worker, draws which.
+    """
     conf = dict(options)
-    game = RealmVectorEnv(
-        num_envs,
-        map=conf.pop("map", "default"),
-        layouts=conf.pop("layouts", None),
-        usr_conf=conf,
-        observation="vector",
-        copy=False,
+    map_, layouts = conf.pop("map", "default"), conf.pop("layouts", None)
+
+    def make(map_: Any, num_envs: int, seed: int) -> FeatureEnvs:
+        game = RealmVectorEnv(num_envs, map=map_, layouts=layouts, usr_conf=conf, observation="vector", copy=False)
+        return FeatureEnvs(game, seed, config)
+
+    if not isinstance(map_, list | tuple):
+        return make(map_, num_envs, seed)
+    if not map_:
+        raise ValueError("map is [], a list of maps needs one at least")
+    maps = [resolve(one) for one in map_]  # all, so that a wrong one is found in any case
+    if num_envs < len(maps):
+        maps = [maps[i] for i in sorted(np.random.default_rng(seed).permutation(len(maps))[:num_envs])]
+    begin = [k * num_envs // len(maps) for k in range(len(maps) + 1)]
+    return JoinedEnvs(
+        [make(one, end - first, seed + first) for one, first, end in zip(maps, begin, begin[1:], strict=False)]
     )
-    return FeatureEnvs(game, seed, config)
 
 
 def spec(envs: VectorEnv[Any, Any, Any], config: Config) -> Spec:
     """The shapes of what these environments give and of what `Agent.predict` adds."""
-    assert isinstance(envs, FeatureEnvs)
+    part = envs.parts[0] if isinstance(envs, JoinedEnvs) else envs
+    assert isinstance(part, FeatureEnvs)
     return Spec(
-        obs=envs.fields,
+        obs=part.fields,
         action=ActionSpec(n=ACTIONS),
         extra={"log_prob": Field((), "float32"), "value": Field((), "float32")},
         chunk_length=config.chunk_length,
@@ -66,7 +84,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
     def __init__(self, game: RealmVectorEnv, seed: int, config: Config) -> None:
         self.game, self.config, self.metadata = game, config, game.metadata
         self.num_envs = game.num_envs
-        self.fields = SMALL if config.features == "small" else REFERENCE
+        self.fields = small_fields(config) if config.features == "small" else REFERENCE
         self.single_observation_space = spaces.Dict({name: _space(one) for name, one in self.fields.items()})
         self.single_action_space = game.single_action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -97,7 +115,10 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         state, world = self.game.state, self.game.world
         obs = {name: np.empty((self.num_envs, *one.shape), one.dtype) for name, one in self.fields.items()}
         if self.config.features == "small":
-            kernels.write_small(state, world, self._ways.walk, obs["features"])
+            ways, features = self._ways, obs["features"]
+            kernels.write_small(state, world, ways.walk, self.config.position, features)
+            if self.config.tours:
+                kernels.write_tours(state, world, ways.walk, ways.row, ways.tour, features)
             kernels.write_useful(state, world, obs["legal"])
         else:
             write_image(state, world, obs["image"])

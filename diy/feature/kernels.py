@@ -1,7 +1,8 @@
 """numba kernels from the environments' arrays to the small observation and to rewards; called by `definition.py`.
 
 Each loops over E environments and writes into an array that the caller made. `s` is `realm.env.physics.State`, `w` its
-`World`. They call no kernel of another file: numba's cache would not notice when that one changes.
+`World`. They call no kernel of another file, for numba's cache would not notice when that one changes: so `_stop` and
+`_without`, which say how the tours of `ways.py` are looked up, are here once more.
 """
 
 from __future__ import annotations
@@ -24,33 +25,47 @@ from realm.env.physics import (
     World,
 )
 
-SMALL_SIZE = 2 * c.BINS + 4 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + DIRECTIONS + 7
+POSITION_SIZE = 2 * c.BINS + 2
+SMALL_SIZE = POSITION_SIZE + 2 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + DIRECTIONS + 7
+TOURS_SIZE = POINTS + ACTIONS + 1
 
 STEP_X = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 STEP_Z = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 
 
 @jit
-def write_small(s: State, w: World, walk: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """The small observation. walk: `Ways.walk`; out: f32 [E, SMALL_SIZE], all within -1..1:
+def _target(s: State, e: int, action: int) -> tuple[int, int]:
+    """The cell (x, z) where an action of hero e leads: a walk to the next one, a flash to where it lands."""
+    d = action % DIRECTIONS
+    if action < DIRECTIONS:
+        return s.cell_x[e] + STEP_X[d], s.cell_z[e] + STEP_Z[d]
+    return int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL)), int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
 
-    position one-hot by bins of 2 cells, x then z (128), exactly (2) and within the cell (2); per point (16) whether it
-    is there, whether it is the end, and how far it is to walk; per action (16) and point (16), if that is there or the
-    end, how much nearer it gets; a 7 x 7 crop of road (49) and of visits (49) around the hero; per direction (8) how
-    far the road goes; flash ready, flash wait, buff left, buff wait, time gone, the last move (2).
+
+@jit
+def write_small(s: State, w: World, walk: NDArray[np.float32], position: bool, out: NDArray[np.float32]) -> None:
+    """The small observation. walk: `Ways.walk`; out: f32 [E, SMALL_SIZE or more], all within -1..1:
+
+    position, if asked for: one-hot by bins of 2 cells, x then z (128), and exactly (2); position within the cell (2);
+    per point (16) whether it is there, whether it is the end, and how far it is to walk; per action (16) and point
+    (16), if that is there or the end, how much nearer it gets; a 7 x 7 crop of road (49) and of visits (49) around the
+    hero; per direction (8) how far the road goes; flash ready, flash wait, buff left, buff wait, time gone, the last
+    move (2).
     """
     for e in range(len(out)):
         row = out[e]
         row[:] = 0.0
         cx, cz = s.cell_x[e], s.cell_z[e]
-        row[cx // c.BIN_CELLS] = 1.0
-        row[c.BINS + cz // c.BIN_CELLS] = 1.0
-        i = 2 * c.BINS
-        row[i] = s.x[e] / EXTENT
-        row[i + 1] = s.z[e] / EXTENT
-        row[i + 2] = s.x[e] / CELL - cx
-        row[i + 3] = s.z[e] / CELL - cz
-        i += 4
+        i = 0
+        if position:
+            row[cx // c.BIN_CELLS] = 1.0
+            row[c.BINS + cz // c.BIN_CELLS] = 1.0
+            row[2 * c.BINS] = s.x[e] / EXTENT
+            row[2 * c.BINS + 1] = s.z[e] / EXTENT
+            i = POSITION_SIZE
+        row[i] = s.x[e] / CELL - cx
+        row[i + 1] = s.z[e] / CELL - cz
+        i += 2
         here = walk[cz, cx]
         for p in range(POINTS):
             if s.there[e, p]:
@@ -60,12 +75,8 @@ def write_small(s: State, w: World, walk: NDArray[np.float32], out: NDArray[np.f
             row[i + 2 * POINTS + p] = min(1.0, here[p] / c.FAR_CELLS)
         i += 3 * POINTS
         for a in range(ACTIONS):
-            d = a % DIRECTIONS
-            x, z, scale = cx + STEP_X[d], cz + STEP_Z[d], 1.0 / c.STEP_CELLS
-            if a >= DIRECTIONS:
-                x = int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL))
-                z = int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
-                scale = 1.0 / c.FLASH_CELLS
+            x, z = _target(s, e, a)
+            scale = 1.0 / (c.STEP_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
             if w.obstacle[z + VIEW, x + VIEW]:
                 there = walk[z, x]
                 for p in range(POINTS):
@@ -105,10 +116,77 @@ def write_useful(s: State, w: World, out: NDArray[np.bool_]) -> None:
     used up for nothing). out: bool [E, ACTIONS]."""
     for e in range(len(out)):
         out[e, :DIRECTIONS] = True
-        for d in range(DIRECTIONS):
-            x = int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL))
-            z = int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
-            out[e, DIRECTIONS + d] = s.flash_wait[e] == 0 and w.obstacle[z + VIEW, x + VIEW] > 0
+        for a in range(DIRECTIONS, ACTIONS):
+            x, z = _target(s, e, a)
+            out[e, a] = s.flash_wait[e] == 0 and w.obstacle[z + VIEW, x + VIEW] > 0
+
+
+# ---- tours: how `Ways` has them is told in ways.py ----
+
+
+@jit
+def _stop(point: int, end: int) -> int:
+    """The number of a point among the stops."""
+    return point - 1 - (point > end)
+
+
+@jit
+def _without(stops: int, k: int) -> int:
+    """A set of stops with the bit of stop k left out: those above it move down by one."""
+    below = (1 << k) - 1
+    return stops & below | stops >> 1 & ~below
+
+
+@jit
+def _treasures_left(s: State, e: int) -> int:
+    """As a set of stops."""
+    left = 0
+    for p in range(1, POINTS):
+        if s.there[e, p]:
+            left |= 1 << _stop(p, s.end[e])
+    return left
+
+
+@jit
+def write_tours(
+    s: State,
+    w: World,
+    walk: NDArray[np.float32],
+    row: NDArray[np.int64],
+    tour: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    """What the shortest tour on foot over all treasures left to the end says. Arrays as in `Ways`; into the last
+    TOURS_SIZE columns of out, f32 [E, TOURS_SIZE or more], all within -1..1:
+
+    per point (16) how much longer the tour gets if that comes next, 1 if it is neither a treasure left nor, after the
+    last one, the end; per action (16) how much shorter it gets where that leads; how long it is (1).
+    """
+    after = np.empty(POINTS, np.float32)  # the tour from a point on that comes next
+    for e in range(len(out)):
+        end, left = s.end[e], _treasures_left(s, e)
+        after[:] = np.inf
+        if left == 0:
+            after[end] = 0.0
+        for p in range(1, POINTS):
+            if s.there[e, p]:
+                k = _stop(p, end)
+                after[p] = tour[row[end], k, _without(left, k)]
+        ways = walk[s.cell_z[e], s.cell_x[e]] + after
+        here = ways.min()
+        i = out.shape[1] - TOURS_SIZE
+        for p in range(POINTS):
+            out[e, i + p] = min(1.0, (ways[p] - here) / c.DETOUR_CELLS)
+        i += POINTS
+        for a in range(ACTIONS):
+            x, z = _target(s, e, a)
+            scale = 1.0 / (c.STEP_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
+            if w.obstacle[z + VIEW, x + VIEW]:
+                there = (walk[z, x] + after).min()
+                out[e, i + a] = max(-1.0, min(1.0, (here - there) * scale))
+            else:
+                out[e, i + a] = -1.0 if a < DIRECTIONS else 0.0
+        out[e, i + ACTIONS] = min(1.0, here / c.LONG_TOUR_CELLS)
 
 
 @jit
@@ -125,20 +203,17 @@ def tour_to_go(
     flash if it is ready. Arrays as in `Ways`; out: f32 [E]."""
     for e in range(len(out)):
         cx, cz, end = s.cell_x[e], s.cell_z[e], s.end[e]
-        ready = s.flash_wait[e] == 0
-        left = 0
-        for p in range(1, POINTS):
-            if s.there[e, p]:
-                left |= 1 << (p - 1)
+        ready, left = s.flash_wait[e] == 0, _treasures_left(s, e)
         best = with_flash[cz, cx, end] if ready else walk[cz, cx, end]
         if left:
             best = np.float32(np.inf)
         for p in range(1, POINTS):
             if s.there[e, p]:
-                rest = left & ~(1 << (p - 1))
-                best = min(best, walk[cz, cx, p] + (flash_tour if ready else tour)[row[end], rest, p])
+                k = _stop(p, end)
+                rest = _without(left, k)
+                best = min(best, walk[cz, cx, p] + (flash_tour if ready else tour)[row[end], k, rest])
                 if ready:
-                    best = min(best, with_flash[cz, cx, p] + tour[row[end], rest, p])
+                    best = min(best, with_flash[cz, cx, p] + tour[row[end], k, rest])
         out[e] = best
 
 

@@ -1,8 +1,11 @@
 """How far it is to walk: from every cell to every point, and over whole sets of treasures. Made once per map.
 
 `definition.py` makes the tables, `kernels.py` reads them: distances as features, the tours for the shaping of the
-reward. Lengths are cells, on foot, corners not cut. All a player can work out from the map; `realm.env.oracle`, which
-knows the rules to the frame, is not used.
+reward and, if asked for, as features. Lengths are cells, on foot, corners not cut. All a player can work out from the
+map; `realm.env.oracle`, which knows the rules to the frame, is not used.
+
+A tour goes over stops to an end. The stops of an end are the points 1 to 15 without it, and a set of them is a number:
+bit k stands for stop k. Where the tours from stop k are looked up, k is in no set, so its bit is left out of them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from realm.env.map import CELL, POINTS, SIZE, Map
 from realm.env.physics import FLASH_MOVE, FRAMES_PER_STEP, TRIGGER_RADIUS, WALK_FRAME
 
 FAR = np.float32(1e4)  # where no way leads
-SETS = 2 ** (POINTS - 1)  # of points 1 to 15: bit p - 1 stands for point p
+STOPS = POINTS - 2
+SETS = 2 ** (STOPS - 1)  # of all stops but one
 STEP_CELLS = FRAMES_PER_STEP * WALK_FRAME / CELL  # of one step in the open
 
 
@@ -28,12 +32,12 @@ class Ways(NamedTuple):
     walk: NDArray[np.float32]  # [128 (z), 128 (x), 16] from a cell to the trigger disc of a point
     with_flash: NDArray[np.float32]  # the same
     row: NDArray[np.int64]  # [16] where in the tours an end is, -1 if it is not there
-    tour: NDArray[np.float32]  # [ends, SETS, 16] from a point over all of a set to the end, in the best order
+    tour: NDArray[np.float32]  # [ends, STOPS, SETS] from a stop over all of a set to the end, in the best order
     flash_tour: NDArray[np.float32]  # the same
 
 
 def make_ways(map_: Map, ends: Iterable[int]) -> Ways:
-    """The tables of a map for episodes with these ends (4 MB each)."""
+    """The tables of a map for episodes with these ends (2 MB, and 1 MB for each end)."""
     middle = (np.arange(SIZE) + 0.5) * CELL
     walk = np.full((POINTS, SIZE, SIZE), FAR, np.float32)
     for p, (x, z) in enumerate(map_.points):
@@ -53,7 +57,7 @@ def make_ways(map_: Map, ends: Iterable[int]) -> Ways:
     known = sorted(set(ends))
     row = np.full(POINTS, -1, np.int64)
     row[known] = np.arange(len(known))
-    tour, flash_tour = (np.empty((len(known), SETS, POINTS), np.float32) for _ in range(2))
+    tour, flash_tour = (np.empty((len(known), STOPS, SETS), np.float32) for _ in range(2))
     at_points = (slice(None), map_.cells[:, 1], map_.cells[:, 0])
     for end in known:
         _tours(walk[at_points], with_flash[at_points], end, tour[row[end]], flash_tour[row[end]])
@@ -86,6 +90,19 @@ def _spread(road: NDArray[np.uint8], length: NDArray[np.float32]) -> None:
 
 
 @jit
+def _stop(point: int, end: int) -> int:
+    """The number of a point among the stops."""
+    return point - 1 - (point > end)
+
+
+@jit
+def _without(stops: int, k: int) -> int:
+    """A set of stops with the bit of stop k left out: those above it move down by one."""
+    below = (1 << k) - 1
+    return stops & below | stops >> 1 & ~below
+
+
+@jit
 def _tours(
     walk: NDArray[np.float32],
     with_flash: NDArray[np.float32],
@@ -94,15 +111,19 @@ def _tours(
     flash_tour: NDArray[np.float32],
 ) -> None:
     """Write the tours to one end, each from shorter ones (Held and Karp, 1962). walk, with_flash: f32 [16 (to), 16
-    (from)]; tour, flash_tour: f32 [SETS, 16]."""
-    for left in range(SETS):
-        for a in range(POINTS):
+    (from)]; tour, flash_tour: f32 [STOPS, SETS]."""
+    for left in range(2**STOPS):
+        for a in range(1, POINTS):
+            k = _stop(a, end)
+            if a == end or left >> k & 1:
+                continue
             best, best_flash = FAR, FAR
             if left == 0:
                 best, best_flash = walk[end, a], with_flash[end, a]
             for p in range(1, POINTS):
-                if left >> (p - 1) & 1:
-                    rest = left & ~(1 << (p - 1))
-                    best = min(best, walk[p, a] + tour[rest, p])
-                    best_flash = min(best_flash, walk[p, a] + flash_tour[rest, p], with_flash[p, a] + tour[rest, p])
-            tour[left, a], flash_tour[left, a] = best, best_flash
+                j = _stop(p, end)
+                if p != end and left >> j & 1:
+                    rest = _without(left, j)
+                    best = min(best, walk[p, a] + tour[j, rest])
+                    best_flash = min(best_flash, walk[p, a] + flash_tour[j, rest], with_flash[p, a] + tour[j, rest])
+            tour[k, _without(left, k)], flash_tour[k, _without(left, k)] = best, best_flash
