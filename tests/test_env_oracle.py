@@ -16,7 +16,7 @@ from realm.env import physics
 from realm.env.games import Games
 from realm.env.map import CELL, Map, MapError
 from realm.env.oracle import Oracle
-from realm.env.oracle_play import _copy_rows, _make_table
+from realm.env.oracle_play import STATE_NAMES, _copy_rows, _make_state
 
 TREASURES = (3, 7, 11, 14)
 
@@ -96,13 +96,13 @@ def least_steps(map_: Map, treasure: int | None, most: int) -> int:
     world = physics.make_world(map_)
     games = Games(1, {"start": 2, "end": 1}, [[treasure] if treasure else []], map_)
     games.reset()
-    now = _make_table(1).state
-    _copy_rows(games.state, now, np.zeros(1, np.int64))
+    now = _make_state(1)
+    _copy_rows(games.state, now, np.zeros(1, np.int64), STATE_NAMES)
     end = map_.points[1]
     for t in range(1, most):
         count = len(now.x)
-        then = _make_table(16 * count).state
-        _copy_rows(now, then, np.repeat(np.arange(count), 16))
+        then = _make_state(16 * count)
+        _copy_rows(now, then, np.repeat(np.arange(count), 16), STATE_NAMES)
         physics.step(then, world, games.episodes, np.tile(np.arange(16), count))
         missed = then.there[:, treasure] == 1 if treasure else np.zeros(16 * count, bool)
         if (then.terminated & ~missed).any():
@@ -115,8 +115,8 @@ def least_steps(map_: Map, treasure: int | None, most: int) -> int:
             [then.x.round(6), then.z.round(6), missed, then.there[:, 0], then.buff_left, then.flash_wait], axis=1
         )[keep]
         keep = keep[np.unique(alike, axis=0, return_index=True)[1]]
-        now = _make_table(max(len(keep), 1)).state
-        _copy_rows(then, now, keep)
+        now = _make_state(max(len(keep), 1))
+        _copy_rows(then, now, keep, STATE_NAMES)
         if len(keep) == 0:
             break
     return most
@@ -295,3 +295,18 @@ def test_cache_gives_the_same(tmp_path: Path) -> None:
     made = [oracles.make_oracle(maps.default(), treasures=(15,), cache=tmp_path) for _ in range(2)]
     assert len(list(tmp_path.iterdir())) == 1
     assert all(np.array_equal(a, b) for a, b in zip(made[0][5:], made[1][5:], strict=True))
+
+
+def test_many_sets_are_played_once(oracle: Oracle, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    sets = [15, 0, 5, 15]
+    first = oracles.play_sets(oracle, sets, tmp_path, report=lambda done, of: told.append((done, of)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    for n, part in enumerate(sets):
+        run = oracles.solve(oracle, oracles.set_ids(oracle, part)).run
+        assert (first.steps[n], first.score[n]) == (run.steps, run.score)
+        assert (first.treasures[n], first.buffs[n]) == (part.bit_count(), run.taken.count(0))
+    again = oracles.play_sets(oracle, [5, 3], tmp_path, report=lambda done, of: told.append((done, of)))
+    assert told[3:] == [(1, 1)]
+    assert again.steps[0] == first.steps[2]
+    assert again.cpu_s[0] == first.cpu_s[2]

@@ -2,8 +2,8 @@
 
 For `realm oracle`, `tools/oracle_table.py` and whoever measures agents. `make_oracle` prepares a map, a start and an
 end; `bound` gives the least steps and the highest score that any policy can reach with a set of treasures, `plans` the
-best orders to take them in, `solve` both and the best plan played in the real environment (`oracle_play.py`). How the
-bound comes about is told at `make_oracle`.
+best orders to take them in, `solve` both and the best plan played in the real environment (`oracle_play.py`),
+`play_sets` that for many sets. How the bound comes about is told at `make_oracle`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import heapq
 import itertools
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ from realm.env.oracle_lattice import END_BIT, FAR, STEP, Lattice, boost, boosted
 
 FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
 BUFF_PERIOD = physics.BUFF_RETURN + 1  # the same for the buff
+PLAN_SLACK = 3  # plans that may take so many steps more than the best one are tried as well
+SAVE_EVERY_S = 10.0
 
 
 class Oracle(NamedTuple):
@@ -76,6 +79,16 @@ class Run(NamedTuple):
     taken: tuple[int, ...]  # points as they were taken, 0 is the buff
     steps: int
     score: float  # 0 if the end was not reached
+
+
+class Played(NamedTuple):
+    """Results of many episodes, each [S]."""
+
+    steps: NDArray[np.int32]
+    treasures: NDArray[np.int32]  # taken
+    buffs: NDArray[np.int32]  # taken
+    score: NDArray[np.float64]
+    cpu_s: NDArray[np.float64]  # what it took to find them
 
 
 class Solution(NamedTuple):
@@ -139,22 +152,31 @@ def _legs(
     """Oracle.block, .leg and .last, from the cache if they are there."""
     if cache is None:
         return _new_legs(map_, start, end, ids, flashes)
-    digest = hashlib.sha256()
-    for part in (map_.road, map_.points, np.array([start, end, flashes, *ids])):
-        digest.update(part.tobytes())
-    # what the distances depend on beside the map
-    for module in (__file__, lattice.__file__, physics.__file__):
-        digest.update(Path(module).read_bytes())
-    file = cache / f"oracle-{digest.hexdigest()[:24]}.npz"
+    file = cache / f"oracle-{_digest(map_, start, end, flashes, *ids)}.npz"
     if file.exists():
         with np.load(file, allow_pickle=False) as data:
             return data["block"], data["leg"], data["last"]
     block, leg, last = _new_legs(map_, start, end, ids, flashes)
-    cache.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f"{file.stem}-{os.getpid()}.npz")
-    np.savez(draft, block=block, leg=leg, last=last)
-    draft.replace(file)  # in one go, so that nobody reads half a file
+    _save(file, block=block, leg=leg, last=last)
     return block, leg, last
+
+
+def _digest(map_: Map, *numbers: int) -> str:
+    """A name for what follows from a map, these numbers and the code."""
+    digest = hashlib.sha256()
+    for part in (map_.road, map_.points, np.array(numbers)):
+        digest.update(part.tobytes())
+    for module in (__file__, lattice.__file__, player.__file__, physics.__file__):
+        digest.update(Path(module).read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _save(file: Path, **arrays: NDArray[Any]) -> None:
+    """Write arrays in one go, so that nobody reads half a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.stem}-{os.getpid()}.npz")
+    np.savez(draft, **arrays)
+    draft.replace(file)
 
 
 def _new_legs(
@@ -409,32 +431,84 @@ def _length(oracle: Oracle, done: tuple[int, ...], left: int, buffs: int, flashe
 
 
 def solve(
-    oracle: Oracle, treasures: Sequence[int], max_step: int = 2000, tries: int = 2, width: int = 1000
+    oracle: Oracle,
+    treasures: Sequence[int],
+    max_step: int = 2000,
+    tries: int = 4,
+    width: int = 100,
+    ready: player.Player | None = None,
 ) -> Solution:
-    """The bound of an episode with these treasures, and the best play found: `tries` plans with and as many without the
-    buff are played by beams of `width` states. Takes some seconds."""
+    """The bound of an episode with these treasures, and the best play found: up to `tries` plans with and as many
+    without the buff, searched by beams of `width` states. Takes some tenths of a second, less with a player (of
+    `make_player`) made once for many."""
     limit, whole, worth = bound(oracle, treasures, max_step), set_index(oracle, treasures), scores(oracle, max_step)
-    world, grid = (
-        physics.make_world(oracle.map),
-        player.make_grid(oracle.map, oracle.start, oracle.end, oracle.treasures),
-    )
+    ready = ready or make_player(oracle)
     best = Solution(limit, None, replay(oracle, treasures, max_step, np.empty(0, dtype=np.int64)))
-    best_part = -1
     parts = [part for part in range(len(worth)) if part & ~whole == 0 and worth[part] > 0]
     # nearly always the first set is the best one; others matter when time is short
     for part in sorted(parts, key=lambda part: -worth[part]):
         if worth[part] <= best.run.score:
             break
-        for plan in plans(oracle, set_ids(oracle, part), tries):
-            if part == best_part and plan.length > (best.run.steps - 1) * STEP:
-                continue
-            fields = player.make_fields(oracle.map, grid, plan.order, oracle.end, plan.flashes)
-            actions = player.play(world, fields, treasures, oracle.start, oracle.end, max_step, width)
-            if actions is not None:
-                run = replay(oracle, treasures, max_step, actions)
-                if run.score > best.run.score:
-                    best, best_part = Solution(limit, plan, run), part
+        found = plans(oracle, set_ids(oracle, part), tries)
+        found = [plan for plan in found if plan.length <= found[0].length + PLAN_SLACK * STEP]
+        ways = player.make_ways(ready, [plan.order for plan in found], found[0].flashes)
+        played = player.play(ready, ways, treasures, max_step, width)
+        if played is not None:
+            run = replay(oracle, treasures, max_step, played[1])
+            if run.score > best.run.score:
+                best = Solution(limit, found[played[0]], run)
     return best
+
+
+def make_player(oracle: Oracle) -> player.Player:
+    """What `solve` needs beside the oracle, to be made once for many calls."""
+    return player.make_player(oracle.map, oracle.start, oracle.end, oracle.treasures)
+
+
+def play_sets(
+    oracle: Oracle,
+    sets: Sequence[int] | NDArray[np.int64],
+    cache: Path | None = None,
+    max_step: int = 2000,
+    report: Callable[[int, int], None] | None = None,
+) -> Played:
+    """`solve` episodes with these sets of treasures (numbers as of `set_index`, S of them).
+
+    `cache`: a folder to keep the results in (.npz, saved every few seconds), so that what was played once, also by a
+    run that was stopped, is not played again. `report` is told how many are done and how many there are to play.
+    """
+    name = _digest(oracle.map, oracle.start, oracle.end, max_step, *oracle.treasures)
+    file = None if cache is None else cache / f"played-{name}.npz"
+    every = np.asarray(sets, dtype=np.int64)
+    known = _load_played(file, len(oracle.steps))
+    todo = [int(part) for part in np.unique(every) if known["steps"][part] < 0]
+    ready, saved = make_player(oracle), time.monotonic()
+    for n, part in enumerate(todo):
+        begin = time.process_time()
+        run = solve(oracle, set_ids(oracle, part), max_step, ready=ready).run
+        buffs = run.taken.count(0)
+        values = (run.steps, len(run.taken) - buffs, buffs, run.score, time.process_time() - begin)
+        for field, value in zip(Played._fields, values, strict=True):
+            known[field][part] = value
+        if file is not None and (n + 1 == len(todo) or time.monotonic() > saved + SAVE_EVERY_S):
+            others = _load_played(file, len(oracle.steps))  # somebody else may have played meanwhile
+            new = known["steps"] < 0
+            for field, array in known.items():
+                array[new] = others[field][new]
+            _save(file, **known)
+            saved = time.monotonic()
+        if report is not None:
+            report(n + 1, len(todo))
+    return Played(**{field: array[every] for field, array in known.items()})
+
+
+def _load_played(file: Path | None, sets: int) -> dict[str, NDArray[Any]]:
+    """The arrays of `Played` for all sets, -1 steps where the file has none."""
+    if file is not None and file.exists():
+        with np.load(file, allow_pickle=False) as data:
+            return dict(data)
+    counts = {field: np.full(sets, -1, dtype=np.int32) for field in ("steps", "treasures", "buffs")}
+    return {**counts, "score": np.zeros(sets), "cpu_s": np.zeros(sets)}
 
 
 def replay(oracle: Oracle, treasures: Sequence[int], max_step: int, actions: NDArray[np.int64]) -> Run:

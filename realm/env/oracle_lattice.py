@@ -31,7 +31,6 @@ CORE = float(np.floor(np.sqrt(physics.TRIGGER_RADIUS**2 - (physics.BUFF_FRAME / 
 MARGIN = SPACING * 2**0.5  # squares that touch a disc reach that far beyond it at most
 END_BIT = POINTS  # bit of `Lattice.discs` for the end, which has one as a point already
 
-NODE_OFFSET = np.array([1, NODES + 1, NODES, NODES - 1, -1, -NODES - 1, -NODES, -NODES + 1], dtype=np.int64)
 # a flash from anywhere in a square lands in one of these: first and last offset by axis [direction, (x, z)], in squares
 FLASH_LOW = np.floor(physics.FLASH_MOVE / SPACING).astype(np.int64)
 FLASH_HIGH = np.ceil(physics.FLASH_MOVE / SPACING).astype(np.int64)
@@ -102,6 +101,14 @@ def make_lattice(map_: Map, end: int, closed: bool, frame: float) -> Lattice:
         half &= ~core
     discs[~domain] = 0
 
+    edges = make_edges(free, half)
+    jumps, hits = _jumps(stand.ravel(), discs.ravel())
+    return Lattice(edges, jumps, stand.ravel(), discs.ravel(), domain.ravel(), hits)
+
+
+def make_edges(free: NDArray[np.bool_], half: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Lattice.edges of a lattice of S x S squares, u8 [(S + 1) * (S + 1)]: those inside or beside free squares (bool
+    [S, S]) and along the long sides of free halves (bool [2, S, S]: cut by the falling, the rising diagonal)."""
     across = np.pad(free, ((1, 1), (0, 0)))
     along = np.pad(free, ((0, 0), (1, 1)))
     by_direction = {
@@ -110,13 +117,12 @@ def make_lattice(map_: Map, end: int, closed: bool, frame: float) -> Lattice:
         (2, 6): (along[:, :-1] | along[:, 1:], (0, 0), (1, 0)),
         (3, 7): (free | half[0], (0, 1), (1, 0)),
     }
-    edges = np.zeros((NODES, NODES), dtype=np.uint8)
+    edges = np.zeros((len(free) + 1, len(free) + 1), dtype=np.uint8)
     for (there, back), (open_, (fz, fx), (tz, tx)) in by_direction.items():
         nz, nx = open_.shape
         edges[fz : fz + nz, fx : fx + nx] |= (open_ << there).astype(np.uint8)
         edges[tz : tz + nz, tx : tx + nx] |= (open_ << back).astype(np.uint8)
-    jumps, hits = _jumps(stand.ravel(), discs.ravel())
-    return Lattice(edges.ravel(), jumps, stand.ravel(), discs.ravel(), domain.ravel(), hits)
+    return edges.ravel()
 
 
 @jit
@@ -195,21 +201,23 @@ class Queues(NamedTuple):
     order: NDArray[np.int32]  # [NODES * NODES]
 
 
-def make_queues() -> Queues:
-    """Each node enters a queue at most four times: once from each neighbour that feeds it."""
-    room = 4 * NODES * NODES
-    return Queues(np.empty((3, room), np.int32), np.empty((3, room), np.int32), np.empty(NODES * NODES, np.int32))
+def make_queues(nodes: int = NODES) -> Queues:
+    """For a lattice of `nodes` x `nodes`. Each enters a queue at most four times: once from each neighbour that feeds
+    it."""
+    room = 4 * nodes * nodes
+    return Queues(np.empty((3, room), np.int32), np.empty((3, room), np.int32), np.empty(nodes * nodes, np.int32))
 
 
 @jit
-def spread(edges: NDArray[np.uint8], cost: NDArray[np.int32], q: Queues, seeds: int) -> int:
-    """Dijkstra from several nodes. Row 0 of the queues holds `seeds` nodes with rising costs, already in
-    `cost` (i32 [NODES * NODES], FAR elsewhere), which is lowered to the distances. Returns the number of
-    nodes reached; they stand in q.order by rising cost.
+def spread(edges: NDArray[np.uint8], nodes: int, cost: NDArray[np.int32], q: Queues, seeds: int) -> int:
+    """Dijkstra from several nodes of a lattice of `nodes` x `nodes`. Row 0 of the queues holds `seeds` nodes with
+    rising costs, already in `cost` (i32 [nodes * nodes], FAR elsewhere), which is lowered to the distances. Returns the
+    number of nodes reached; they stand in q.order by rising cost.
 
     Edges have two lengths only. Nodes reached over one length come in rising order by themselves, so a plain
     queue for each does what a heap would.
     """
+    offset = np.array([1, nodes + 1, nodes, nodes - 1, -1, -nodes - 1, -nodes, -nodes + 1])
     head = np.zeros(3, dtype=np.int64)
     tail = np.zeros(3, dtype=np.int64)
     tail[0] = seeds
@@ -230,7 +238,7 @@ def spread(edges: NDArray[np.uint8], cost: NDArray[np.int32], q: Queues, seeds: 
         bits = edges[node]
         for d in range(8):
             if bits >> d & 1:
-                to = node + NODE_OFFSET[d]
+                to = node + offset[d]
                 through = best + (DIAGONAL if d & 1 else STRAIGHT)
                 if through < cost[to]:
                     cost[to] = through
@@ -323,14 +331,14 @@ def distances_from(
         cost[0, nodes[n]] = 0
         q.node[0, n], q.cost[0, n] = nodes[n], 0
         q.order[n] = nodes[n]
-    reached = spread(lattice.edges, cost[0], q, len(nodes)) if walk else len(nodes)
+    reached = spread(lattice.edges, NODES, cost[0], q, len(nodes)) if walk else len(nodes)
     for k in range(1, len(cost)):
         for h in range(len(lattice.hits)):
             square, i = lattice.hits[h]
             landed[k, i] = min(landed[k, i], corners_min(cost[k - 1], square) + STEP)
         cost[k] = cost[k - 1]  # only what a flash makes better has to be spread
         seeds = _flash(lattice.jumps, lattice.stand, q.order[:reached], cost[k - 1], cost[k], q.node[0], q.cost[0])
-        reached = spread(lattice.edges, cost[k], q, seeds)
+        reached = spread(lattice.edges, NODES, cost[k], q, seeds)
 
 
 @jit
@@ -341,8 +349,8 @@ def boost(length: int) -> int:
     return length * physics.BUFF_STEPS // BOOST_STEPS
 
 
-def boosted(length: NDArray[np.int32]) -> NDArray[np.int32]:
-    """`boost` of each length."""
-    long = BOOST_STEPS * STEP
-    saved = long - physics.BUFF_STEPS * STEP
+def boosted(length: NDArray[np.int32], step: float = STEP) -> NDArray[np.int32]:
+    """`boost` of each length, where a step has that one."""
+    long = int(BOOST_STEPS * step)
+    saved = int(long - physics.BUFF_STEPS * step)
     return np.where(length >= long, length - saved, length * physics.BUFF_STEPS // BOOST_STEPS)

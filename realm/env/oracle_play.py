@@ -1,8 +1,9 @@
-"""Plays a plan of the oracle in the real environment, in few steps.
+"""Plays plans of the oracle in the real environment, in few steps.
 
-`oracle.solve` calls `play` with an order of points; it returns the actions of an episode, found by a beam search in
-which every step is made by the rules themselves (`physics.step`). The search is led by exact distance fields: what is
-still to walk from any place of the map, with so many points of the order done and so many flashes left.
+`oracle.solve` calls `play` with several orders of points; it returns the actions of an episode, found by a beam search
+in which every step is made by the rules themselves (`physics.step`). All orders are searched at once, step by step, so
+that the first one to come to the end is the fastest. The search is led by distance fields: what is still to walk from
+any place of the map, with so many points of the order done and so many flashes left.
 """
 
 from __future__ import annotations
@@ -17,53 +18,77 @@ from numpy.typing import NDArray
 from realm.env import oracle_lattice as lattice
 from realm.env import physics
 from realm.env.jit import jit
-from realm.env.map import CELL, Map
+from realm.env.map import CELL, SIZE, Map
 from realm.env.options import Episode
-from realm.env.oracle_lattice import FAR, NODES, SPACING, SQUARES, STEP, Lattice
-from realm.env.physics import DIRECTIONS, State, World
+from realm.env.oracle_lattice import FAR, boosted
+from realm.env.physics import DIRECTIONS, FRAMES_PER_STEP, State, World
 
-FLASH_SLACK = STEP  # a flash is tried if it may cost that much more than the best way
-CUT_FRAME = 100.0  # units of a frame that cuts corners as much as is likely
-GRAIN = 20.0  # states nearer than that, else alike, are one
-
-
-class Fields(NamedTuple):
-    """What is still to walk."""
-
-    order: NDArray[np.int32]  # [M] points, 0 is the buff
-    length: NDArray[np.int32]  # [F + 1, M + 1, NODES * NODES] with f flashes left and m points done, to the end
-
-
-def make_grid(map_: Map, start: int, end: int, treasures: Sequence[int]) -> Lattice:
-    """The lattice for `make_fields`. Where bounds are generous it is moderate: how much of a corner a frame cuts is a
-    matter of luck, so some of what is possible is assumed."""
-    return lattice.make_lattice(map_, end, lattice.end_is_clear(map_, start, end, (0, *treasures)), CUT_FRAME)
+FINE = 2  # squares of the fields' lattice along the side of a cell
+SQUARES = SIZE * FINE
+NODES = SQUARES + 1
+SPACING = CELL / FINE
+STEP = FRAMES_PER_STEP * physics.WALK_FRAME / SPACING * lattice.STRAIGHT  # length of a step in the open
+FLASH_SLACK = 1.0  # a flash is tried if it may cost so many steps more than the best way
+WALK_SLACK = 1.0  # the same for a walk
+GRAIN = 20.0  # units; states nearer than that, else alike, are one
+MARGIN = 6.0  # steps behind the best; such states are given up
+# what of a state changes as it goes on and counts for what comes next
+CHANGING: tuple[str, ...] = ("x", "z", "cell_x", "cell_z", "there", "steps", "treasures", "buffs", "flashes")
+CHANGING += ("buff_left", "buff_wait", "flash_wait")
+STATE_NAMES = tuple(name for name in State._fields if name not in ("memory", "cursor"))
+FIELDS_KEPT = 400  # in the memory, 0.5 MB each with one flash
 
 
-def make_fields(map_: Map, grid: Lattice, order: Sequence[int], end: int, flashes: int) -> Fields:
-    """Walk back from the end over the points of `order`."""
-    queues = lattice.make_queues()
-    length = np.full((flashes + 1, len(order) + 1, NODES * NODES), FAR, dtype=np.int32)
-    at = np.arange(NODES) * SPACING
-    for m in range(len(order), -1, -1):
-        px, pz = map_.points[end if m == len(order) else order[m]]
+class Player(NamedTuple):
+    """A map, start and end made ready for `play`."""
+
+    map: Map
+    world: World
+    start: int
+    end: int
+    edges: NDArray[np.uint8]  # [NODES * NODES] of the fields' lattice, as in `Lattice`
+    stand: NDArray[np.uint8]  # [SQUARES * SQUARES] the same
+    queues: lattice.Queues
+    fields: dict[tuple[int, tuple[int, ...]], NDArray[np.int32]]  # (flashes, order) -> what `field` gives for them
+
+
+def make_player(map_: Map, start: int, end: int, treasures: Sequence[int]) -> Player:
+    """Make a map ready for `play` with any of `treasures`."""
+    free = np.kron(map_.road, np.ones((FINE, FINE), dtype=np.uint8))
+    if lattice.end_is_clear(map_, start, end, (0, *treasures)):
+        middle = (np.arange(SQUARES) + 0.5) * SPACING
+        x, z = map_.points[end]
+        free[((middle[:, None] - z) ** 2 + (middle - x) ** 2 <= lattice.CORE**2) & (free == 1)] = 2
+    edges = lattice.make_edges(free == 1, np.zeros((2, SQUARES, SQUARES), dtype=np.bool_))
+    return Player(map_, physics.make_world(map_), start, end, edges, free.ravel(), lattice.make_queues(NODES), {})
+
+
+def field(player: Player, order: tuple[int, ...], flashes: int) -> NDArray[np.int32]:
+    """What is still to walk over all of `order` to the end; i32 [flashes + 1, NODES * NODES], the first axis being the
+    flashes left."""
+    key = (flashes, order)
+    if key not in player.fields:
+        after = field(player, order[1:], flashes) if order else None
+        length = np.full((flashes + 1, NODES * NODES), FAR, dtype=np.int32)
+        at = np.arange(NODES) * SPACING
+        px, pz = player.map.points[order[0] if order else player.end]
         disc = np.flatnonzero((at[:, None] - pz) ** 2 + (at - px) ** 2 <= physics.TRIGGER_RADIUS**2)
         for f in range(flashes + 1):
-            field, seed = length[f, m], np.full(NODES * NODES, FAR, dtype=np.int32)
-            if m == len(order):
-                seed[disc] = 0
-            else:
-                done = length[f, m + 1, disc]
-                seed[disc] = lattice.boosted(done) if order[m] == 0 else done
+            done = np.zeros(len(disc), dtype=np.int32) if after is None else after[f, disc]
+            if order and order[0] == 0:
+                done = boosted(done, STEP)
             if f > 0:
-                field[:] = length[f - 1, m]
-                _flash_back(grid.stand, length[f - 1, m], seed)
-            nodes = np.flatnonzero(seed < field)
-            nodes = nodes[np.argsort(seed[nodes], kind="stable")]
-            field[nodes] = seed[nodes]
-            queues.node[0, : len(nodes)], queues.cost[0, : len(nodes)] = nodes, seed[nodes]
-            lattice.spread(grid.edges, field, queues, len(nodes))
-    return Fields(np.array(order, dtype=np.int32), length)
+                length[f] = length[f - 1]
+                _flash_back(player.edges, player.stand, length[f - 1], length[f])
+            length[f, disc] = np.minimum(length[f, disc], done)
+            new = np.flatnonzero(length[f] < (length[f - 1] if f > 0 else FAR))
+            new = new[np.argsort(length[f, new], kind="stable")]
+            player.queues.node[0, : len(new)], player.queues.cost[0, : len(new)] = new, length[f, new]
+            lattice.spread(player.edges, NODES, length[f], player.queues, len(new))
+        if len(player.fields) >= FIELDS_KEPT:
+            player.fields.pop(next(iter(player.fields)))
+        player.fields[key] = length
+    return player.fields[key]
 
 
 @jit
@@ -86,9 +111,13 @@ def _between(field: NDArray[np.int32], x: float, z: float) -> float:
 
 
 @jit
-def _flash_back(stand: NDArray[np.uint8], after: NDArray[np.int32], seed: NDArray[np.int32]) -> None:
-    """Lower `seed` (i32 [NODES * NODES]) to what is to walk if the next thing is a flash; `after`: the same, landed."""
-    for node in range(len(seed)):
+def _flash_back(
+    edges: NDArray[np.uint8], stand: NDArray[np.uint8], after: NDArray[np.int32], length: NDArray[np.int32]
+) -> None:
+    """Lower `length` (i32 [NODES * NODES]) to what is to walk if the next thing is a flash; `after`: once landed."""
+    for node in range(len(length)):
+        if edges[node] == 0:
+            continue
         nx, nz = node % NODES, node // NODES
         for d in range(DIRECTIONS):
             x, z = nx + physics.FLASH_MOVE[d, 0] / SPACING, nz + physics.FLASH_MOVE[d, 1] / SPACING
@@ -101,42 +130,65 @@ def _flash_back(stand: NDArray[np.uint8], after: NDArray[np.int32], seed: NDArra
                 if min(sx, sz, tx, tz) < 0 or max(sx, sz, tx, tz) >= SQUARES:
                     continue
                 if stand[sz * SQUARES + sx] == 1 and stand[tz * SQUARES + tx] >= 1:
-                    length = int(_between(after, x, z)) + STEP
-                    if length < seed[node]:
-                        seed[node] = length
+                    through = int(_between(after, x, z) + STEP)
+                    if through < length[node]:
+                        length[node] = through
 
 
 # ---- the search ----
 
 
-class Table(NamedTuple):
-    """Rows of the search: hypothetical environments, one a row."""
+class Rows(NamedTuple):
+    """Beside the state of hypothetical environments, one a row: what the search has to know of them."""
 
-    state: State
+    plan: NDArray[np.int32]  # [R] which order it goes by
     parent: NDArray[np.int32]  # [R] row in the selection before
     action: NDArray[np.int64]  # [R]
     left: NDArray[np.float64]  # [R] steps still to make, estimated; infinite for a lost row
     key: NDArray[np.int64]  # [R] equal for rows that are as good as the same
 
 
-def _make_table(rows: int) -> Table:
+def _make_rows(rows: int) -> Rows:
+    i32, i64 = np.zeros((2, rows), np.int32), np.zeros((2, rows), np.int64)
+    return Rows(i32[0], i32[1], i64[0], np.zeros(rows), i64[1])
+
+
+def _make_state(rows: int) -> State:
     state = physics.make_state(rows)
     # nothing here looks at the visits, so all rows write them to the same map
-    memory = as_strided(state.memory[:1].copy(), state.memory.shape, (0, *state.memory.strides[1:]))
-    return Table(
-        state._replace(memory=memory),
-        np.zeros(rows, np.int32),
-        np.zeros(rows, np.int64),
-        np.zeros(rows, np.float64),
-        np.zeros(rows, np.int64),
+    return state._replace(
+        memory=as_strided(state.memory[:1].copy(), state.memory.shape, (0, *state.memory.strides[1:]))
     )
 
 
-def _copy_rows(source: State, target: State, rows: NDArray[np.int64]) -> None:
-    """target[0], target[1] .. = source[rows[0]], source[rows[1]] .. in all arrays of the state."""
-    for name in State._fields:
-        if name not in ("memory", "cursor"):
-            np.take(getattr(source, name), rows, axis=0, out=getattr(target, name)[: len(rows)], mode="clip")
+def _copy_rows(source: State, target: State, rows: NDArray[np.int64], names: tuple[str, ...]) -> None:
+    """target[0], target[1] .. = source[rows[0]], source[rows[1]] .. in these arrays of the state."""
+    for name in names:
+        np.take(getattr(source, name), rows, axis=0, out=getattr(target, name)[: len(rows)], mode="clip")
+
+
+class Ways(NamedTuple):
+    """What is still to walk, for several orders."""
+
+    order: NDArray[np.int32]  # [P, M] points, 0 is the buff, -1 behind the last
+    flashes: int  # at most so many
+    field: NDArray[np.int32]  # [P, M + 1] which one counts when m points are done
+    length: NDArray[np.int32]  # [U, F + 1, NODES * NODES] all fields that occur
+
+
+def make_ways(player: Player, orders: Sequence[tuple[int, ...]], flashes: int) -> Ways:
+    """Look up the fields for these orders."""
+    most = max(len(order) for order in orders)
+    points = np.full((len(orders), most), -1, dtype=np.int32)
+    which = np.zeros((len(orders), most + 1), dtype=np.int32)
+    fields: dict[tuple[int, ...], NDArray[np.int32]] = {}
+    for p, order in enumerate(orders):
+        points[p, : len(order)] = order
+        for m in range(len(order), -1, -1):
+            if order[m:] not in fields:
+                fields[order[m:]] = field(player, order[m:], flashes)
+            which[p, m] = list(fields).index(order[m:])
+    return Ways(points, flashes, which, np.stack(list(fields.values())))
 
 
 @jit
@@ -144,6 +196,8 @@ def _stage(there: NDArray[np.uint8], buffs: NDArray[np.int32], e: int, order: ND
     """How many points of the order are done, in order."""
     passed = 0
     for m in range(len(order)):
+        if order[m] < 0:
+            return m
         if order[m] == 0:
             passed += 1
             if buffs[e] < passed:
@@ -154,134 +208,126 @@ def _stage(there: NDArray[np.uint8], buffs: NDArray[np.int32], e: int, order: ND
 
 
 @jit
-def _expand(
-    s: State,
-    obstacle: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    fields: Fields,
-    parent: NDArray[np.int32],
-    action: NDArray[np.int64],
-) -> int:
-    """Write what the selected rows may do next: all walks, and flashes that are worth it. Returns how many."""
-    # arrays are taken out of the tuple once: helpers would get all of it at every call
-    there, buffs, flashes, flash_wait, xs, zs = s.there, s.buffs, s.flashes, s.flash_wait, s.x, s.z
-    order, length = fields.order, fields.length
+def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.int64], now: Rows, then: Rows) -> int:
+    """Write what the selected rows of `now` may do next to .parent, .plan and .action of `then`: walks and flashes that
+    are worth it as far as one can tell without making them. Returns how many."""
+    # arrays are taken out of the tuples once: helpers would get all of it at every call
+    there, buffs, flashes, flash_wait, buff_left, xs, zs = (
+        s.there, s.buffs, s.flashes, s.flash_wait, s.buff_left, s.x, s.z
+    )  # fmt: skip
+    order, most, field, length = ways.order, ways.flashes, ways.field, ways.length
     n = 0
     for r in range(len(rows)):
         e = rows[r]
-        for a in range(DIRECTIONS):
-            parent[n], action[n] = r, a
-            n += 1
-        left = len(length) - 1 - flashes[e]
-        if left <= 0 or flash_wait[e] > 0:
-            continue
-        stage = _stage(there, buffs, e, order)
-        here = _between(length[left, stage], xs[e] / SPACING, zs[e] / SPACING)
-        for a in range(DIRECTIONS):
-            x, z = xs[e] + physics.FLASH_MOVE[a, 0], zs[e] + physics.FLASH_MOVE[a, 1]
+        plan = now.plan[e]
+        of_stage = length[field[plan, _stage(there, buffs, e, order[plan])]]
+        left, buffed = max(0, most - flashes[e]), int(buff_left[e] > 0)
+        here = _between(of_stage[left], xs[e] / SPACING, zs[e] / SPACING)
+        for a in range(2 * DIRECTIONS):
+            flash, d = a >= DIRECTIONS, a % DIRECTIONS
+            if flash and (left == 0 or flash_wait[e] > 0):
+                break
+            if flash:
+                x, z = xs[e] + physics.FLASH_MOVE[d, 0], zs[e] + physics.FLASH_MOVE[d, 1]
+                worth = here + FLASH_SLACK * STEP - STEP
+            else:
+                x = xs[e] + physics.FRAMES_PER_STEP * physics.FRAME_MOVE[buffed, d, 0]
+                z = zs[e] + physics.FRAMES_PER_STEP * physics.FRAME_MOVE[buffed, d, 1]
+                worth = here + (WALK_SLACK - 1) * STEP
             if obstacle[int(np.floor(z / CELL)) + physics.VIEW, int(np.floor(x / CELL)) + physics.VIEW]:
-                landed = _between(length[left - 1, stage], x / SPACING, z / SPACING)
-                if landed + STEP <= here + FLASH_SLACK:
-                    parent[n], action[n] = r, a + DIRECTIONS
-                    n += 1
+                if _between(of_stage[left - int(flash)], x / SPACING, z / SPACING) > worth:
+                    continue
+            elif flash:
+                continue  # where a walk is stopped only the rules know
+            then.plan[n], then.parent[n], then.action[n] = plan, r, a
+            n += 1
     return n
 
 
 @jit
-def _judge(s: State, fields: Fields, left: NDArray[np.float64], key: NDArray[np.int64]) -> int:
-    """Write Table.left and .key of the rows of `s`. Returns a row that has come to the end with all of the order done,
-    or -1."""
+def _judge(s: State, ways: Ways, now: Rows) -> int:
+    """Write .left and .key of the rows of `s`. Returns a row that has come to the end with all of its order done, or
+    -1."""
     there, buffs, flashes, buff_left, xs, zs = s.there, s.buffs, s.flashes, s.buff_left, s.x, s.z
     terminated, truncated = s.terminated, s.truncated
-    order, length = fields.order, fields.length
+    order, most, field, length = ways.order, ways.flashes, ways.field, ways.length
     for e in range(len(xs)):
-        left[e] = np.inf
+        now.left[e] = np.inf
+        plan = now.plan[e]
         if terminated[e]:
             missed = 0
-            for i in order:
+            for i in order[plan]:
                 missed += i > 0 and there[e, i] == 1
             if missed == 0:
                 return e
         if terminated[e] or truncated[e]:
             continue
-        stage = _stage(there, buffs, e, order)
-        field = length[max(0, len(length) - 1 - flashes[e]), stage]
-        steps = _between(field, xs[e] / SPACING, zs[e] / SPACING) / STEP
-        if steps * STEP < FAR:
-            fast = buff_left[e] * physics.BUFF_FACTOR
-            left[e] = steps - fast + buff_left[e] if steps > fast else steps / physics.BUFF_FACTOR
+        stage = _stage(there, buffs, e, order[plan])
+        still = _between(length[field[plan, stage], max(0, most - flashes[e])], xs[e] / SPACING, zs[e] / SPACING)
+        if still < FAR:
+            steps, fast = still / STEP, buff_left[e] * physics.BUFF_FACTOR
+            now.left[e] = steps - fast + buff_left[e] if steps > fast else steps / physics.BUFF_FACTOR
         place = int(zs[e] / GRAIN) * 4096 + int(xs[e] / GRAIN)
-        key[e] = ((place * 32 + stage) * 64 + buff_left[e]) * 8 + min(flashes[e], 7)
+        now.key[e] = (((place * 32 + stage) * 64 + buff_left[e]) * 8 + min(flashes[e], 7)) * 64 + plan
     return -1
 
 
 @jit
-def _select(
-    flashes: NDArray[np.int32],
-    ranked: NDArray[np.int64],
-    left: NDArray[np.float64],
-    key: NDArray[np.int64],
-    width: int,
-    kinds: int,
-    rows: NDArray[np.int64],
-) -> int:
-    """Keep the best `width` rows of each number of flashes used, none twice. Returns how many."""
-    n = 0
-    seen = {np.int64(-1)}
-    of_kind = np.zeros(kinds, dtype=np.int64)
+def _select(flashes: NDArray[np.int32], ways: Ways, now: Rows, ranked: NDArray[np.int64], width: int) -> list[int]:
+    """The best `width` rows of each plan and number of flashes used, none twice."""
+    plan, left, key = now.plan, now.left, now.key
+    chosen, seen = [ranked[0]][:0], {np.int64(-1)}
+    of_kind = np.zeros((len(ways.order), ways.flashes + 1), dtype=np.int64)
     for e in ranked:
-        if not np.isfinite(left[e]):
+        if not left[e] <= left[ranked[0]] + MARGIN:
             break
-        kind = min(kinds - 1, flashes[e])
-        if of_kind[kind] < width and key[e] not in seen:
+        kind = min(ways.flashes, flashes[e])
+        if of_kind[plan[e], kind] < width and key[e] not in seen:
             seen.add(key[e])
-            of_kind[kind] += 1
-            rows[n] = e
-            n += 1
-    return n
+            of_kind[plan[e], kind] += 1
+            chosen.append(e)
+    return chosen
 
 
 def play(
-    world: World,
-    fields: Fields,
-    treasures: Sequence[int],
-    start: int,
-    end: int,
-    max_step: int,
-    width: int,
-) -> NDArray[np.int64] | None:
-    """Find the actions of a short episode with `treasures` that takes the points of fields.order and ends.
+    player: Player, ways: Ways, treasures: Sequence[int], max_step: int, width: int
+) -> tuple[int, NDArray[np.int64]] | None:
+    """Find the actions of a short episode with `treasures` that takes the points of one of the orders and ends.
 
     Beam search: of all states reached after so many steps, the `width` with the least still to walk go on (that many
-    for each number of flashes used, since the fields know the best place for a flash only roughly). i64 [T]; None if no
-    state came to the end within max_step.
+    for each order and each number of flashes used, since the fields know the best place for a flash only roughly).
+    Returns the order's number and the actions (i64 [T]); None if no state came to the end within max_step.
     """
-    kinds = len(fields.length)
-    tables = [_make_table(width * kinds * 2 * DIRECTIONS) for _ in range(2)]
-    episodes = physics.make_episodes([Episode(start, end, max_step, len(treasures), tuple(treasures))])
-    physics.reset(tables[0].state, world, episodes, np.array([True]))
-    rows = np.zeros(1, dtype=np.int64)
-    chosen = np.empty(width * kinds, dtype=np.int64)
+    room = width * len(ways.order) * (ways.flashes + 1) * physics.ACTIONS
+    episodes = physics.make_episodes([Episode(player.start, player.end, max_step, len(treasures), tuple(treasures))])
+    first = physics.make_state(1)
+    physics.reset(first, player.world, episodes, np.array([True]))
+    states, tables = [_make_state(room) for _ in range(2)], [_make_rows(room) for _ in range(2)]
+    for state in states:
+        _copy_rows(first, state, np.zeros(room, dtype=np.int64), STATE_NAMES)
+    rows = np.arange(len(ways.order))
+    tables[0].plan[: len(rows)] = rows
     trail: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
     for _ in range(max_step):
-        now, then = tables
-        n = _expand(now.state, world.obstacle, rows, fields, then.parent, then.action)
-        _copy_rows(now.state, then.state, rows[then.parent[:n]])
-        state = State(**{name: array[:n] for name, array in then.state._asdict().items()})
-        physics.step(state, world, episodes, then.action[:n])
-        goal = _judge(state, fields, then.left, then.key)
+        n = _expand(states[0], player.world.obstacle, ways, rows, *tables)
+        then = Rows(**{name: array[:n] for name, array in tables[1]._asdict().items()})
+        state = State(**{name: array[:n] for name, array in states[1]._asdict().items()})
+        _copy_rows(states[0], state, rows[then.parent], CHANGING)
+        state.terminated[:] = state.truncated[:] = False
+        physics.step(state, player.world, episodes, then.action)
+        goal = _judge(state, ways, then)
         if goal >= 0:
-            actions = [int(then.action[goal])]
-            row = int(then.parent[goal])
+            plan, actions = int(then.plan[goal]), []
+            trail.append((then.parent, then.action))
             for parent, action in reversed(trail):
-                actions.append(int(action[row]))
-                row = int(parent[row])
-            return np.array(actions[::-1], dtype=np.int64)
-        ranked = np.argsort(then.left[:n], kind="stable")
-        kept = _select(then.state.flashes, ranked, then.left, then.key, width, kinds, chosen)
-        if kept == 0:
+                actions.append(int(action[goal]))
+                goal = int(parent[goal])
+            return plan, np.array(actions[::-1], dtype=np.int64)
+        ranked = np.argsort(then.left, kind="stable")
+        rows = np.array(_select(state.flashes, ways, then, ranked, width), dtype=np.int64)
+        if len(rows) == 0:
             return None
-        rows = chosen[:kept].copy()
         trail.append((then.parent[rows], then.action[rows]))
+        states.reverse()
         tables.reverse()
     return None
