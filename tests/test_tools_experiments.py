@@ -58,7 +58,7 @@ def test_models_are_kept_when_the_run_removes_them(tmp_path):
 
 def test_minutes_leave_out_pauses_and_count_what_was_made_twice(tmp_path, monkeypatch):
     folder, now = tmp_path / "log" / "tensorboard", time.time()
-    sessions = [((0, 100, 200), (0, 60, 120)), ((100, 200, 300), (0, 60, 120))]  # a crash cost a hundred steps
+    sessions = [((0, 100, 200), (0, 60, 120)), ((0, 100, 200, 300), (0, 0, 60, 120))]  # a crash cost a hundred steps
     for steps, seconds in sessions:  # each begins with the real time, as the pause between them would
         board = TensorBoard(folder)
         for step, second in zip(steps, seconds, strict=True):
@@ -225,6 +225,12 @@ def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
     plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.change])[0]
     assert plan.max_version_lag == updates
     assert plan.preload == (updates + 1) * plan.batch
+
+
+def test_a_large_buffer_waits_for_one_batch_only():
+    found = [row for row in experiments.rows(0.01, 128) if row.group == "sampler"]
+    plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.change])[0] for row in found]
+    assert [(plan.capacity, plan.preload) for plan in plans] == [(256, 128), (4096, 128)]
 
 
 def some_tasks():

@@ -89,7 +89,11 @@ def rows(reward_scale: float, batch: int) -> list[Row]:
         room, ahead = (updates + 3) * batch, (updates + 1) * batch
         return ("wrapper_type=remote", f"replay_buffer_capacity={room}", f"preload_ratio={room / ahead:.6g}")
 
-    off_policy = ("algorithm_on_policy_or_off_policy=off-policy", "reverb_sampler=Uniform")
+    def uniform(batches: int) -> tuple[str, ...]:
+        """Drawn from so many batches; the first update is made of the first batch, as everywhere."""
+        way = ("algorithm_on_policy_or_off_policy=off-policy", "reverb_sampler=Uniform")
+        return (*way, f"replay_buffer_capacity={batches * batch}", f"preload_ratio={batches}")
+
     four = ("max_version_lag=4", *lag(4))
     return [
         Row("gae", "lam-0", "lambda 0: one step, then the critic", ("diy.lam=0.0",)),
@@ -107,8 +111,8 @@ def rows(reward_scale: float, batch: int) -> list[Row]:
         Row("lag", "lag-4-decoupled", "4, decoupled", (*four, "diy.decoupled=true")),
         Row("lag", "lag-free", "free, plain clip", ("max_version_lag=free", *lag(4))),
         *(Row("reuse", f"epochs-{n}", f"{n}", (f"diy.epochs={n}",)) for n in (1, 3, 10)),
-        Row("sampler", "uniform-2", "Uniform from 2 batches", (*off_policy, f"replay_buffer_capacity={2 * batch}")),
-        Row("sampler", "uniform-32", "Uniform from 32 batches", (*off_policy, f"replay_buffer_capacity={32 * batch}")),
+        Row("sampler", "uniform-2", "Uniform from 2 batches", uniform(2)),
+        Row("sampler", "uniform-32", "Uniform from 32 batches", uniform(32)),
         Row("objective", "clip-0.1", "clip 0.1", ("diy.clip=0.1",)),
         Row("objective", "clip-0.4", "clip 0.4", ("diy.clip=0.4",)),
         Row("objective", "value-clip", "value clip 0.2", ("diy.value_clip=0.2",)),

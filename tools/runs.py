@@ -119,7 +119,7 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
     then, now = (_without_limits(one) for one in (load_config(run / "config.toml"), config))
     if then != now:
         lines = [to_toml(one).splitlines() for one in (then, now)]
-        differ = [f"{a!r}, now {b!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
+        differ = [f"{a[:80]!r}, now {b[:80]!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
         sys.exit(f"error: {run} was made with another configuration ({differ[0]}); move it away or take another --out")
 
 
@@ -143,12 +143,15 @@ def read_curves(run: Path, tags: Sequence[str]) -> dict[str, Curve]:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     found: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in tags}
-    before = 0.0
+    before, reached = 0.0, 0
     for path in sorted((run / "log" / "tensorboard").glob("events.out.tfevents.*")):  # each start of the run has one
         begin, minutes = None, 0.0
         for event in LegacyEventFileLoader(str(path)).Load():
             begin = event.wall_time if begin is None else begin
             minutes = (event.wall_time - begin) / 60
+            if event.step == 0 and reached:
+                continue  # a run that goes on says 0 until its learner has reported
+            reached = max(reached, event.step)
             for value in event.summary.value:
                 if value.tag in found:
                     found[value.tag].append((event.step, before + minutes, value.simple_value))
