@@ -5,7 +5,7 @@
 MODEL is what `realm eval` takes: a run, its ckpt folder or one checkpoint. On each map it plays 25 layouts of each of 2
 random pairs of start and end, and prints a line. "all %": the end was reached with every treasure. "excess %": how many
 more steps that took than the oracle's bound, which nobody can beat; a pair's bounds take a minute once and are kept in
-.cache/oracle. --no-oracle leaves them out, --executed takes the oracle's own play instead, some seconds a layout at most.
+.cache/oracle. --no-oracle leaves them out, --executed takes its own play instead (seconds a layout).
 """
 
 from __future__ import annotations
