@@ -6,6 +6,7 @@ Every error that a user can cause ends here as one line on stderr and exit code 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from realm.config import ConfigError, RunConfig, load_config
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
+SHIPPED = "shipped"  # the name of the model that comes with diy
+MODEL_HELP = f"a run, its ckpt folder, one checkpoint, or {SHIPPED} (default: the newest run; without one {SHIPPED})"
 
 
 def main(argv: list[str]) -> int:
@@ -76,9 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     save.set_defaults(run=_save)
 
     evaluation = commands.add_parser("eval", help="play a trained model and print how well it does")
-    evaluation.add_argument(
-        "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
-    )
+    evaluation.add_argument("model", nargs="?", default="", help=MODEL_HELP)
     evaluation.add_argument(
         "--id", default="latest", help="number of updates of the checkpoint, latest (default) or best"
     )
@@ -105,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_map(commands)
     _add_oracle(commands)
     _add_record(commands)
+    _add_play(commands)
 
     role = commands.add_parser("role", help="(internal) one role's process; the supervisor starts it")
     role.add_argument("role")
@@ -161,17 +163,27 @@ def _add_episode(parser: argparse.ArgumentParser, default: str) -> None:
 
 def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     record = commands.add_parser("record", help="draw an episode of a trained model as a GIF")
-    record.add_argument(
-        "model", nargs="?", default="", help="a run, its ckpt folder or one checkpoint (default: newest)"
-    )
-    record.add_argument("--id", default="latest", help="number of updates of the checkpoint, latest (default) or best")
-    record.add_argument("--oracle", action="store_true", help="the oracle's episode instead of a model's")
-    _add_episode(record, "the run's; with --oracle the realm's own, with all treasures")
-    record.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    _add_player(record)
     record.add_argument("--out", type=Path, default=Path("episode.gif"), help=".gif, or .png for the episode's end")
-    record.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
-    record.add_argument("--log-dir", help=LOG_DIR_HELP)
     record.set_defaults(run=_record)
+
+
+def _add_play(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    play = commands.add_parser("play", help="show an episode of a trained model in the terminal")
+    _add_player(play)
+    play.add_argument("--speed", type=float, default=20.0, metavar="STEPS_PER_S", help="default 20")
+    play.set_defaults(run=_play)
+
+
+def _add_player(parser: argparse.ArgumentParser) -> None:
+    """The options of who plays which episode."""
+    parser.add_argument("model", nargs="?", default="", help=MODEL_HELP)
+    parser.add_argument("--id", default="latest", help="number of updates of the checkpoint, latest (default) or best")
+    parser.add_argument("--oracle", action="store_true", help="the oracle's episode instead of a model's")
+    _add_episode(parser, "the run's; with --oracle the realm's own, with all treasures")
+    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    parser.add_argument("--log-dir", help=LOG_DIR_HELP)
 
 
 def _start(arguments: argparse.Namespace) -> int:
@@ -294,10 +306,17 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Literal["latest"]]:
-    """What `eval` and `record` name with model, --id, --log-dir and --set: its configuration, folder and number."""
+    """What `eval`, `record`, `play` name with model, --id, --log-dir, --set: its configuration, folder and number."""
     if not 0 <= arguments.seed < 2**32:
         raise ConfigError(f"--seed {arguments.seed}: allowed is a number from 0 to 2^32 - 1")
-    folder = Path(arguments.model) if arguments.model else _newest_run(_log_dir(arguments))
+    if arguments.model == SHIPPED:
+        if arguments.id != "latest":
+            raise ConfigError(f"--id {arguments.id}: there is one shipped model only, which needs none")
+        folder = _shipped()
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no model was shipped with this copy of Realm; name a run")
+    else:
+        folder = Path(arguments.model) if arguments.model else _newest_model(arguments)
     run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
@@ -320,17 +339,52 @@ def _oracle(arguments: argparse.Namespace) -> int:
 
 def _record(arguments: argparse.Namespace) -> int:
     if arguments.oracle:
-        of_a_model = (arguments.model, arguments.id != "latest", arguments.stochastic, arguments.set, arguments.log_dir)
-        if any(of_a_model):
-            raise ConfigError("--oracle: it plays without a model, --id, --stochastic, --set and --log-dir")
+        _refuse_model(arguments)
         return _oracle(arguments)
-    from realm.env_commands import record_agent
+    from realm.env_commands import check_ending, summary, write_recording
+
+    check_ending(arguments.out, (".gif", ".png"))
+    recording = _agent_episode(arguments)
+    print(summary(recording))
+    write_recording(recording, arguments.out)
+    return 0
+
+
+def _play(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.speed < math.inf:
+        raise ConfigError(f"--speed {arguments.speed:g}: allowed is a number above 0")
+    try:
+        from realm.env_commands import oracle_episode, play
+
+        if arguments.oracle:
+            _refuse_model(arguments)
+            answer, recording = oracle_episode(
+                _episode(arguments), _treasures(arguments), arguments.random, arguments.seed
+            )
+            if answer.plan is None:
+                raise ConfigError("--oracle: no play was found that comes to the end in time")
+        else:
+            recording = _agent_episode(arguments)
+        play(recording, arguments.speed)
+    except KeyboardInterrupt:
+        return 130  # as shells have it
+    return 0
+
+
+def _refuse_model(arguments: argparse.Namespace) -> None:
+    of_a_model = (arguments.model, arguments.id != "latest", arguments.stochastic, arguments.set, arguments.log_dir)
+    if any(of_a_model):
+        raise ConfigError("--oracle: it plays without a model, --id, --stochastic, --set and --log-dir")
+
+
+def _agent_episode(arguments: argparse.Namespace) -> Any:
+    """The recording of the episode that a model plays."""
+    from realm.env_commands import agent_episode
 
     config, folder, model = _chosen_model(arguments)
     config = replace(config, env={**config.env, **_episode(arguments)})
     treasures, random = _treasures(arguments), arguments.random
-    record_agent(config, folder, model, treasures, random, arguments.seed, arguments.stochastic, arguments.out)
-    return 0
+    return agent_episode(config, folder, model, treasures, random, arguments.seed, arguments.stochastic)
 
 
 def _episode(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -366,13 +420,26 @@ def _map_check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _newest_run(log_dir: Path) -> Path:
+def _newest_model(arguments: argparse.Namespace) -> Path:
+    """The newest run, or where there is none the shipped model."""
     from realm.launch.rundir import find_runs
 
+    log_dir = _log_dir(arguments)
     runs = find_runs(log_dir)
-    if not runs:
+    if runs:
+        return runs[-1][0]
+    shipped = _shipped()
+    if arguments.id != "latest" or not shipped.is_dir():
         raise ConfigError(f"{log_dir}: no run is there yet; train one with tools/start.sh, or name a model")
-    return runs[-1][0]
+    print(f"{log_dir}: no run is there yet, so this is the shipped model, {shipped}", file=sys.stderr)
+    return shipped
+
+
+def _shipped() -> Path:
+    """Where the shipped model is, if there is one: beside the agent that plays it, made by tools/ship_model.py."""
+    from realm.user import folder_of
+
+    return folder_of("diy") / "shipped"
 
 
 def _role(arguments: argparse.Namespace) -> int:

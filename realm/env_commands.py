@@ -1,4 +1,4 @@
-"""The commands about the realm itself: `realm map show|generate|check`, `realm oracle` and `realm record`.
+"""The commands about the realm itself: `realm map show|generate|check`, `realm oracle`, `realm record`, `realm play`.
 
 Called by the command line with plain values. What a user got wrong, a map, an episode option or a file name, is raised
 as a ConfigError of one sentence.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
 import sys
+import termios
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from rich.console import Console
 
 from realm.config import ConfigError, RunConfig
 from realm.env import map as maps
-from realm.env import options, oracle, oracle_lattice, oracle_play, physics, render
+from realm.env import options, oracle, oracle_lattice, oracle_play, physics, render, terminal
 from realm.env.map import CELL, POINTS, Map, MapError
 from realm.env.options import OptionError
 from realm.env.oracle import Bound, Plan
@@ -57,7 +57,7 @@ def writing(out: Path) -> Iterator[None]:
 def show_map(map_: str, out: Path | None) -> None:
     """Print facts about a map, and draw it: to `out` (.png), else as text."""
     if out is not None:
-        _check_ending(out, (".png",))
+        check_ending(out, (".png",))
     with in_one_sentence():
         loaded = maps.resolve(map_)
     if out is None:
@@ -152,7 +152,7 @@ def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: i
     return {**rest, **fixed}
 
 
-def record_agent(
+def agent_episode(
     config: RunConfig,
     folder: Path,
     model: int | Literal["latest"],
@@ -160,17 +160,16 @@ def record_agent(
     random: int | None,
     seed: int,
     stochastic: bool,
-    out: Path,
-) -> None:
-    """Play an episode with a trained model and draw it to `out`: .gif, or .png for its end.
+) -> render.Recording:
+    """An episode of a trained model.
 
     The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
     gives the same episode, since with treasures fixed nothing in it is random.
     """
-    _check_ending(out, (".gif", ".png"))
     with in_one_sentence():
         env = fixed_options(config.env, treasures, random, seed)
-        actions = _agent_actions(config, env, folder, model, seed, stochastic)
+        with busy("the model plays"):
+            actions = _agent_actions(config, env, folder, model, seed, stochastic)
         conf = {key: value for key, value in env.items() if key in options.KEYS}
         recording = render.record(RealmEnv(conf, map=env.get("map", "default"), observation="vector"), actions)
     last = recording.moments[-1]
@@ -179,8 +178,7 @@ def record_agent(
             f"{config.app.algo}: its episode of {len(actions)} steps is none of the realm's with the options of "
             "[env], so there is nothing to draw"
         )
-    print(summary(recording))
-    write_recording(recording, out)
+    return recording
 
 
 def _agent_actions(
@@ -244,7 +242,52 @@ def write_recording(recording: render.Recording, out: Path) -> None:
     print(f"drawn in {out} ({what}, {out.stat().st_size / 1e6:.1f} MB)")
 
 
-def _check_ending(out: Path, allowed: tuple[str, ...]) -> None:
+def play(recording: render.Recording, speed: float) -> None:
+    """Show an episode in the terminal, `speed` steps a second, and at last its end and summary.
+
+    Only these two, without colours, where there is no terminal that could show it.
+    """
+    console, last = Console(highlight=False), len(recording.moments) - 1
+    if not console.is_terminal or console.color_system is None:
+        print(render.ansi(recording.map, recording.moments[-1]), end="")
+        print(summary(recording))
+        return
+    system = terminal.SYSTEMS[console.color_system]
+    with _silent_keyboard(), console.screen():
+        begin, before, k = time.monotonic(), None, 0
+        while True:
+            now = terminal.screen(recording, k, console.width, console.height)
+            sys.stdout.write(terminal.changes(now, before, system))
+            sys.stdout.flush()
+            if k == last:
+                break
+            before = now
+            time.sleep(max(1 / MOST_FRAMES_PER_S, 1 / speed))
+            k = min(last, int((time.monotonic() - begin) * speed))
+        time.sleep(HOLD_S)
+    print(terminal.lines(terminal.screen(recording, last, console.width, console.height - 3), system))
+    print(summary(recording))
+
+
+MOST_FRAMES_PER_S, HOLD_S = 30, 1.0
+
+
+@contextmanager
+def _silent_keyboard() -> Iterator[None]:
+    """Keys that are pressed are not shown, nor read by the shell afterwards; Ctrl+C still counts."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
+
+
+def check_ending(out: Path, allowed: tuple[str, ...]) -> None:
     """Refuse a file name before the work that goes into the file."""
     if out.suffix.lower() not in allowed:
         raise ConfigError(f"--out {out}: the name must end in {' or '.join(allowed)}")
@@ -268,12 +311,24 @@ class Answer(NamedTuple):
 def show_oracle(
     env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int, out: Path | None
 ) -> None:
-    """Print what the best play of an episode can score at most, and how the oracle plays it; draw that to `out`.
+    """Print what the best play of an episode can score at most, and how the oracle plays it; draw that to `out`."""
+    if out is not None:
+        check_ending(out, (".gif", ".png"))
+    answer, recording = oracle_episode(env, treasures, random, seed)
+    print("\n".join(account(answer, recording)))
+    if out is not None:
+        if answer.plan is None:
+            raise ConfigError(f"--out {out}: no play was found, so there is nothing to draw")
+        write_recording(recording, out)
+
+
+def oracle_episode(
+    env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int
+) -> tuple[Answer, render.Recording]:
+    """The oracle's answer and its play (none of a step if it found none).
 
     env: options as in [env]; all treasures if neither `treasures` nor `random` is given.
     """
-    if out is not None:
-        _check_ending(out, (".gif", ".png"))
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed}: allowed is a number from 0 to 2^32 - 1")
     if treasures is None and random is None:
@@ -283,12 +338,7 @@ def show_oracle(
         conf = fixed_options({**env, "map": map_}, treasures, random, seed)
     del conf["map"]
     answer = ask_oracle(map_, conf["start"], conf["end"], tuple(conf["treasure_id"]), conf["max_step"])
-    recording = render.record(RealmEnv(conf, map=map_, observation="vector"), answer.actions)
-    print("\n".join(account(answer, recording)))
-    if out is not None:
-        if answer.plan is None:
-            raise ConfigError(f"--out {out}: no play was found, so there is nothing to draw")
-        write_recording(recording, out)
+    return answer, render.record(RealmEnv(conf, map=map_, observation="vector"), answer.actions)
 
 
 def ask_oracle(map_: Map, start: int, end: int, treasures: tuple[int, ...], max_step: int) -> Answer:
@@ -363,25 +413,9 @@ def _taken(before: render.Moment, now: render.Moment) -> list[int]:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show on a terminal that work is going on. In a process of its own: kernels let no other thread run."""
+    """Show on a terminal that work is going on."""
     if not sys.stderr.isatty():
         yield
         return
-    context = multiprocessing.get_context("fork")
-    theirs, ours = context.Pipe(duplex=False)
-    process = context.Process(target=_spin, args=(what, theirs, ours), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        ours.close()
-        process.join()
-
-
-def _spin(what: str, until: Connection, other: Connection) -> None:
-    from rich.console import Console
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    other.close()  # then the parent holds the only one, and `until` ends with it
     with Console(stderr=True).status(what):
-        until.poll(None)
+        yield

@@ -65,6 +65,14 @@ def load_agent(algo: str) -> type[Any]:
     return agent
 
 
+def folder_of(algo: str) -> Path:
+    """The package's folder, in the current directory first."""
+    for place in (os.getcwd(), *sys.path):
+        if (Path(place) / algo.replace(".", os.sep) / "__init__.py").is_file():
+            return Path(place) / algo.replace(".", os.sep)
+    return Path(algo)
+
+
 def check_agent(algo: str) -> None:
     """Whether `<algo>/algorithm/agent.py` is there and is Python, without running it (it imports torch)."""
     found = importlib.util.find_spec(f"{algo}.algorithm")

@@ -1,14 +1,18 @@
-"""`realm map show|generate|check`, `realm oracle` and `realm record`, as a user calls them."""
+"""`realm map show|generate|check`, `realm oracle`, `realm record` and `realm play`, as a user calls them."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +302,11 @@ def test_oracle_short_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out.splitlines()[1:] == ["bound    score 0: the end cannot be reached in 20 steps"]
     assert err == f"error: --out {png}: no play was found, so there is nothing to draw\n"
     assert len(list(cache.iterdir())) == 2
+    assert main(["play", "--oracle", "--treasures", "5,7", "--max-step", "20"]) == 2
+    assert capsys.readouterr().err == "error: --oracle: no play was found that comes to the end in time\n"
+    # what can be done is shown
+    assert main(["play", "--oracle", "--treasures", "5,7", "--max-step", "70"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("reached the end in ")
     # where nothing can be kept it says the same
     cache.rename(tmp_path / "away")
     cache.touch()
@@ -341,22 +350,106 @@ def test_oracle_needs_no_model(more: str, capsys: pytest.CaptureFixture[str]) ->
     assert "--oracle: it plays without a model" in capsys.readouterr().err
 
 
-def test_a_terminal_sees_that_work_goes_on() -> None:
-    code = """
-import time
-from realm.env_commands import busy
-with busy("preparing"):
-    until = time.monotonic() + 1
-    while time.monotonic() < until:
-        pass
-"""
+# ---- in a terminal ----
+
+
+def start_in_terminal(code: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Run code with a terminal of 30 lines and 100 columns of its own; the other end of that."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    env.pop("NO_COLOR", None)
+    take = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that its Ctrl+C is ours
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stderr=theirs, env={**os.environ, "TERM": "xterm"}
-    )
-    assert process.wait(240) == 0
+        [sys.executable, "-c", take + code], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env,
+        start_new_session=True,
+    )  # fmt: skip
     os.close(theirs)
-    seen = os.read(ours, 100_000).decode()
-    os.close(ours)
-    assert seen.count("preparing") > 2
+    return process, ours
+
+
+def read_until(terminal: int, wanted: bytes = b"") -> str:
+    """What is written until `wanted` is seen, or to the end."""
+    seen = b""
+    with suppress(OSError):  # which is how the end of a terminal's program is told
+        while not (wanted and wanted in seen):
+            part = os.read(terminal, 65536)
+            if not part:
+                break
+            seen += part
+    return seen.decode(errors="replace")
+
+
+EPISODE = """
+from realm.env import render
+from realm.env.realm_env import RealmEnv
+from realm.env_commands import play
+env = RealmEnv({"treasure_id": [3, 5], "treasure_random": 0, "max_step": 50}, observation="vector")
+recording = render.record(env, [2] * 50)
+"""
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l\x1b[?25h"
+
+
+def test_an_episode_is_shown_in_a_terminal_and_its_end_stays_there() -> None:
+    process, terminal = start_in_terminal(EPISODE + "play(recording, 500)")
+    seen = read_until(terminal)
+    assert process.wait(60) == 0
+    os.close(terminal)
+    before, shown, after = re.split(re.escape(ENTER) + "|" + re.escape(LEAVE), seen)
+    assert before == ""
+    assert "\x1b[2J" in shown
+    assert len(re.findall(r"\x1b\[\d+;\d+H", shown)) > 30 + 5  # more than one picture
+    assert "\x1b[2J" not in after
+    plain = re.sub(r"\x1b\[[\d;]*m", "", after).splitlines()
+    assert "out of time" in "".join(plain[:-1])
+    assert plain[-1] == "ran out of time in 50 steps: score 0.0, treasures 0 of 2, flashes 0"
+    assert len(plain) <= 29
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
+    code = EPISODE + "from realm import cli\ncli._agent_episode = lambda _: recording\n"
+    code += 'raise SystemExit(cli.main(["play", "--speed", "0.5"]))'
+    process, terminal = start_in_terminal(code)
+    settings = termios.tcgetattr(terminal)
+    assert settings[3] & termios.ECHO
+    read_until(terminal, b"\x1b[2J")
+    assert not termios.tcgetattr(terminal)[3] & termios.ECHO
+    os.write(terminal, b"\x03")
+    seen = read_until(terminal)
+    assert process.wait(60) == 130
+    assert seen.endswith(LEAVE)
+    os.close(terminal)
+
+
+def test_a_terminal_sees_that_work_goes_on(tmp_path: Path) -> None:
+    """Even while one kernel runs: here for a second."""
+    (tmp_path / "kernel.py").write_text(
+        """
+from realm.env.jit import jit
+
+@jit
+def work(count: int) -> int:
+    x = 1
+    for i in range(count):
+        x = (x * 25214903917 + i) % 281474976710597
+    return x
+"""
+    )
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(tmp_path)!r})
+from kernel import work
+from realm.env_commands import busy
+work(1)
+begin = time.monotonic()
+work(10_000_000)
+count = int(10_000_000 / (time.monotonic() - begin))
+with busy("preparing"):
+    work(count)
+"""
+    process, terminal = start_in_terminal(code)
+    seen = read_until(terminal)
+    assert process.wait(60) == 0
+    os.close(terminal)
+    assert seen.count("preparing") > 3
     assert seen.endswith("\x1b[2K")

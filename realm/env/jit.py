@@ -1,9 +1,9 @@
 """The one place that imports numba.
 
-`jit` is `numba.njit(cache=True)` with its type kept for mypy. Every kernel of `realm/env` uses it; users may
-use it for their own feature kernels. `copy_bytes` is memcpy for kernels. numba's cache looks at the file of
+`jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy. Every kernel of `realm/env` uses it; users
+may use it for their own feature kernels. `copy_bytes` is memcpy for kernels. numba's cache looks at the file of
 the kernel only: after editing `physics.py`, kernels in *other* files that call into it keep the old code
-until `NUMBA_CACHE_DIR` is emptied.
+until `NUMBA_CACHE_DIR` is emptied; so do all kernels after editing the options of `jit`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def jit(function: F) -> F:
-    """Compile `function` at its first call and cache the machine code. No fastmath, so results are exact."""
-    return cast(F, numba.njit(cache=True)(function))
+    """Compile `function` at its first call and cache the machine code. No fastmath, so results are exact; while it
+    runs, other threads run, too."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 
 def _copy_bytes(_: Any, to: Any, to_at: Any, source: Any, source_at: Any, count: Any) -> Any:
