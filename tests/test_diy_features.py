@@ -70,7 +70,7 @@ def test_small_features_say_where_the_hero_is_and_what_is_left() -> None:
     envs = made()
     rng = np.random.default_rng(1)
     obs, _ = envs.reset()
-    state, walk = envs.game.state, make_ways(envs.game.map, [1]).walk
+    state, walk = envs.game.state, make_ways(envs.game.map, [1]).walk[0]
     for _ in range(40):
         f = obs["features"]
         np.testing.assert_array_equal(f[:, :64].argmax(1), state.cell_x // 2)
@@ -94,7 +94,7 @@ def test_small_features_say_where_actions_lead() -> None:
     envs = made()
     rng = np.random.default_rng(4)
     obs, _ = envs.reset()
-    state, world, walk = envs.game.state, envs.game.world, make_ways(envs.game.map, [1]).walk
+    state, world, walk = envs.game.state, envs.game.world, make_ways(envs.game.map, [1]).walk[0]
     step = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
     for _ in range(30):
         won = obs["features"][:, 180:436].reshape(8, 16, 16)
@@ -118,8 +118,12 @@ def test_small_features_say_where_actions_lead() -> None:
 # ---- ways ----
 
 
-def literal_lengths(map_: Map, seeds: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Dijkstra's algorithm with a heap over the cells (x, z) of a map, from cells with a length of their own."""
+Cell = tuple[int, int]  # x, z
+
+
+def literal_lengths(map_: Map, seeds: dict[Cell, float], barred: set[Cell]) -> dict[Cell, float]:
+    """Dijkstra's algorithm with a heap over the cells of a map, from cells with a length of their own, never on over
+    those that are barred."""
     road, best = map_.road, {}
     heap = [(length, cell) for cell, length in seeds.items()]
     heapq.heapify(heap)
@@ -128,6 +132,8 @@ def literal_lengths(map_: Map, seeds: dict[tuple[int, int], float]) -> dict[tupl
         if (x, z) in best:
             continue
         best[x, z] = length
+        if (x, z) in barred:
+            continue
         for dx, dz in itertools.product((-1, 0, 1), repeat=2):
             tx, tz = x + dx, z + dz
             if 0 <= tx < 128 and 0 <= tz < 128 and road[tz, tx] and road[z, tx] and road[tz, x]:
@@ -135,39 +141,57 @@ def literal_lengths(map_: Map, seeds: dict[tuple[int, int], float]) -> dict[tupl
     return best
 
 
-@pytest.mark.parametrize("point", [0, 7])
-def test_walking_lengths_are_those_of_dijkstra(point: int) -> None:
-    map_ = maps.default()
-    ways = make_ways(map_, [1])
+def disc_of(map_: Map, point: int) -> set[Cell]:
     px, pz = map_.points[point]
     cells = [(int(x), int(z)) for z, x in np.argwhere(map_.road)]
-    disc = {(x, z): 0.0 for x, z in cells if (500 * x + 250 - px) ** 2 + (500 * z + 250 - pz) ** 2 <= 1000**2}
-    length = literal_lengths(map_, disc | {(int(px // 500), int(pz // 500)): 0.0})
+    disc = {(x, z) for x, z in cells if (500 * x + 250 - px) ** 2 + (500 * z + 250 - pz) ** 2 <= 1000**2}
+    return disc | {(int(px // 500), int(pz // 500))}
+
+
+@pytest.mark.parametrize(("point", "end"), [(0, 1), (7, 1), (1, 1), (4, 9)])
+def test_walking_lengths_are_those_of_dijkstra(point: int, end: int) -> None:
+    map_ = maps.default()
+    ways = make_ways(map_, [end])
+    cells = [(int(x), int(z)) for z, x in np.argwhere(map_.road)]
+    barred = set() if point == end else disc_of(map_, end)
+    length = literal_lengths(map_, dict.fromkeys(disc_of(map_, point), 0.0), barred)
+    others = [(int(x), int(z)) for i, (x, z) in enumerate(map_.cells) if i != end]
+    assert all(cell in length for cell in others), "the end bars the way: choose another one"
     for x, z in cells:
-        assert ways.walk[z, x, point] == pytest.approx(length[x, z], rel=1e-5)
+        assert ways.walk[0, z, x, point] == pytest.approx(length.get((x, z), 1e4), rel=1e-5)
     seeds = dict(length)
     for x, z in cells:
         for dx, dz in 8000 * DIRECTION:
             to = (int((500 * x + 250 + dx) // 500), int((500 * z + 250 + dz) // 500))
-            if to in length:
-                seeds[x, z] = min(seeds[x, z], length[to] + 699 / 500)
-    flashed = literal_lengths(map_, seeds)
+            if to in length and to not in barred:
+                seeds[x, z] = min(seeds.get((x, z), 1e4), length[to] + 699 / 500)
+    flashed = literal_lengths(map_, seeds, barred)
     for x, z in cells:
-        assert ways.with_flash[z, x, point] == pytest.approx(flashed[x, z], rel=1e-5)
+        assert ways.with_flash[0, z, x, point] == pytest.approx(flashed.get((x, z), 1e4), rel=1e-5)
+
+
+def test_an_end_that_bars_the_only_way_is_walked_over() -> None:
+    """A corridor two cells wide with the end in its middle."""
+    road = np.zeros((128, 128), np.uint8)
+    road[60:62, 5:120] = 1
+    points = np.array([[500 * (6 + 7 * i) + 250, 500 * 60 + 250] for i in range(16)], float)
+    ways = make_ways(Map(road, points), [8, 15])
+    assert ways.walk[0, 60, 6, 12] == ways.walk[0, 60, 6, 8] + 28  # over the end
+    assert ways.walk[1, 60, 6, 12] == ways.walk[0, 60, 6, 12]  # the last point bars nothing
 
 
 def literal_tour(envs: FeatureEnvs, ways: Ways, e: int) -> float:
     """All orders, and all places in them for the flash."""
-    state, cells = envs.game.state, envs.game.map.cells
+    state, cells, at = envs.game.state, envs.game.map.cells, ways.row[envs.game.state.end[e]]
     stops = [p for p in range(1, 16) if state.there[e, p]]
     best = np.inf
     for order in itertools.permutations(stops):
         froms = [(state.cell_x[e], state.cell_z[e]), *(cells[p] for p in order)]
         legs = list(zip(froms, [*order, int(state.end[e])], strict=True))
-        walks = [ways.walk[z, x, p] for (x, z), p in legs]
+        walks = [ways.walk[at, z, x, p] for (x, z), p in legs]
         best = min(best, sum(walks))
         if state.flash_wait[e] == 0:
-            saved = max(walk - ways.with_flash[z, x, p] for walk, ((x, z), p) in zip(walks, legs, strict=True))
+            saved = max(walk - ways.with_flash[at, z, x, p] for walk, ((x, z), p) in zip(walks, legs, strict=True))
             best = min(best, sum(walks) - saved)
     return float(best)
 

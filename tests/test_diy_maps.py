@@ -174,7 +174,7 @@ def literal_tour(ways: Any, cells: Any, at: tuple[int, int], stops: list[int], e
     best = np.inf
     for order in itertools.permutations(stops):
         froms = [at, *((int(x), int(z)) for x, z in cells[list(order)])]
-        best = min(best, sum(ways.walk[z, x, p] for (x, z), p in zip(froms, [*order, end], strict=True)))
+        best = min(best, sum(ways.walk[ways.row[end], z, x, p] for (x, z), p in zip(froms, [*order, end], strict=True)))
     return float(best)
 
 
@@ -183,7 +183,7 @@ def test_tours_are_what_all_orders_say() -> None:
     envs = single(15, 3, ANYWHERE, layouts=every, map="generated:5", max_step=2000)
     obs, _ = envs.reset()
     state, world, map_ = envs.game.state, envs.game.world, envs.game.map
-    ways, rng = make_ways(map_, [1]), np.random.default_rng(1)
+    ways, rng = make_ways(map_, range(1, 16)), np.random.default_rng(1)
     step = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
     seen_walls = seen_flash = 0
     for n in range(24):
@@ -197,7 +197,7 @@ def test_tours_are_what_all_orders_say() -> None:
                     others = [q for q in left if q != p]
                     point = tuple(map_.cells[p].tolist())
                     rest = literal_tour(ways, map_.cells, point, others, end) if left else 0.0
-                    want[p] = min(1.0, (ways.walk[at[1], at[0], p] + rest - here) / 32)
+                    want[p] = min(1.0, (ways.walk[ways.row[end], at[1], at[0], p] + rest - here) / 32)
                 told = obs["features"][e, -33:]
                 np.testing.assert_allclose(told[:16], want, atol=1e-4)
                 assert told[32] == pytest.approx(min(1.0, here / 500), abs=1e-5)

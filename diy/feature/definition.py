@@ -116,9 +116,9 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         obs = {name: np.empty((self.num_envs, *one.shape), one.dtype) for name, one in self.fields.items()}
         if self.config.features == "small":
             ways, features = self._ways, obs["features"]
-            kernels.write_small(state, world, ways.walk, self.config.position, features)
+            kernels.write_small(state, world, ways.row, ways.walk, self.config.position, features)
             if self.config.tours:
-                kernels.write_tours(state, world, ways.walk, ways.row, ways.tour, features)
+                kernels.write_tours(state, world, ways.row, ways.walk, ways.tour, features)
             kernels.write_useful(state, world, obs["legal"])
         else:
             write_image(state, world, obs["image"])

@@ -43,8 +43,15 @@ def _target(s: State, e: int, action: int) -> tuple[int, int]:
 
 
 @jit
-def write_small(s: State, w: World, walk: NDArray[np.float32], position: bool, out: NDArray[np.float32]) -> None:
-    """The small observation. walk: `Ways.walk`; out: f32 [E, SMALL_SIZE or more], all within -1..1:
+def write_small(
+    s: State,
+    w: World,
+    table: NDArray[np.int64],
+    walk: NDArray[np.float32],
+    position: bool,
+    out: NDArray[np.float32],
+) -> None:
+    """The small observation. table, walk: `Ways.row` and `.walk`; out: f32 [E, SMALL_SIZE or more], all within -1..1:
 
     position, if asked for: one-hot by bins of 2 cells, x then z (128), and exactly (2); position within the cell (2);
     per point (16) whether it is there, whether it is the end, and how far it is to walk; per action (16) and point
@@ -66,7 +73,8 @@ def write_small(s: State, w: World, walk: NDArray[np.float32], position: bool, o
         row[i] = s.x[e] / CELL - cx
         row[i + 1] = s.z[e] / CELL - cz
         i += 2
-        here = walk[cz, cx]
+        ways = walk[table[s.end[e]]]
+        here = ways[cz, cx]
         for p in range(POINTS):
             if s.there[e, p]:
                 row[i + p] = 1.0
@@ -78,7 +86,7 @@ def write_small(s: State, w: World, walk: NDArray[np.float32], position: bool, o
             x, z = _target(s, e, a)
             scale = 1.0 / (c.STEP_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
             if w.obstacle[z + VIEW, x + VIEW]:
-                there = walk[z, x]
+                there = ways[z, x]
                 for p in range(POINTS):
                     if s.there[e, p] or p == s.end[e]:
                         row[i + p] = max(-1.0, min(1.0, (here[p] - there[p]) * scale))
@@ -151,8 +159,8 @@ def _treasures_left(s: State, e: int) -> int:
 def write_tours(
     s: State,
     w: World,
-    walk: NDArray[np.float32],
     row: NDArray[np.int64],
+    walk: NDArray[np.float32],
     tour: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
@@ -164,15 +172,15 @@ def write_tours(
     """
     after = np.empty(POINTS, np.float32)  # the tour from a point on that comes next
     for e in range(len(out)):
-        end, left = s.end[e], _treasures_left(s, e)
+        end, at, left = s.end[e], row[s.end[e]], _treasures_left(s, e)
         after[:] = np.inf
         if left == 0:
             after[end] = 0.0
         for p in range(1, POINTS):
             if s.there[e, p]:
                 k = _stop(p, end)
-                after[p] = tour[row[end], k, _without(left, k)]
-        ways = walk[s.cell_z[e], s.cell_x[e]] + after
+                after[p] = tour[at, k, _without(left, k)]
+        ways = walk[at, s.cell_z[e], s.cell_x[e]] + after
         here = ways.min()
         i = out.shape[1] - TOURS_SIZE
         for p in range(POINTS):
@@ -182,7 +190,7 @@ def write_tours(
             x, z = _target(s, e, a)
             scale = 1.0 / (c.STEP_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
             if w.obstacle[z + VIEW, x + VIEW]:
-                there = (walk[z, x] + after).min()
+                there = (walk[at, z, x] + after).min()
                 out[e, i + a] = max(-1.0, min(1.0, (here - there) * scale))
             else:
                 out[e, i + a] = -1.0 if a < DIRECTIONS else 0.0
@@ -192,9 +200,9 @@ def write_tours(
 @jit
 def tour_to_go(
     s: State,
+    row: NDArray[np.int64],
     walk: NDArray[np.float32],
     with_flash: NDArray[np.float32],
-    row: NDArray[np.int64],
     tour: NDArray[np.float32],
     flash_tour: NDArray[np.float32],
     out: NDArray[np.float32],
@@ -202,18 +210,19 @@ def tour_to_go(
     """How many cells each hero still has to go over all treasures left to the end, in the best order, and with one
     flash if it is ready. Arrays as in `Ways`; out: f32 [E]."""
     for e in range(len(out)):
-        cx, cz, end = s.cell_x[e], s.cell_z[e], s.end[e]
+        end, at = s.end[e], row[s.end[e]]
+        here, flashed = walk[at, s.cell_z[e], s.cell_x[e]], with_flash[at, s.cell_z[e], s.cell_x[e]]
         ready, left = s.flash_wait[e] == 0, _treasures_left(s, e)
-        best = with_flash[cz, cx, end] if ready else walk[cz, cx, end]
+        best = flashed[end] if ready else here[end]
         if left:
             best = np.float32(np.inf)
         for p in range(1, POINTS):
             if s.there[e, p]:
                 k = _stop(p, end)
                 rest = _without(left, k)
-                best = min(best, walk[cz, cx, p] + (flash_tour if ready else tour)[row[end], k, rest])
+                best = min(best, here[p] + (flash_tour if ready else tour)[at, k, rest])
                 if ready:
-                    best = min(best, with_flash[cz, cx, p] + tour[row[end], k, rest])
+                    best = min(best, flashed[p] + tour[at, k, rest])
         out[e] = best
 
 

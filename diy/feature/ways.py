@@ -27,48 +27,73 @@ STEP_CELLS = FRAMES_PER_STEP * WALK_FRAME / CELL  # of one step in the open
 
 
 class Ways(NamedTuple):
-    """One map's tables. `with_flash`: at most one flash on the way, which counts as a step."""
+    """One map's tables, for some ends. `with_flash`: at most one flash on the way, which counts as a step.
 
-    walk: NDArray[np.float32]  # [128 (z), 128 (x), 16] from a cell to the trigger disc of a point
+    Who comes near the end ends the episode, so ways to other points do not lead over the end's trigger disc.
+    """
+
+    row: NDArray[np.int64]  # [16] where in the other tables an end is, -1 if it is not there
+    walk: NDArray[np.float32]  # [ends, 128 (z), 128 (x), 16] from a cell to the trigger disc of a point
     with_flash: NDArray[np.float32]  # the same
-    row: NDArray[np.int64]  # [16] where in the tours an end is, -1 if it is not there
     tour: NDArray[np.float32]  # [ends, STOPS, SETS] from a stop over all of a set to the end, in the best order
     flash_tour: NDArray[np.float32]  # the same
 
 
 def make_ways(map_: Map, ends: Iterable[int]) -> Ways:
-    """The tables of a map for episodes with these ends (2 MB, and 1 MB for each end)."""
+    """The tables of a map for episodes with these ends, 3 MB for each."""
+    known = sorted(set(ends))
+    row = np.full(POINTS, -1, np.int64)
+    row[known] = np.arange(len(known))
+    fields = np.empty((2, len(known), SIZE, SIZE, POINTS), np.float32)
+    tours = np.empty((2, len(known), STOPS, SETS), np.float32)
+    at_points = (slice(None), map_.cells[:, 1], map_.cells[:, 0])
+    everywhere = _lengths(map_, map_.road)
+    for end in known:
+        lengths = _lengths(map_, map_.road & ~_disc(map_, end))
+        # the end's own disc is entered; and where it bars the only way, one leads over it all the same
+        barred = (np.delete(lengths[0][at_points], end, axis=1) >= FAR).any(axis=1)
+        barred[end] = True
+        for part, free in zip(lengths, everywhere, strict=True):
+            part[barred] = free[barred]
+        _tours(lengths[0][at_points], lengths[1][at_points], end, tours[0, row[end]], tours[1, row[end]])
+        fields[:, row[end]] = np.moveaxis(lengths, 1, -1)
+    return Ways(row, *fields, *tours)
+
+
+def _disc(map_: Map, point: int) -> NDArray[np.uint8]:
+    """1 for the cells whose middle lies in the trigger disc of a point, and for its own; u8 [128, 128]."""
     middle = (np.arange(SIZE) + 0.5) * CELL
+    x, z = map_.points[point]
+    disc: NDArray[np.uint8] = ((middle[:, None] - z) ** 2 + (middle - x) ** 2 <= TRIGGER_RADIUS**2).astype(np.uint8)
+    disc[map_.cells[point, 1], map_.cells[point, 0]] = 1
+    return disc
+
+
+def _lengths(map_: Map, through: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Ways from every cell to every point that lead over the cells `through` (u8 [128, 128]), walking and with a flash;
+    f32 [2, 16, 128 (z), 128 (x)]."""
     walk = np.full((POINTS, SIZE, SIZE), FAR, np.float32)
-    for p, (x, z) in enumerate(map_.points):
-        disc = (middle[:, None] - z) ** 2 + (middle - x) ** 2 <= TRIGGER_RADIUS**2
-        disc[map_.cells[p, 1], map_.cells[p, 0]] = True
-        walk[p][disc & (map_.road == 1)] = 0.0
-    _spread(map_.road, walk)
+    for p in range(POINTS):
+        walk[p][(map_.road & _disc(map_, p)) == 1] = 0.0
+    _spread(map_.road, through, walk)
     with_flash = walk.copy()
+    middle = (np.arange(SIZE) + 0.5) * CELL
     road_z, road_x = np.nonzero(map_.road)
     for dx, dz in FLASH_MOVE:  # as from the middle of each cell
         x, z = (np.floor((middle[at] + d) / CELL).astype(np.int64) for at, d in ((road_x, dx), (road_z, dz)))
         ok = (x >= 0) & (z >= 0) & (x < SIZE) & (z < SIZE)
-        ok[ok] = map_.road[z[ok], x[ok]] == 1
+        ok[ok] = through[z[ok], x[ok]] == 1
         here, there = (slice(None), road_z[ok], road_x[ok]), (slice(None), z[ok], x[ok])
         with_flash[here] = np.minimum(with_flash[here], walk[there] + STEP_CELLS)
-    _spread(map_.road, with_flash)
-    known = sorted(set(ends))
-    row = np.full(POINTS, -1, np.int64)
-    row[known] = np.arange(len(known))
-    tour, flash_tour = (np.empty((len(known), STOPS, SETS), np.float32) for _ in range(2))
-    at_points = (slice(None), map_.cells[:, 1], map_.cells[:, 0])
-    for end in known:
-        _tours(walk[at_points], with_flash[at_points], end, tour[row[end]], flash_tour[row[end]])
-    walk, with_flash = (np.ascontiguousarray(part.transpose(1, 2, 0)) for part in (walk, with_flash))
-    return Ways(walk, with_flash, row, tour, flash_tour)
+    _spread(map_.road, through, with_flash)
+    return np.stack([walk, with_flash])
 
 
 @jit
-def _spread(road: NDArray[np.uint8], length: NDArray[np.float32]) -> None:
-    """Lower each of `length` (f32 [P, 128, 128]) to the least of it and walking from anywhere to a cell, by sweeps to
-    and fro until nothing changes. A diagonal step needs both cells beside it to be road."""
+def _spread(road: NDArray[np.uint8], through: NDArray[np.uint8], length: NDArray[np.float32]) -> None:
+    """Lower each of `length` (f32 [P, 128, 128]) to the least of it and walking from anywhere over cells `through` (u8
+    [128, 128]) to a cell, by sweeps to and fro until nothing changes. A diagonal step needs both cells beside it to be
+    road."""
     for p in range(len(length)):
         field = length[p]
         changed, forth = True, False
@@ -81,7 +106,7 @@ def _spread(road: NDArray[np.uint8], length: NDArray[np.float32]) -> None:
                 best = field[z, x]
                 for tz in range(max(z - 1, 0), min(z + 2, SIZE)):
                     for tx in range(max(x - 1, 0), min(x + 2, SIZE)):
-                        if road[z, tx] and road[tz, x] and road[tz, tx]:
+                        if road[z, tx] and road[tz, x] and through[tz, tx]:
                             far = np.float32(2.0**0.5 if tx != x and tz != z else 1.0)
                             best = min(best, field[tz, tx] + far)
                 if best < field[z, x]:
