@@ -1,8 +1,7 @@
 """numba kernels from the environments' arrays to the small observation and to rewards; called by `definition.py`.
 
 Each loops over E environments and writes into an array that the caller made. `s` is `realm.env.physics.State`, `w` its
-`World`. They call no kernel of another file, for numba's cache would not notice when that one changes: so `_stop` and
-`_without`, which say how the tours of `ways.py` are looked up, are here once more.
+`World`; tables of ways are those of `ways.Ways`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diy.feature import constants as c
+from diy.feature.ways import stop, without
 from realm.env.jit import jit
 from realm.env.map import CELL, EXTENT, POINTS
 from realm.env.physics import (
@@ -133,25 +133,12 @@ def write_useful(s: State, w: World, out: NDArray[np.bool_]) -> None:
 
 
 @jit
-def _stop(point: int, end: int) -> int:
-    """The number of a point among the stops."""
-    return point - 1 - (point > end)
-
-
-@jit
-def _without(stops: int, k: int) -> int:
-    """A set of stops with the bit of stop k left out: those above it move down by one."""
-    below = (1 << k) - 1
-    return stops & below | stops >> 1 & ~below
-
-
-@jit
 def _treasures_left(s: State, e: int) -> int:
     """As a set of stops."""
     left = 0
     for p in range(1, POINTS):
         if s.there[e, p]:
-            left |= 1 << _stop(p, s.end[e])
+            left |= 1 << stop(p, s.end[e])
     return left
 
 
@@ -178,8 +165,8 @@ def write_tours(
             after[end] = 0.0
         for p in range(1, POINTS):
             if s.there[e, p]:
-                k = _stop(p, end)
-                after[p] = tour[at, k, _without(left, k)]
+                k = stop(p, end)
+                after[p] = tour[at, k, without(left, k)]
         ways = walk[at, s.cell_z[e], s.cell_x[e]] + after
         here = ways.min()
         i = out.shape[1] - TOURS_SIZE
@@ -218,8 +205,8 @@ def tour_to_go(
             best = np.float32(np.inf)
         for p in range(1, POINTS):
             if s.there[e, p]:
-                k = _stop(p, end)
-                rest = _without(left, k)
+                k = stop(p, end)
+                rest = without(left, k)
                 best = min(best, here[p] + (flash_tour if ready else tour)[at, k, rest])
                 if ready:
                     best = min(best, flashed[p] + tour[at, k, rest])

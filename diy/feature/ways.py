@@ -115,13 +115,13 @@ def _spread(road: NDArray[np.uint8], through: NDArray[np.uint8], length: NDArray
 
 
 @jit
-def _stop(point: int, end: int) -> int:
+def stop(point: int, end: int) -> int:
     """The number of a point among the stops."""
     return point - 1 - (point > end)
 
 
 @jit
-def _without(stops: int, k: int) -> int:
+def without(stops: int, k: int) -> int:
     """A set of stops with the bit of stop k left out: those above it move down by one."""
     below = (1 << k) - 1
     return stops & below | stops >> 1 & ~below
@@ -139,16 +139,16 @@ def _tours(
     (from)]; tour, flash_tour: f32 [STOPS, SETS]."""
     for left in range(2**STOPS):
         for a in range(1, POINTS):
-            k = _stop(a, end)
+            k = stop(a, end)
             if a == end or left >> k & 1:
                 continue
             best, best_flash = FAR, FAR
             if left == 0:
                 best, best_flash = walk[end, a], with_flash[end, a]
             for p in range(1, POINTS):
-                j = _stop(p, end)
+                j = stop(p, end)
                 if p != end and left >> j & 1:
-                    rest = _without(left, j)
+                    rest = without(left, j)
                     best = min(best, walk[p, a] + tour[j, rest])
                     best_flash = min(best_flash, walk[p, a] + flash_tour[j, rest], with_flash[p, a] + tour[j, rest])
-            tour[k, _without(left, k)], flash_tour[k, _without(left, k)] = best, best_flash
+            tour[k, without(left, k)], flash_tour[k, without(left, k)] = best, best_flash

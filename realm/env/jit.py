@@ -1,14 +1,20 @@
 """The one place that imports numba.
 
 `jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy. Every kernel of `realm/env` uses it; users
-may use it for their own feature kernels. `copy_bytes` is memcpy for kernels. numba's cache looks at the file of
-the kernel only: after editing `physics.py`, kernels in *other* files that call into it keep the old code
-until `NUMBA_CACHE_DIR` is emptied; so do all kernels after editing the options of `jit`.
+may use it for their own feature kernels. `copy_bytes` is memcpy for kernels.
+
+numba's cache notices a change of the kernel's own file only, not of a constant or a kernel that it takes from another
+one. So machine code is kept in a folder named after all of the source beside the kernel and in `realm/env`: below
+`NUMBA_CACHE_DIR`, else `.cache/numba` of a checkout. (Elsewhere, where nobody edits, it is where numba puts it.)
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -16,14 +22,32 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-code: Any = cgutils  # untyped
+code: Any = cgutils  # untyped, as is the next one
+settings: Any = numba.config
 F = TypeVar("F", bound=Callable[..., object])
+HERE = Path(__file__).resolve().parent
 
 
 def jit(function: F) -> F:
     """Compile `function` at its first call and cache the machine code. No fastmath, so results are exact; while it
     runs, other threads run, too."""
+    settings.CACHE_DIR = cache_folder(Path(function.__code__.co_filename).resolve().parent)  # it is looked at now
     return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+@functools.cache
+def cache_folder(source: Path) -> str:
+    """Where the machine code of kernels in the folder `source` is kept; "" is numba's own choice."""
+    root = HERE.parents[1]
+    base = os.environ.get("NUMBA_CACHE_DIR") or (
+        root / ".cache" / "numba" if (root / "pyproject.toml").exists() else ""
+    )
+    if not base:
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted({*HERE.glob("*.py"), *source.glob("*.py")}):
+        digest.update(file.read_bytes())
+    return str(Path(base) / digest.hexdigest()[:16])
 
 
 def _copy_bytes(_: Any, to: Any, to_at: Any, source: Any, source_at: Any, count: Any) -> Any:
