@@ -69,9 +69,9 @@ class Config:
             self._check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
         for name in ("reward_scale", "clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"):
             self._check(name, getattr(self, name) > 0.0, "above 0")
-        for name in ("way_points", "lr_end", "entropy_start", "entropy_end"):
+        for name in ("treasure_points", "end_points", "missed_points", "step_points", "way_points"):
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
-        for name in ("vf_coef", "value_clip"):
+        for name in ("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"):
             self._check(name, getattr(self, name) >= 0.0, "0 or more")
 
     def _check(self, name: str, ok: bool, allowed: str) -> None:

@@ -340,6 +340,8 @@ def test_a_worker_loads_neither_torch_nor_tensorflow_and_stays_small() -> None:
         ({"features": "reference", "tours": True}, "diy.tours is True, it must be false unless features is 'small'"),
         ({"epochs": 0}, "diy.epochs is 0, it must be at least 1"),
         ({"lr_start": 0.0}, "diy.lr_start is 0.0, it must be above 0"),
+        ({"treasure_points": -1.0}, "diy.treasure_points is -1.0, it must be 0 or more"),
+        ({"step_points": float("nan")}, "diy.step_points is nan, it must be 0 or more"),
         ({"lam": float("nan")}, "diy.lam is nan, it must be from 0 to 1"),
     ],
 )
