@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from cluster import PATIENCE_S, ROOT, Run
+from loguru import logger
 
 from realm.launch.plan import this_machine
+from realm.launch.processes import _STOP_ORDER, Role, Supervisor
 
 pytestmark = pytest.mark.system
 NATIVE = "buffer_backend=native"
@@ -132,6 +135,24 @@ def test_a_long_update_is_waited_for(tmp_path):
         run.wait_for(lambda: "updates 2 " in command("status", "--log-dir", str(run.dir.parent)).stdout, "an update")
         assert run.interrupt() == 0, run.text()
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
+
+
+def test_a_role_that_does_not_stop_is_named_once():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    role = Role("learner", 0, process, state="ready")
+    supervisor = SimpleNamespace(
+        _roles={("learner", 0): role}, _group_since={_STOP_ORDER[0]: time.monotonic() - 20}, _patience_s=lambda _: 10.0,
+        _command=lambda *_: None,
+    )  # fmt: skip
+    said = []
+    sink = logger.add(said.append, format="{message}")
+    try:
+        for _ in range(3):
+            Supervisor._drive_stop(supervisor)
+    finally:
+        logger.remove(sink)
+    assert said == ["learner-0 did not stop in 10 s and is killed\n"]
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_no_orphans_when_the_launcher_is_killed(tmp_path):

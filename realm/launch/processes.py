@@ -60,6 +60,7 @@ class Role:
     bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
     next: tuple[bytes, int] | None = None  # peer and question that wait for a command
     report_seq: int = 0
+    given_up: bool = False  # it did not stop when it was told to
 
     @property
     def label(self) -> str:
@@ -360,9 +361,10 @@ class Supervisor:
                 assert role.process is not None
                 self._command(role, "stop")
                 limit = self._patience_s(role)
-                if now - since > limit:
+                if now - since > limit and not role.given_up:
+                    role.given_up = True
                     logger.warning("{} did not stop in {:.0f} s and is killed", role.label, limit)
-                if now - since > limit or role.state == "starting":
+                if role.given_up or role.state == "starting":
                     _kill_group(role.process.pid)
             if alive:
                 return
