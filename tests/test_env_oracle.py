@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from realm.env import map as maps
 from realm.env import oracle as oracles
 from realm.env import oracle_lattice as lattice
+from realm.env import oracle_play as player
 from realm.env import physics
 from realm.env.games import Games
 from realm.env.map import CELL, Map, MapError
@@ -295,6 +296,16 @@ def test_cache_gives_the_same(tmp_path: Path) -> None:
     made = [oracles.make_oracle(maps.default(), treasures=(15,), cache=tmp_path) for _ in range(2)]
     assert len(list(tmp_path.iterdir())) == 1
     assert all(np.array_equal(a, b) for a, b in zip(made[0][5:], made[1][5:], strict=True))
+
+
+def test_a_buff_taken_before_its_turn_does_not_lead_astray() -> None:
+    # the way to 7 passes the buff, so that states outside of 7's disc would look better than those inside
+    order = (9, 5, 11, 3, 8, 10, 7, 0, 6, 4)
+    treasures = sorted(set(order) - {0})
+    ready = player.make_player(maps.generate(2), 2, 1, treasures)
+    played = player.play(ready, player.make_ways(ready, [order], 1), treasures, 2000, 30)
+    assert played is not None
+    assert len(played[1]) <= 400
 
 
 def test_many_sets_are_played_once(oracle: Oracle, tmp_path: Path) -> None:

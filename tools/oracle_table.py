@@ -62,6 +62,7 @@ def play_map(name: str, layouts: int | None, cache: Path) -> dict[str, Any]:
         "treasures": [oracles.set_ids(oracle, int(part)) for part in sets],
         "bound_steps": oracle.steps[take[sets]].tolist(),
         "bound_score": score[sets].tolist(),
+        "bound_taken": [int(part).bit_count() for part in take[sets]],
         **{field: array.tolist() for field, array in played._asdict().items() if field != "treasures"},
         "taken": played.treasures.tolist(),
     }
@@ -70,12 +71,15 @@ def play_map(name: str, layouts: int | None, cache: Path) -> dict[str, Any]:
 def row(name: str, figures: dict[str, Any]) -> str:
     """One map's line of the table."""
     ratio = np.array(figures["steps"]) / np.array(figures["bound_steps"])
+    full = np.array(figures["taken"]) == np.array(figures["bound_taken"])
+    ratio[~full] = np.nan  # fewer steps, but fewer treasures
     mean = {field: np.mean(figures[field]) for field in ("bound_steps", "steps", "bound_score", "score", "cpu_s")}
-    worst = ",".join(map(str, figures["treasures"][int(ratio.argmax())]))
+    worst = ",".join(map(str, figures["treasures"][int(np.nanargmax(ratio))]))
     return (
-        f"{name:>10} {figures['bounds_cpu_s']:9.0f} {len(ratio):8} {mean['bound_steps']:8.1f} {mean['steps']:8.1f} "
-        f"{ratio.mean():7.4f} {ratio.max():7.4f} {mean['bound_score']:9.2f} {mean['score']:9.2f} "
-        f"{np.mean(np.array(figures['buffs']) > 0):6.0%} {mean['cpu_s']:6.2f}   {worst}"
+        f"{name:>10} {figures['bounds_cpu_s']:8.0f} {len(ratio):7} {mean['bound_steps']:7.1f} {mean['steps']:7.1f} "
+        f"{full.mean():6.1%} {np.nanmean(ratio):6.4f} {np.nanmax(ratio):6.4f} "
+        f"{mean['bound_score']:7.2f} {mean['score']:7.2f} "
+        f"{np.mean(np.array(figures['buffs']) > 0):4.0%} {mean['cpu_s']:5.2f}  {worst}"
     )
 
 
@@ -93,7 +97,7 @@ def main() -> None:
     for name in args.maps:
         table[name] = play_map(name, None if args.sets else args.layouts, args.cache)
         args.out.write_text(json.dumps(table))
-    print("       map bounds,s  layouts    bound    steps    mean   worst     bound     score   buff  cpu,s   worst")
+    print("       map bounds,s layouts   bound   steps   full   mean  worst   bound   score buff cpu,s  worst")
     for name in args.maps:
         print(row(name, table[name]))
 

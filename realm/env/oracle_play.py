@@ -31,6 +31,7 @@ STEP = FRAMES_PER_STEP * physics.WALK_FRAME / SPACING * lattice.STRAIGHT  # leng
 FLASH_SLACK = 1.0  # a flash is tried if it may cost so many steps more than the best way
 WALK_SLACK = 1.0  # the same for a walk
 GRAIN = 20.0  # units; states nearer than that, else alike, are one
+BUFF_WORTH = lattice.BOOST_STEPS - physics.BUFF_STEPS  # steps that a buff saves at most
 MARGIN = 6.0  # steps behind the best; such states are given up
 # what of a state changes as it goes on and counts for what comes next
 CHANGING: tuple[str, ...] = ("x", "z", "cell_x", "cell_z", "there", "steps", "treasures", "buffs", "flashes")
@@ -192,19 +193,20 @@ def make_ways(player: Player, orders: Sequence[tuple[int, ...]], flashes: int) -
 
 
 @jit
-def _stage(there: NDArray[np.uint8], buffs: NDArray[np.int32], e: int, order: NDArray[np.int32]) -> int:
-    """How many points of the order are done, in order."""
-    passed = 0
+def _stage(there: NDArray[np.uint8], buffs: NDArray[np.int32], e: int, order: NDArray[np.int32]) -> tuple[int, int]:
+    """How many points of the order are done, in order, and how many buffs of the rest were taken before their turn."""
+    stage, passed, coming = -1, 0, 0
     for m in range(len(order)):
         if order[m] < 0:
-            return m
-        if order[m] == 0:
-            passed += 1
-            if buffs[e] < passed:
-                return m
-        elif there[e, order[m]]:
-            return m
-    return len(order)
+            break
+        buff = order[m] == 0
+        if stage < 0 and (buffs[e] <= passed if buff else there[e, order[m]]):
+            stage = m
+        passed += buff and stage < 0
+        coming += buff and stage >= 0
+    if stage < 0:
+        stage = int(np.sum(order >= 0))
+    return stage, min(coming, buffs[e] - passed)
 
 
 @jit
@@ -220,7 +222,7 @@ def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.
     for r in range(len(rows)):
         e = rows[r]
         plan = now.plan[e]
-        of_stage = length[field[plan, _stage(there, buffs, e, order[plan])]]
+        of_stage = length[field[plan, _stage(there, buffs, e, order[plan])[0]]]
         left, buffed = max(0, most - flashes[e]), int(buff_left[e] > 0)
         here = _between(of_stage[left], xs[e] / SPACING, zs[e] / SPACING)
         for a in range(2 * DIRECTIONS):
@@ -262,11 +264,12 @@ def _judge(s: State, ways: Ways, now: Rows) -> int:
                 return e
         if terminated[e] or truncated[e]:
             continue
-        stage = _stage(there, buffs, e, order[plan])
+        stage, early = _stage(there, buffs, e, order[plan])
         still = _between(length[field[plan, stage], max(0, most - flashes[e])], xs[e] / SPACING, zs[e] / SPACING)
         if still < FAR:
             steps, fast = still / STEP, buff_left[e] * physics.BUFF_FACTOR
             now.left[e] = steps - fast + buff_left[e] if steps > fast else steps / physics.BUFF_FACTOR
+            now.left[e] += early * BUFF_WORTH  # the field counts on a buff that is gone
         place = int(zs[e] / GRAIN) * 4096 + int(xs[e] / GRAIN)
         now.key[e] = (((place * 32 + stage) * 64 + buff_left[e]) * 8 + min(flashes[e], 7)) * 64 + plan
     return -1
