@@ -18,12 +18,10 @@ from typing import Any, Literal
 from loguru import logger
 
 from realm import __version__
-from realm.config import ConfigError, RunConfig, load_config
+from realm.chosen import DEFAULT_CONFIG, ID_HELP, LOG_DIR_HELP, MODEL_HELP, checkpoints_of, chosen_model, runs_folder
+from realm.config import EVAL_SEED, ConfigError, RunConfig, load_config
 
-DEFAULT_CONFIG = "conf/configure_app.toml"
-LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
-SHIPPED = "shipped"  # the name of the model that comes with diy
-MODEL_HELP = f"a run, its ckpt folder, one checkpoint, or {SHIPPED} (default: the newest run; without one {SHIPPED})"
+MAP_HELP = "default, generated:SEED, a folder with map_1.json and crab.yaml, or the json file"
 
 
 def main(argv: list[str]) -> int:
@@ -80,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluation = commands.add_parser("eval", help="play a trained model and print how well it does")
     evaluation.add_argument("model", nargs="?", default="", help=MODEL_HELP)
-    evaluation.add_argument(
-        "--id", default="latest", help="number of updates of the checkpoint, latest (default) or best"
-    )
+    evaluation.add_argument("--id", default="latest", help=ID_HELP)
     which = evaluation.add_mutually_exclusive_group()
     which.add_argument(
         "--episodes", type=int, default=0, help="so many episodes as [env] draws them (default: eval_episodes)"
@@ -94,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--both", action="store_true", help="take the best actions, and draw them in a second round")
     evaluation.add_argument("--executed", action="store_true", help="compare with the oracle's own play, not its bound")
     evaluation.add_argument("--worst", type=int, default=6, metavar="N", help="list and draw the N worst (default 6)")
-    evaluation.add_argument("--seed", type=int, default=1_000_000)
+    evaluation.add_argument("--seed", type=int, default=EVAL_SEED, help=f"default {EVAL_SEED}")
     evaluation.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable"
     )
@@ -122,10 +118,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_map(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     map_ = commands.add_parser("map", help="show, generate or check a map of the realm")
     what = map_.add_subparsers(required=True, metavar="show|generate|check")
-    which = "default, a folder with map_1.json and crab.yaml, or the json file"
 
     show = what.add_parser("show", help="print facts about a map and draw it")
-    show.add_argument("map", nargs="?", default="default", help=f"{which} (default: default)")
+    show.add_argument("map", nargs="?", default="default", help=f"{MAP_HELP} (default: default)")
     show.add_argument("--out", type=Path, help="draw it to this .png instead of here")
     show.set_defaults(run=_map_show)
 
@@ -137,7 +132,7 @@ def _add_map(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     generate.set_defaults(run=_map_generate)
 
     check = what.add_parser("check", help="say whether a map can be played, and if not why")
-    check.add_argument("map", help=which)
+    check.add_argument("map", help=MAP_HELP)
     check.set_defaults(run=_map_check)
 
 
@@ -155,7 +150,7 @@ def _add_episode(parser: argparse.ArgumentParser, default: str) -> None:
     which.add_argument("--treasures", metavar="IDS", help="like 3,7,12")
     which.add_argument("--random", type=int, metavar="N", help="so many random treasures, drawn from the seed")
     group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--map", help="default, a folder with map_1.json and crab.yaml, or the json file")
+    group.add_argument("--map", help=MAP_HELP)
     group.add_argument("--start", type=int, metavar="POINT", help="1 to 15 (the realm's own: 2)")
     group.add_argument("--end", type=int, metavar="POINT", help="1 to 15 (the realm's own: 1)")
     group.add_argument("--max-step", type=int, metavar="STEPS", help="the time limit (the realm's own: 2000)")
@@ -178,7 +173,7 @@ def _add_play(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_player(parser: argparse.ArgumentParser) -> None:
     """The options of who plays which episode."""
     parser.add_argument("model", nargs="?", default="", help=MODEL_HELP)
-    parser.add_argument("--id", default="latest", help="number of updates of the checkpoint, latest (default) or best")
+    parser.add_argument("--id", default="latest", help=ID_HELP)
     parser.add_argument("--oracle", action="store_true", help="the oracle's episode instead of a model's")
     _add_episode(parser, "the run's; with --oracle the realm's own, with all treasures")
     parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
@@ -193,10 +188,10 @@ def _start(arguments: argparse.Namespace) -> int:
         return _start_detached(arguments.config, overrides, config)
     app = config.app
     if app.run_mode == "eval":
-        folder = Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}")
+        folder = checkpoints_of(Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}"))
         from realm.eval_commands import Request, evaluate_model
 
-        evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + 1_000_000))
+        evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + EVAL_SEED))
         return 0
     from realm.launch.environment import enter_learner_environment
     from realm.launch.plan import make_plan, this_machine
@@ -262,30 +257,20 @@ def _stop(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import stop_all, stop_role
 
     if arguments.what == "all":
-        return stop_all(_log_dir(arguments))
-    return stop_role(_log_dir(arguments), arguments.what)
-
-
-def _log_dir(arguments: argparse.Namespace) -> Path:
-    """Where the runs are: as asked for, else as tools/start.sh puts them."""
-    if arguments.log_dir is not None:
-        return Path(arguments.log_dir)
-    try:
-        return Path(load_config(DEFAULT_CONFIG).app.log_dir)
-    except ConfigError:  # not in the project's folder, or being edited: living runs can be stopped all the same
-        return Path("train")
+        return stop_all(runs_folder(arguments.log_dir))
+    return stop_role(runs_folder(arguments.log_dir), arguments.what)
 
 
 def _status(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import show_status
 
-    return show_status(_log_dir(arguments))
+    return show_status(runs_folder(arguments.log_dir))
 
 
 def _save(arguments: argparse.Namespace) -> int:
     from realm.launch.remote_control import save_models
 
-    return save_models(_log_dir(arguments))
+    return save_models(runs_folder(arguments.log_dir))
 
 
 def _eval(arguments: argparse.Namespace) -> int:
@@ -306,28 +291,11 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _chosen_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Literal["latest"]]:
-    """What `eval`, `record`, `play` name with model, --id, --log-dir, --set: its configuration, folder and number."""
+    """What `eval`, `record`, `play` are to play, with the options of evaluations."""
     if not 0 <= arguments.seed < 2**32:
         raise ConfigError(f"--seed {arguments.seed}: allowed is a number from 0 to 2^32 - 1")
-    if arguments.model == SHIPPED:
-        if arguments.id != "latest":
-            raise ConfigError(f"--id {arguments.id}: there is one shipped model only, which needs none")
-        folder = _shipped()
-        if not folder.is_dir():
-            raise ConfigError(f"{folder}: no model was shipped with this copy of Realm; name a run")
-    else:
-        folder = Path(arguments.model) if arguments.model else _newest_model(arguments)
-    run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
-    if run_dir is None:
-        raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
-    if arguments.id not in ("latest", "best") and not arguments.id.isdigit():
-        raise ConfigError(f"--id {arguments.id}: allowed is a number of updates, latest or best")
-    config = load_config(run_dir / "config.toml", arguments.set).evaluated()
-    if arguments.id == "best":
-        from realm.best import FOLDER  # late: it brings torch
-
-        return config, run_dir / FOLDER, "latest"
-    return config, folder, "latest" if arguments.id == "latest" else int(arguments.id)
+    config, folder, number = chosen_model(arguments.model, arguments.id, arguments.set, arguments.log_dir)
+    return config.evaluated(), folder, number
 
 
 def _oracle(arguments: argparse.Namespace) -> int:
@@ -418,28 +386,6 @@ def _map_check(arguments: argparse.Namespace) -> int:
 
     check_map(arguments.map)
     return 0
-
-
-def _newest_model(arguments: argparse.Namespace) -> Path:
-    """The newest run, or where there is none the shipped model."""
-    from realm.launch.rundir import find_runs
-
-    log_dir = _log_dir(arguments)
-    runs = find_runs(log_dir)
-    if runs:
-        return runs[-1][0]
-    shipped = _shipped()
-    if arguments.id != "latest" or not shipped.is_dir():
-        raise ConfigError(f"{log_dir}: no run is there yet; train one with tools/start.sh, or name a model")
-    print(f"{log_dir}: no run is there yet, so this is the shipped model, {shipped}", file=sys.stderr)
-    return shipped
-
-
-def _shipped() -> Path:
-    """Where the shipped model is, if there is one: beside the agent that plays it, made by tools/ship_model.py."""
-    from realm.user import folder_of
-
-    return folder_of("diy") / "shipped"
 
 
 def _role(arguments: argparse.Namespace) -> int:

@@ -35,6 +35,8 @@ from pydantic_core import ErrorDetails
 from realm.toml_file import ConfigError as ConfigError  # who reads a configuration catches it from here
 from realm.toml_file import did_you_mean, one_line, parse_value, read_toml, shown, toml_key, toml_value
 
+EVAL_SEED = 2_000_000  # of `realm eval`: what it draws was neither trained on nor what the best model was chosen by
+
 T = TypeVar("T")
 
 

@@ -197,7 +197,7 @@ def _agent_actions(
     from realm.evaluate import load_player
 
     try:
-        checkpoint = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
+        checkpoint = find(folder, model)
         envs, agent = load_player(config, checkpoint, env, 1, seed)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from realm.config import ConfigError, RunConfig
+from realm.config import EVAL_SEED, ConfigError, RunConfig
 from realm.contract import Array
 from realm.evaluate import Played, Predict, Show, evaluate, evaluate_layouts, load_player, plays_layouts, table
 
@@ -43,7 +43,7 @@ class Request:
     which: Literal["sample", "all", "sets"] = "sample"
     episodes: int = 0  # of a sample; 0: eval_episodes of the configuration
     explores: tuple[float, ...] = (0.0,)  # 0 takes the best action, 1 draws from the policy; one round for each
-    seed: int = 1_000_000
+    seed: int = EVAL_SEED
     executed: bool = False  # against the oracle's own play instead of its bound
     worst: int = 6  # how many of the worst layouts to list and to draw
     json: Path | None = None
@@ -63,12 +63,12 @@ class Request:
 
 
 def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
-    """Play a checkpoint of `folder` (a run, its ckpt or one checkpoint), print the table, write the files."""
+    """Play a checkpoint of `folder` (of checkpoints, or one itself), print the table, write the files."""
     from realm.checkpoint import CheckpointError, find  # late: torch
 
     request.check()
     try:
-        checkpoint = find(folder / "ckpt" if (folder / "ckpt").is_dir() else folder, model)
+        checkpoint = find(folder, model)
         episodes = request.episodes or config.app.eval_episodes
         num_envs = NUM_ENVS[request.which]
         if request.which == "sample":

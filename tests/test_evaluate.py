@@ -15,14 +15,16 @@ from PIL import Image
 
 from diy.config import Config
 from diy.feature.definition import make_envs
+from realm import cli
 from realm import eval_report as report
-from realm.config import ConfigError
+from realm.config import EVAL_SEED, ConfigError
 from realm.contract import Array, Arrays, PredictContext
 from realm.env import map as maps
 from realm.env import oracle
 from realm.env.options import Episode, OptionError
 from realm.eval_commands import Request
 from realm.evaluate import Played, evaluate_layouts, plays_layouts
+from realm.roles import evaluator
 from realm.user import UserCodeError
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +154,13 @@ def test_all_layouts_and_all_sets() -> None:
     assert sets[-1].treasure_id == ()
     with pytest.raises(OptionError, match="treasure_num is 14"):
         report.all_layouts({"treasure_num": 14})
+
+
+def test_a_sample_is_not_what_the_best_model_was_chosen_by() -> None:
+    env, episodes = {"treasure_num": 9}, 256  # more environments than the evaluator has
+    assert Request().seed == cli._parser().parse_args(["eval"]).seed == EVAL_SEED
+    assert not set(range(EVAL_SEED, EVAL_SEED + episodes)) & set(range(evaluator._SEED, evaluator._SEED + episodes))
+    assert report.sampled_layouts(env, episodes, EVAL_SEED) != report.sampled_layouts(env, episodes, evaluator._SEED)
 
 
 def test_a_sample_is_what_the_environment_draws() -> None:
@@ -291,7 +300,7 @@ def test_eval_of_the_realm(tmp_path: Path) -> None:
         "eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2", "--json", file, "--out", picture
     )
     assert (code, err) == (0, "")
-    assert "5 episodes as [env] has them, best actions and drawn actions, seed 1000000" in out
+    assert "5 episodes as [env] has them, best actions and drawn actions, seed 2000000" in out
     assert "the oracle's bound" in out
     assert re.search(r"^ +2 +5 +\d", out, re.MULTILINE)
     content = json.loads(file.read_text())

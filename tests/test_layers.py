@@ -43,7 +43,7 @@ def layer(module: str) -> str:
         return parts[1]
     if parts[1] in ("env_commands", "eval_commands", "eval_report", "eval_picture"):
         return "commands of the realm"
-    return "command line" if parts[1] in ("cli", "__main__") else "helper"
+    return "command line" if parts[1] in ("cli", "chosen", "__main__") else "helper"
 
 
 def modules(package: str) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from realm import checkpoint, cli
+from realm import checkpoint, chosen, cli
 from realm.cli import main
 from realm.config import load_config, to_toml
 from realm.contract import Version
@@ -56,7 +56,7 @@ def test_a_model_is_shipped_and_plays(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, shipped, none = make_run(tmp_path / "run", "diy.hidden=16"), tmp_path / "diy-shipped", str(tmp_path / "none")
-    monkeypatch.setattr(cli, "_shipped", lambda: shipped)
+    monkeypatch.setattr(chosen, "shipped_model", lambda: shipped)
     # before: nothing to play
     assert main(["play", "--log-dir", none]) == 2
     assert "no run is there yet; train one" in capsys.readouterr().err
@@ -82,6 +82,7 @@ def test_a_model_is_shipped_and_plays(
     for arguments, text in {
         "play shipped --id 3": "--id 3: there is one shipped model only",
         f"play --id best --log-dir {none}": "no run is there yet; train one",
+        "play train/x --id lates": "--id lates: allowed is a number of updates, latest or best",
         "play shipped --speed 0": "--speed 0: allowed is a number above 0",
         "play shipped --seed -1": "--seed -1",
         "play --oracle shipped": "--oracle: it plays without a model",
@@ -102,7 +103,7 @@ def test_what_does_not_fit_is_refused(
         tool.ship(make_run(tmp_path / "map", f"env.map={SHIPPED.parents[1] / 'realm/env/maps/default'}"), "latest",
                   tmp_path / "shipped")  # fmt: skip
     assert not (tmp_path / "shipped").exists()
-    monkeypatch.setattr(cli, "_shipped", lambda: old)  # shipped long ago
+    monkeypatch.setattr(chosen, "shipped_model", lambda: old)  # shipped long ago
     for command in ("play", "record", "eval"):
         assert main([command, "shipped"]) == 2
         out, err = capsys.readouterr()
@@ -111,10 +112,10 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_it_is_looked_for_beside_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli._shipped() == SHIPPED
+    assert chosen.shipped_model() == SHIPPED
     shutil.copytree(ROOT / "diy", tmp_path / "diy", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)  # which is where the agent of `algo = "diy"` comes from, too
-    assert cli._shipped() == tmp_path / "diy" / "shipped"
+    assert chosen.shipped_model() == tmp_path / "diy" / "shipped"
 
 
 def test_the_shipped_model_is_good(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from realm.verbs import parse_model
 _NICE = 10
 _MOST_ENVS = 128
 _PERIOD_S = 2.0  # however quick an evaluation is: no curve of a run is finer
-_SEED = 1_000_000  # as `realm eval`: no worker's
+_SEED = 1_000_000  # no worker's, and not that of `realm eval`, which would judge the best by what chose it
 
 
 def run(job: Job) -> None:
