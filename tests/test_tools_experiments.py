@@ -12,16 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from realm.config import load_config, to_toml
+from realm.config import ConfigError, load_config, to_toml
 from realm.monitor import TensorBoard
 from tools import experiments, judge, runs
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
-FIGURES = {
+NUMBERS = {
     "regret": 7.0, "worst_regret": 9.0, "worst_layout": [3], "time_outs": 0, "missed": 1, "whole": 0.5,
     "excess_percent": None, "score": 1.0, "episodes": 2,
 }  # fmt: skip
+FIGURES = {**NUMBERS, "bound": {**NUMBERS, "regret": 8.5}}
 
 
 # ---- runs ----
@@ -86,7 +87,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     runs.refuse_other_setting(tmp_path, config())
     (tmp_path / "config.toml").write_text(to_toml(config("run_name=a", "max_seconds=3")))
     runs.refuse_other_setting(tmp_path, config("run_name=a", "max_seconds=7", "max_env_steps=9"))
-    with pytest.raises(SystemExit, match="max_version_lag"):
+    with pytest.raises(ConfigError, match="max_version_lag"):
         runs.refuse_other_setting(tmp_path, config("run_name=a", "max_version_lag=4"))
 
 
@@ -110,6 +111,53 @@ def test_judging_takes_nine_treasures_whatever_the_training_had():
         "layouts": [[5]],
     }
     assert runs.judged_env(env) == {"start": 4, "end": 1, "map": "x", "treasure_random": 1, "treasure_num": 9}
+
+
+def test_the_digest_of_the_sources_is_of_code_and_maps(tmp_path, monkeypatch):
+    assert runs.sources() == runs.sources()
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    seen = {runs.sources()}
+    for name in ("realm/a.py", "diy/feature/b.py", "realm/env/maps/default/crab.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        for content in ("", "1"):
+            (tmp_path / name).write_text(content)
+            seen.add(runs.sources())
+    assert len(seen) == 7
+    (tmp_path / "train.py").touch()
+    assert runs.sources() in seen
+
+
+MANY = 'env.map=["generated:1","generated:2"]'
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "sentence"),
+    [
+        ("judge", "--also no/such.json", "no/such.json"),
+        ("judge", "--also {tmp}/empty.json", "empty.json: holds no results of this tool"),
+        ("judge", "--out {tmp}/empty.json", "empty.json: holds no results of this tool"),
+        ("judge", "--out {tmp}/new.json --config no/such.toml", "no/such.toml"),
+        ("judge", "--out {tmp}", "cannot be written; allowed is a file"),
+        ("judge", "--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
+        ("judge", "--out {tmp}/new.json --set env.map=nowhere", "nowhere"),
+        ("judge", "--out {tmp}/new.json --set env.start=99", "start is 99"),
+        ("judge", "--out {tmp}/new.json --set diy.lam=7.0", "diy.lam"),
+        ("experiments", "--out {tmp}/empty.json", "empty.json: holds no results of this tool"),
+        ("experiments", "--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
+        ("experiments", "--config no/such.toml", "no/such.toml"),
+        ("runs", "{tmp}", "has no checkpoint, so there is nothing to play"),
+    ],
+)
+def test_what_a_user_got_wrong_is_said_before_any_work(tool, arguments, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "empty.json").write_text("{}")
+    words = [word.format(tmp=tmp_path, many=MANY) for word in arguments.split()]
+    monkeypatch.setattr(sys, "argv", [f"tools/{tool}.py", *words])
+    monkeypatch.setattr(runs, "run_process", None)
+    with pytest.raises(SystemExit) as ended:
+        runs.command_line({"judge": judge, "experiments": experiments, "runs": runs}[tool].main)
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.startswith("error: "), len(said.splitlines())) == (2, True, 1), said
+    assert sentence in said
 
 
 # ---- judge ----
@@ -155,8 +203,8 @@ def test_plain_ppo_gets_what_concerns_it():
 class FakeWork:
     """Six models; the fourth of them and all after it are good. `calls` says what was done."""
 
-    def __init__(self, fail_at=None):
-        self.calls, self._fail_at = [], fail_at
+    def __init__(self, fail_at=None, code="abc"):
+        self.calls, self._fail_at, self.code = [], fail_at, code
 
     def _note(self, *what):
         if what == self._fail_at:
@@ -176,6 +224,8 @@ class FakeWork:
 
     def play(self, seed, model, how):
         self._note("play", seed, model.env_steps, how)
+        if how == "sets":
+            return {"bound": FIGURES["bound"]}
         return {**FIGURES, "regret": 100.0 if model.env_steps < 300 else 7.0}
 
 
@@ -187,7 +237,7 @@ def test_a_judgement_goes_on_where_it_was_stopped(tmp_path):
         results = judge.open_results(out, setup)
         entry = results["seeds"].setdefault("1", {})
         try:
-            judge.judge_seed(entry, 1, work, lambda r=results: runs.write_json(out, r), grid=3, executed=False)
+            judge.judge_seed(entry, 1, work, lambda r=results: runs.write_json(out, r), grid=3, executed_sets=False)
         except KeyboardInterrupt:
             assert work is first
     assert first.calls[:2] == [("plain", 1), ("train", 1)]
@@ -200,10 +250,32 @@ def test_a_judgement_goes_on_where_it_was_stopped(tmp_path):
     text = judge.table(results)
     assert "| mean regret at most 32: env steps | 300 |" in text
     assert "| mean regret at most 5: env steps | not |" in text
+    assert "| ... mean regret against the bound | 8.50 |" in text
+    assert "| all 8 192 sets: mean regret against the bound | 8.50 |" in text
+    assert "| all 8 192 sets: mean regret |" not in text
     judge.draw([("judge", results), ("other", results)], tmp_path / "judge.png")
     assert (tmp_path / "judge.png").stat().st_size > 1000
-    with pytest.raises(SystemExit, match="take another --out"):
+    with pytest.raises(ConfigError, match="take another --out"):
         judge.open_results(out, {"minutes": 30})
+
+
+def test_other_code_plays_again_and_sets_are_played_by_the_oracle_when_asked_for():
+    entry = {}
+
+    def calls(work, executed_sets=False):
+        judge.judge_seed(entry, 1, work, lambda: None, grid=3, executed_sets=executed_sets)
+        return [what for what in work.calls if what[0] != "plain"]
+
+    first = calls(FakeWork())
+    assert calls(FakeWork()) == []
+    assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"abc"}
+    asked = FakeWork()
+    asked.play = lambda seed, model, how: asked.calls.append(how) or dict(FIGURES)
+    assert calls(asked, executed_sets=True) == ["sets"]
+    assert "| all 8 192 sets: mean regret | 7.00 |" in judge.table({"seeds": {"1": entry}})
+    again = calls(FakeWork(code="def"))
+    assert sorted(map(str, again)) == sorted(map(str, first[1:]))  # all but the training
+    assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"def"}
 
 
 # ---- experiments ----
@@ -215,26 +287,26 @@ def test_every_change_can_be_made_and_none_is_the_default():
     assert len(set(names)) == len(names)
     assert {row.group for row in found} == {"default", *experiments.GROUPS}
     default = experiments.meaning(CONFIG, experiments.COMMON)
-    meanings = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.change]) for row in found]
+    meanings = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings]) for row in found]
     assert meanings.count(default) == 1
 
 
 @pytest.mark.parametrize("updates", [1, 4])
 def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
-    (row,) = (row for row in experiments.rows(0.01, 128) if row.name == f"lag-{updates}")
-    plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.change])[0]
+    (row,) = (row for row in experiments.all_changes(0.01, 128) if row.name == f"lag-{updates}")
+    plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0]
     assert plan.max_version_lag == updates
     assert plan.preload == (updates + 1) * plan.batch
 
 
 def test_a_large_buffer_waits_for_one_batch_only():
-    found = [row for row in experiments.rows(0.01, 128) if row.group == "sampler"]
-    plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.change])[0] for row in found]
+    found = [row for row in experiments.all_changes(0.01, 128) if row.group == "sampler"]
+    plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0] for row in found]
     assert [(plan.capacity, plan.preload) for plan in plans] == [(256, 128), (4096, 128)]
 
 
 def some_tasks():
-    rows = [experiments.DEFAULT, experiments.Row("gae", "lam-0", "lambda 0", ("diy.lam=0.0",))]
+    rows = [experiments.DEFAULT, experiments.Change("gae", "lam-0", "lambda 0", ("diy.lam=0.0",))]
     return [experiments.Task(row, seed) for seed in (1, 2) for row in rows]
 
 
@@ -268,10 +340,10 @@ def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
     assert "100 env steps, commit abc" in experiments.caption(again)
     experiments.draw(again, tmp_path / "e.png")
     assert (tmp_path / "e.png").stat().st_size > 1000
-    changed = [experiments.Task(experiments.Row("gae", "lam-0", "lambda 0", ("diy.lam=0.1",)), 1)]
-    with pytest.raises(SystemExit, match="lam-0-1"):
+    changed = [experiments.Task(experiments.Change("gae", "lam-0", "lambda 0", ("diy.lam=0.1",)), 1)]
+    with pytest.raises(ConfigError, match="lam-0-1"):
         experiments.open_results(out, setup, changed)
-    with pytest.raises(SystemExit, match="take another --out"):
+    with pytest.raises(ConfigError, match="take another --out"):
         experiments.open_results(out, {"env_steps": 7}, tasks)
 
 

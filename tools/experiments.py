@@ -31,7 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import RunConfig, load_config
+from realm.config import ConfigError, RunConfig, load_config
 from realm.launch.plan import Machine, make_plan
 from realm.user import load_hyper
 from tools import runs
@@ -46,25 +46,25 @@ Results = dict[str, Any]
 """{about, setup, runs: {"lam-0-1": {group, name, seed, change, ...}}}"""
 
 
-class Row(NamedTuple):
-    """One change."""
+class Change(NamedTuple):
+    """One change of the default."""
 
     group: str
     name: str  # of the run's folder
     says: str
-    change: tuple[str, ...]  # key=value
+    settings: tuple[str, ...]  # key=value
 
 
 class Task(NamedTuple):
-    row: Row
+    change: Change
     seed: int
 
     @property
     def name(self) -> str:
-        return f"{self.row.name}-{self.seed}"
+        return f"{self.change.name}-{self.seed}"
 
 
-DEFAULT = Row("default", "default", "as it is", ())
+DEFAULT = Change("default", "default", "as it is", ())
 GROUPS = {
     "gae": "returns (GAE)",
     "normalise": "advantage normalisation",
@@ -81,7 +81,7 @@ NORMALISE = ("none", "std", "mean_std")
 ONE_CORE = Machine(cores=1, gpus=0, has_reverb=True)
 
 
-def rows(reward_scale: float, batch: int) -> list[Row]:
+def all_changes(reward_scale: float, batch: int) -> list[Change]:
     """Every change. reward_scale: the default's; batch: samples of one update, one round."""
 
     def lag(updates: int) -> tuple[str, ...]:
@@ -96,30 +96,30 @@ def rows(reward_scale: float, batch: int) -> list[Row]:
 
     four = ("max_version_lag=4", *lag(4))
     return [
-        Row("gae", "lam-0", "lambda 0: one step, then the critic", ("diy.lam=0.0",)),
-        Row("gae", "lam-1", "lambda 1: all rewards to the chunk's end", ("diy.lam=1.0",)),
-        *(Row("normalise", f"normalise-{how}", how, (f'diy.normalise_advantage="{how}"',)) for how in NORMALISE),
-        Row("scale", "scale-0.1", "x 0.1", (f"diy.reward_scale={reward_scale * 0.1:.6g}",)),
-        Row("scale", "scale-10", "x 10", (f"diy.reward_scale={reward_scale * 10:.6g}",)),
+        Change("gae", "lam-0", "lambda 0: one step, then the critic", ("diy.lam=0.0",)),
+        Change("gae", "lam-1", "lambda 1: all rewards to the chunk's end", ("diy.lam=1.0",)),
+        *(Change("normalise", f"normalise-{how}", how, (f'diy.normalise_advantage="{how}"',)) for how in NORMALISE),
+        Change("scale", "scale-0.1", "x 0.1", (f"diy.reward_scale={reward_scale * 0.1:.6g}",)),
+        Change("scale", "scale-10", "x 10", (f"diy.reward_scale={reward_scale * 10:.6g}",)),
         *(
-            Row("value", f"value-{who}", f"of the {who}", (f'diy.value_source="{who}"',))
+            Change("value", f"value-{who}", f"of the {who}", (f'diy.value_source="{who}"',))
             for who in ("actor", "learner")
         ),
-        Row("lag", "lag-0", "0, strict", ("wrapper_type=remote", "max_version_lag=0")),
-        Row("lag", "lag-1", "1", ("max_version_lag=1", *lag(1))),
-        Row("lag", "lag-4", "4, plain clip", four),
-        Row("lag", "lag-4-decoupled", "4, decoupled", (*four, "diy.decoupled=true")),
-        Row("lag", "lag-free", "free, plain clip", ("max_version_lag=free", *lag(4))),
-        *(Row("reuse", f"epochs-{n}", f"{n}", (f"diy.epochs={n}",)) for n in (1, 3, 10)),
-        Row("sampler", "uniform-2", "Uniform from 2 batches", uniform(2)),
-        Row("sampler", "uniform-32", "Uniform from 32 batches", uniform(32)),
-        Row("objective", "clip-0.1", "clip 0.1", ("diy.clip=0.1",)),
-        Row("objective", "clip-0.4", "clip 0.4", ("diy.clip=0.4",)),
-        Row("objective", "value-clip", "value clip 0.2", ("diy.value_clip=0.2",)),
-        Row("objective", "no-entropy", "no entropy bonus", ("diy.entropy_start=0.0", "diy.entropy_end=0.0")),
-        Row("network", "hidden-128", "hidden 128", ("diy.hidden=128",)),
-        Row("network", "hidden-512", "hidden 512", ("diy.hidden=512",)),
-        Row("network", "no-shaping", "no reward for the way", ("diy.way_points=0.0",)),
+        Change("lag", "lag-0", "0, strict", ("wrapper_type=remote", "max_version_lag=0")),
+        Change("lag", "lag-1", "1", ("max_version_lag=1", *lag(1))),
+        Change("lag", "lag-4", "4, plain clip", four),
+        Change("lag", "lag-4-decoupled", "4, decoupled", (*four, "diy.decoupled=true")),
+        Change("lag", "lag-free", "free, plain clip", ("max_version_lag=free", *lag(4))),
+        *(Change("reuse", f"epochs-{n}", f"{n}", (f"diy.epochs={n}",)) for n in (1, 3, 10)),
+        Change("sampler", "uniform-2", "Uniform from 2 batches", uniform(2)),
+        Change("sampler", "uniform-32", "Uniform from 32 batches", uniform(32)),
+        Change("objective", "clip-0.1", "clip 0.1", ("diy.clip=0.1",)),
+        Change("objective", "clip-0.4", "clip 0.4", ("diy.clip=0.4",)),
+        Change("objective", "value-clip", "value clip 0.2", ("diy.value_clip=0.2",)),
+        Change("objective", "no-entropy", "no entropy bonus", ("diy.entropy_start=0.0", "diy.entropy_end=0.0")),
+        Change("network", "hidden-128", "hidden 128", ("diy.hidden=128",)),
+        Change("network", "hidden-512", "hidden 512", ("diy.hidden=512",)),
+        Change("network", "no-shaping", "no reward for the way", ("diy.way_points=0.0",)),
     ]
 
 
@@ -130,11 +130,11 @@ def meaning(config: Path, overrides: Sequence[str]) -> tuple[Any, ...]:
     return plan, load_hyper(loaded.app.algo, loaded.hyper, loaded.places), loaded.env, loaded.app.wrapper_type
 
 
-def changes(config: Path, common: Sequence[str]) -> list[Row]:
+def changes(config: Path, common: Sequence[str]) -> list[Change]:
     """The default and every change from it; one that is the default's own is left out."""
     plan, hyper, _, _ = default = meaning(config, common)
-    every = rows(hyper.reward_scale, plan.round_size)
-    return [DEFAULT, *(row for row in every if meaning(config, [*common, *row.change]) != default)]
+    every = all_changes(hyper.reward_scale, plan.round_size)
+    return [DEFAULT, *(one for one in every if meaning(config, [*common, *one.settings]) != default)]
 
 
 # ---- running them ----
@@ -173,8 +173,8 @@ def run_all(
                 failed.append(f"{task.name}: {error}")
                 continue
             with lock:
-                row = task.row
-                known = {"group": row.group, "name": row.name, "says": row.says, "change": list(row.change)}
+                one = task.change
+                known = {"group": one.group, "name": one.name, "says": one.says, "change": list(one.settings)}
                 results["runs"][task.name] = {**known, "seed": task.seed, **found}
                 save()
 
@@ -199,10 +199,10 @@ class Runner:
 
     def overrides(self, task: Task) -> list[str]:
         place = [f"log_dir={self.folder}", f"run_name={task.name}", f"seed={task.seed}"]
-        return [*self._common, *task.row.change, *place, f"max_env_steps={int(self._args.env_steps)}"]
+        return [*self._common, *task.change.settings, *place, f"max_env_steps={int(self._args.env_steps)}"]
 
     def check(self, task: Task) -> None:
-        """Exit if a folder of that name is of another configuration."""
+        """Refuse a folder of that name of another configuration."""
         runs.refuse_other_setting(self.folder / task.name, load_config(self._args.config, self.overrides(task)))
 
     def __call__(self, task: Task, core: int) -> dict[str, Any]:
@@ -412,14 +412,14 @@ def open_results(out: Path, setup: dict[str, Any], tasks: Sequence[Task]) -> Res
     """What is known from before, which must have been asked for in the same way."""
     if not out.exists():
         return {"about": runs.about(), "setup": setup, "runs": {}}
-    results: Results = json.loads(out.read_text())
+    results: Results = runs.read_json(out, "runs")
     if results["setup"] != setup:
-        sys.exit(f"error: {out} was made with {results['setup']}, now {setup}; take another --out")
+        raise ConfigError(f"{out} was made with {results['setup']}, now {setup}; take another --out")
     for task in tasks:
         known = results["runs"].get(task.name)
-        if known and known["change"] != list(task.row.change):
-            sys.exit(
-                f"error: {out}: {task.name} was made with {known['change']}, now {task.row.change}; take another --out"
+        if known and known["change"] != list(task.change.settings):
+            raise ConfigError(
+                f"{out}: {task.name} was made with {known['change']}, now {task.change.settings}; take another --out"
             )
     return results
 
@@ -428,14 +428,16 @@ def main() -> None:
     args = arguments()
     args.config = args.config.absolute()
     common = [*COMMON, *args.set]
-    some = [row for row in changes(args.config, common) if row.group in ("default", *args.only)]
-    tasks = [Task(row, seed) for seed in args.seeds for row in some]
+    some = [one for one in changes(args.config, common) if one.group in ("default", *args.only)]
+    tasks = [Task(one, seed) for seed in args.seeds for one in some]
     if args.list:
-        for row in some:
-            print(f"{row.group:10} {row.name:18} {' '.join(row.change)}")
+        for one in some:
+            print(f"{one.group:10} {one.name:18} {' '.join(one.settings)}")
         print(f"{len(tasks)} runs")
         return
     setup = {"config": args.config.name, "set": args.set, "env_steps": int(args.env_steps)}
+    runs.check_out(args.out)
+    runs.check_judged(load_config(args.config, common))
     results = open_results(args.out, setup, tasks)
     runner = Runner(args, common)
     for task in tasks:
@@ -446,8 +448,8 @@ def main() -> None:
             print("\nstopping the runs in order; the same command goes on with them", flush=True)
         runner.stop.set()
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     watch = Watch(runner, tasks, results, args.env_steps)
     failed = run_all(tasks, results, runner, args.cores, lambda: runs.write_json(args.out, results), watch)
     picture = args.out.with_suffix(".png")
@@ -460,4 +462,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    runs.command_line(main)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,17 +29,64 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import RunConfig, load_config, to_toml
+from realm.checkpoint import CheckpointError
+from realm.config import ConfigError, RunConfig, load_config, to_toml
+from realm.env.map import MapError
+from realm.env.options import OptionError
+from realm.env_commands import CACHE
+from realm.user import UserCodeError, load_hyper
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / ".cache" / "oracle"
+SOURCES = ("realm/**/*.py", "diy/**/*.py", "realm/env/maps/**/*.*")  # what figures of a model depend on
 TREASURES = 9
 CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two seconds
 KEPT_ENV = ("map", "start", "end", "max_step")
 NUM_ENVS = 512
-EVALUATION_SEED = 1_000_000
+EVALUATION_SEED = 0  # nothing is drawn from it but actions
+
+# ---- what a user got wrong ----
+
+USER_ERRORS = (ConfigError, MapError, OptionError, CheckpointError, UserCodeError, OSError)
+
+
+def command_line(run: Callable[[], None]) -> None:
+    """Run a tool; what a user got wrong ends it as one sentence and exit code 2."""
+    try:
+        run()
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def check_judged(config: RunConfig) -> None:
+    """Refuse a configuration whose models cannot be judged, before one is trained."""
+    from realm import eval_report as report
+
+    load_hyper(config.app.algo, config.hyper, config.places)
+    env = judged_env(config.env)
+    report.resolve_map(env)
+    report.all_layouts(env)
+
+
+def check_out(out: Path) -> None:
+    """Refuse a file that cannot be written; its folder is made."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError(f"--out {out}: cannot be written; allowed is a file")
+
 
 # ---- files ----
+
+
+def read_json(path: Path, key: str) -> dict[str, Any]:
+    """Results of a tool, which have this key."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or key not in content:
+        raise ConfigError(f"{path}: holds no results of this tool")
+    return content
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -67,6 +116,14 @@ def commit() -> str:
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return asked.stdout.strip() or "unknown"
+
+
+def sources() -> str:
+    """A digest of all code and maps that a model's figures depend on."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in SOURCES for path in ROOT.glob(pattern) if path.is_file()}):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 # ---- processes ----
@@ -113,14 +170,16 @@ def run_process(
 
 
 def refuse_other_setting(run: Path, config: RunConfig) -> None:
-    """Exit if the run's folder was made with another configuration, its limits apart: its curve would be of both."""
+    """Refuse a run's folder of another configuration, its limits apart: its curve would be of both."""
     if not (run / "config.toml").exists():
         return
     then, now = (_without_limits(one) for one in (load_config(run / "config.toml"), config))
     if then != now:
         lines = [to_toml(one).splitlines() for one in (then, now)]
         differ = [f"{a[:80]!r}, now {b[:80]!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
-        sys.exit(f"error: {run} was made with another configuration ({differ[0]}); move it away or take another --out")
+        raise ConfigError(
+            f"{run} was made with another configuration ({differ[0]}); move it away or take another --out"
+        )
 
 
 def _without_limits(config: RunConfig) -> RunConfig:
@@ -223,6 +282,10 @@ def keep_models(source: Path, target: Path) -> None:
 def judged_env(env: Mapping[str, Any]) -> dict[str, Any]:
     """The table [env] of a run made one for judging: its map, start and end, nine treasures."""
     kept = {key: env[key] for key in KEPT_ENV if key in env}
+    if isinstance(kept.get("map"), list):
+        raise ConfigError(
+            f"[env] has {len(kept['map'])} maps, models are judged on one: tools/unseen_maps.py plays more"
+        )
     return {**kept, "treasure_random": 1, "treasure_num": TREASURES}
 
 
@@ -245,38 +308,42 @@ def figures(layouts: Sequence[Any], played: Any, limits: Any) -> dict[str, Any]:
     }
 
 
-class Player:
+class Examiner:
     """Plays the models of one run on all layouts of nine treasures, and on all sets."""
 
-    def __init__(self, run: Path, executed: bool = False) -> None:
+    def __init__(self, run: Path) -> None:
         from realm import eval_report as report
 
-        self.config, self._executed = load_config(run / "config.toml"), executed
+        self.config = load_config(run / "config.toml")
         self._env = judged_env(self.config.env)
         self._map = report.resolve_map(self._env)
         self._nine = report.all_layouts(self._env)
-        self._limits = report.bound_limits(self._map, self._nine, CACHE)
+        self._executed: Any = None
         self._envs: Any = None
         self._agent: Any = None
 
     def nine(self, model: Path, explore: float = 0.0) -> dict[str, Any]:
-        """Figures of the layouts of nine treasures against the bound; `executed` has those the oracle's play."""
+        """Figures of the layouts of nine treasures against the oracle's own play; `bound` has those against its
+        bound."""
         from realm import eval_report as report
 
+        if self._executed is None:
+            self._executed = report.executed_limits(self._map, self._nine, CACHE, told("the oracle's play", 715))
         played = self._play(model, self._nine, explore)
-        found = figures(self._nine, played, self._limits)
-        if self._executed:
-            limits = report.executed_limits(self._map, self._nine, CACHE)
-            found["executed"] = figures(self._nine, played, limits)
-        return found
+        bound = figures(self._nine, played, report.bound_limits(self._map, self._nine, CACHE))
+        return {**figures(self._nine, played, self._executed), "bound": bound}
 
-    def sets(self, model: Path) -> dict[str, Any]:
-        """Figures of all sets of treasures against the bound."""
+    def sets(self, model: Path, executed: bool = False) -> dict[str, Any]:
+        """Figures of all sets of treasures, as of `nine`; only `bound` unless `executed`."""
         from realm import eval_report as report
 
         layouts = report.all_sets(self._env)
         played = self._play(model, layouts, 0.0)
-        return figures(layouts, played, report.bound_limits(self._map, layouts, CACHE))
+        found = {"bound": figures(layouts, played, report.bound_limits(self._map, layouts, CACHE))}
+        if not executed:
+            return found
+        limits = report.executed_limits(self._map, layouts, CACHE, told("the oracle's play", len(layouts)))
+        return {**figures(layouts, played, limits), **found}
 
     def _play(self, model: Path, layouts: Sequence[Any], explore: float) -> Any:
         from realm import eval_report as report
@@ -291,16 +358,32 @@ class Player:
         return evaluate_layouts(self._envs, self._agent.predict, options, explore, EVALUATION_SEED)
 
 
+def told(what: str, of: int) -> Callable[[int, int], None]:
+    """A `show` that says on stderr how far something is, every half minute."""
+    begin = last = time.monotonic()
+
+    def show(done: int, new: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) > last + 30:
+            last = now
+            left = (of - done) * (now - begin) / max(1, new) / 60
+            print(f"{what}: {done:,} of {of:,}, about {left:.0f} min left", file=sys.stderr, flush=True)
+
+    return show
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--explore", type=float, nargs="+", default=[0.0], help="0: best actions, 1: drawn ones")
     args = parser.parse_args()
-    newest = saved_models(args.run / "ckpt")[-1]
-    player = Player(args.run)
-    found = {f"{explore:g}": player.nine(newest.path, explore) for explore in args.explore}
-    print(json.dumps({"env_steps": newest.env_steps, "explore": found}))
+    saved = saved_models(args.run / "ckpt")
+    if not saved:
+        raise ConfigError(f"{args.run}: has no checkpoint, so there is nothing to play")
+    examiner = Examiner(args.run)
+    found = {f"{explore:g}": examiner.nine(saved[-1].path, explore) for explore in args.explore}
+    print(json.dumps({"env_steps": saved[-1].env_steps, "explore": found}))
 
 
 if __name__ == "__main__":
-    main()
+    command_line(main)
