@@ -102,7 +102,13 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(ValueError, match="not of diy on the default map"):
         tool.ship(make_run(tmp_path / "map", f"env.map={SHIPPED.parents[1] / 'realm/env/maps/default'}"), "latest",
                   tmp_path / "shipped")  # fmt: skip
-    assert not (tmp_path / "shipped").exists()
+    fine = make_run(tmp_path / "fine", "diy.hidden=16")
+    with pytest.raises(ValueError, match="--id lates: allowed is a number of updates"):
+        tool.ship(fine, "lates", tmp_path / "shipped")
+    monkeypatch.setattr(tool, "realm", lambda arguments: 2)  # it has said why
+    with pytest.raises(SystemExit):
+        tool.ship(fine, "latest", tmp_path / "shipped")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["fine", "map", "old"]
     monkeypatch.setattr(chosen, "shipped_model", lambda: old)  # shipped long ago
     for command in ("play", "record", "eval"):
         assert main([command, "shipped"]) == 2

@@ -16,35 +16,38 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from realm import best, checkpoint  # noqa: E402
+from realm import checkpoint  # noqa: E402
+from realm.chosen import ID_HELP, chosen_model  # noqa: E402
 from realm.cli import main as realm  # noqa: E402
-from realm.config import ConfigError, load_config, to_toml  # noqa: E402
+from realm.config import ConfigError, to_toml  # noqa: E402
 from realm.evaluate import load_player  # noqa: E402
 from realm.user import UserCodeError, load_hyper  # noqa: E402
 
 
 def ship(run: Path, number: str, shipped: Path) -> None:
     """Replace the folder `shipped`. Raises an error of one sentence if the model cannot be played by this code."""
-    config = load_config(run / "config.toml")
+    config, folder, update = chosen_model(str(run), number, (), None)
     env = config.evaluated().env
     if config.app.algo != "diy" or env.get("map", "default") != "default":
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
     config = dataclasses.replace(config, hyper=dataclasses.asdict(hyper))
-    folder = run / (best.FOLDER if number == "best" else "ckpt")
-    found = checkpoint.find(folder, int(number) if number.isdigit() else "latest")
+    found = checkpoint.find(folder, update)
     envs, agent = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
     envs.close()
 
     draft = shipped.with_name(f".{shipped.name}-draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    checkpoint.save(draft / "ckpt", agent, found.version, found.env_steps, found.schema, keep=1)
-    (draft / "config.toml").write_text(to_toml(config))
-    if realm(["eval", str(found.path), "--all", "--json", str(draft / "eval.json")]) != 0:
-        sys.exit(2)
-    shutil.rmtree(shipped, ignore_errors=True)
-    draft.rename(shipped)
+    try:
+        checkpoint.save(draft / "ckpt", agent, found.version, found.env_steps, found.schema, keep=1)
+        (draft / "config.toml").write_text(to_toml(config))
+        if realm(["eval", str(found.path), "--all", "--json", str(draft / "eval.json")]) != 0:
+            sys.exit(2)
+        shutil.rmtree(shipped, ignore_errors=True)
+        draft.rename(shipped)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     size = sum(one.stat().st_size for one in shipped.rglob("*") if one.is_file())
     print(f"shipped {found.path} to {shipped} ({size / 1e6:.1f} MB)")
 
@@ -52,9 +55,10 @@ def ship(run: Path, number: str, shipped: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's folder, such as train/final")
-    parser.add_argument("--id", default="latest", help="number of updates of the checkpoint, latest (default) or best")
+    parser.add_argument("--id", default="latest", help=ID_HELP)
     arguments = parser.parse_args()
     try:
         ship(arguments.run, arguments.id, ROOT / "diy" / "shipped")
     except (ConfigError, UserCodeError, checkpoint.CheckpointError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
