@@ -30,7 +30,7 @@ from realm.env.options import OptionError
 from realm.env.oracle import Bound, Plan
 from realm.env.realm_env import RealmEnv
 
-CACHE = Path(".cache/oracle")  # the oracle's answers, some kB each
+CACHE = Path(".cache/oracle")  # the oracle's: answers and bounds of some kB, distances of a map of up to 15 MB
 
 
 @contextmanager
@@ -166,6 +166,8 @@ def agent_episode(
     The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
     gives the same episode, since with treasures fixed nothing in it is random.
     """
+    if isinstance(names := config.env.get("map"), list):
+        raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     with in_one_sentence():
         env = fixed_options(config.env, treasures, random, seed)
         with busy("the model plays"):
@@ -354,7 +356,7 @@ def ask_oracle(map_: Map, start: int, end: int, treasures: tuple[int, ...], max_
         steps, score, best = said["bound"]
         plan = said["plan"] and Plan(tuple(said["plan"][0]), *said["plan"][1:])
         return Answer(Bound(steps, score, tuple(best)), plan, said["actions"])
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError):  # there is none, or it is damaged
         pass
     with busy("preparing the map's distances, up to a minute the first time"):
         prepared = oracle.make_oracle(map_, start, end, treasures, max_step)

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from realm.config import EVAL_SEED, ConfigError, RunConfig
 from realm.contract import Array
-from realm.evaluate import Played, Predict, Show, evaluate, evaluate_layouts, load_player, plays_layouts, table
+from realm.evaluate import Outcome, Predict, Show, evaluate, evaluate_layouts, load_player, plays_layouts, table
 
 if TYPE_CHECKING:
     from realm.checkpoint import Checkpoint
@@ -58,8 +58,13 @@ class Request:
         if self.out and self.out.suffix.lower() != ".png":
             raise ConfigError(f"--out {self.out}: the name must end in .png")
         for name, path in (("json", self.json), ("out", self.out)):
-            if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-                raise ConfigError(f"--{name} {path}: cannot be written; allowed is a file in a folder that is there")
+            check_file(f"--{name}", path)
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work that goes into it."""
+    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise ConfigError(f"{option} {path}: cannot be written; allowed is a file in a folder that is there")
 
 
 def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
@@ -91,12 +96,19 @@ def _evaluate_any(
     """Statistics of any user's environment."""
     asked = {"--all": request.which == "all", "--sets": request.which == "sets", "--executed": request.executed}
     asked["--out"] = request.out is not None
+    why = f"needs the realm, and the environments of {config.app.algo} play no layouts of it"
+    maps = config.env.get("map")
+    if isinstance(maps, list):
+        why = (
+            f"the oracle is asked about one map, and [env] has {len(maps)}: --set env.map={maps[0]} takes one, and "
+            "tools/unseen_maps.py plays maps one by one"
+        )
     for name, wanted in asked.items():
         if wanted:
-            raise ConfigError(
-                f"{name}: needs the realm, and the environments of {config.app.algo} play no layouts of it"
-            )
+            raise ConfigError(f"{name}: {why}")
     console, rounds = _console(), list[dict[str, Array]]()
+    if isinstance(maps, list):
+        console.print(f"without the oracle: {why}")
     for explore in request.explores:
         with _progress(ACTIONS[explore], episodes) as show:
             statistics = evaluate(config, envs, predict, episodes, explore, request.seed, show)
@@ -132,7 +144,7 @@ def _evaluate_realm(
     else:
         with busy("the oracle's bounds (once for a map, a start and an end: up to a minute)"):
             limits = report.bound_limits(map_, layouts, CACHE)
-    rounds = list[Played]()
+    rounds = list[Outcome]()
     for explore in request.explores:
         with _progress(ACTIONS[explore], len(layouts)) as show:
             options = [report.as_option(one) for one in layouts]
@@ -242,7 +254,7 @@ def _table(layouts: Sequence[Episode], explores: Sequence[float], tables: Sequen
 
 
 def _worst_table(
-    layouts: Sequence[Episode], explore: float, played: Played, limits: Limits, worst: Sequence[int]
+    layouts: Sequence[Episode], explore: float, played: Outcome, limits: Limits, worst: Sequence[int]
 ) -> Table:
     view = Table(title=f"the worst layouts, {ACTIONS[explore]}", title_justify="left", box=box.SIMPLE_HEAD)
     _add_numbers(view, "regret", "score", "oracle", "steps", "oracle", "missed")
@@ -264,7 +276,7 @@ def _console() -> Console:
 # ---- files ----
 
 
-def _columns(layouts: Sequence[Episode], played: Played, limits: Limits) -> dict[str, list[Any]]:
+def _columns(layouts: Sequence[Episode], played: Outcome, limits: Limits) -> dict[str, list[Any]]:
     """Column name -> a value for each episode of a round."""
     from realm.eval_report import excess, regret
 

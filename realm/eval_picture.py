@@ -21,7 +21,7 @@ from realm.env.realm_env import RealmEnv
 from realm.env.render import EDGE, GOLD, MISSED, NEW_ROUTE, PAPER, QUIET, ROAD, SMOOTH, TEXT, WALL, WALL_FACE, Pen
 from realm.env_commands import writing
 from realm.eval_report import Limits, as_option, regret, rows
-from realm.evaluate import Played
+from realm.evaluate import Outcome
 
 # ---- geometry, in pixels ----
 
@@ -36,7 +36,7 @@ CURVES = (NEW_ROUTE, GOLD)  # of the first and of the second round
 LEAST = 0.1  # regrets below are drawn as that: the axis is logarithmic
 TICKS = [base * 10**power for power in range(-1, 4) for base in (1, 2, 5)]
 
-Round = tuple[str, Played]  # its name
+Round = tuple[str, Outcome]  # its name
 
 
 def write(
@@ -138,7 +138,7 @@ def _figures(pen: Pen, layouts: Sequence[Episode], rounds: Sequence[Round], limi
 
 
 def _route(
-    map_: Map, layouts: Sequence[Episode], played: Played, limits: Limits, k: int, place: int
+    map_: Map, layouts: Sequence[Episode], played: Outcome, limits: Limits, k: int, place: int
 ) -> NDArray[np.uint8]:
     """The route of layout k with a caption. u8 [CAPTION + HEIGHT, WIDTH, 3]"""
     env = RealmEnv(as_option(layouts[k]), map=map_, observation="vector")

@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
+from loguru import logger
 
 from realm.contract import Array
 from realm.env import map as maps
-from realm.env import options, oracle, oracle_lattice, oracle_play, physics
+from realm.env import options, oracle, oracle_lattice, physics
 from realm.env.games import Games
 from realm.env.map import Map
 from realm.env.options import Episode
-from realm.evaluate import Played
+from realm.evaluate import Outcome
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
 FEW = 6  # treasures; so many are bounded in seconds, all of them in a minute, but that can be used again and again
-SAVE_EVERY = 10  # plays of the oracle
+
+T = TypeVar("T")
 
 # ---- layouts ----
 
@@ -121,36 +122,32 @@ def bound_limits(map_: Map, layouts: Sequence[Episode], cache: Path | None) -> L
 def executed_limits(
     map_: Map, layouts: Sequence[Episode], cache: Path | None, show: Callable[[int, int], None] | None = None
 ) -> Limits:
-    """The oracle's own play of each layout, which a policy may beat. Takes seconds for each one that is not cached.
+    """The oracle's own play of each layout, which a policy may beat.
 
-    show: gets how many layouts are done, and how many of these had to be played.
+    Takes a few tenths of a second for each one that is not in the cache, and up to a minute for each pair of start and
+    end. show: gets how many layouts are done, and how many of these had to be played.
     """
     score, steps = np.zeros(len(layouts)), np.zeros(len(layouts), np.int64)
-    done = played = 0
+    done = played = new = 0
+    group: list[int] = []  # the layouts with one start, end and max_step
+
+    def report(so_far: int, of: int) -> None:
+        nonlocal new
+        new = so_far
+        if show:
+            show(done + len(group) - of + new, played + new)
+
     for start, end in sorted({(one.start, one.end) for one in layouts}):
-        file = _file(cache, "executed", map_, [start, end], (oracle, oracle_lattice, oracle_play, physics), "json")
-        try:
-            known = json.loads(file.read_text()) if file else {}
-        except (OSError, ValueError):
-            known = {}
         of_pair = [k for k, one in enumerate(layouts) if (one.start, one.end) == (start, end)]
-        prepared, unsaved = None, 0
-        for k in of_pair:
-            ids, limit = layouts[k].treasure_id or (), layouts[k].max_step
-            key = f"{','.join(map(str, ids))} in {limit}"
-            if key not in known:
-                if prepared is None:
-                    prepared = oracle.make_oracle(map_, start, end, *_extent([layouts[k] for k in of_pair]))
-                run = oracle.solve(prepared, ids, limit).run
-                everything = run.score > 0 and set(ids) <= set(run.taken)
-                known[key] = [run.score, run.steps if everything else 0]
-                played, unsaved = played + 1, unsaved + 1
-            score[k], steps[k] = known[key]
-            done += 1
-            if unsaved >= SAVE_EVERY or (unsaved and k == of_pair[-1]):
-                text = json.dumps(known)
-                _keep(file, partial(Path.write_text, data=text))
-                unsaved = 0
+        ids, longest = _extent([layouts[k] for k in of_pair])
+        known = _kept(cache, partial(oracle.make_oracle, map_, start, end, ids, longest))
+        for limit in sorted({layouts[k].max_step for k in of_pair}):
+            group, new = [k for k in of_pair if layouts[k].max_step == limit], 0
+            sets = [oracle.set_index(known, layouts[k].treasure_id or ()) for k in group]
+            found = _kept(cache, partial(oracle.play_sets, known, sets, max_step=limit, report=report))
+            everything = (found.score > 0) & (found.treasures == [len(layouts[k].treasure_id or ()) for k in group])
+            score[group], steps[group] = found.score, np.where(everything, found.steps, 0)
+            done, played = done + len(group), played + new
             if show:
                 show(done, played)
     return Limits(score, steps)
@@ -166,49 +163,59 @@ def _every_bound(
     map_: Map, start: int, end: int, ids: Sequence[int], max_step: int, cache: Path | None
 ) -> oracle.Oracle:
     """An oracle that knows the least steps of all sets; from the cache it knows nothing else (its ways are empty)."""
-    file = _file(cache, "bounds", map_, [start, end, max_step, *ids], (oracle, oracle_lattice, physics), "npy")
-    if file and file.exists():
-        steps, ways = np.load(file, allow_pickle=False), np.zeros((2, 0, 0, 0), np.int32)
-        block, value = np.zeros(0, np.int32), np.zeros((2, 0, 0, 0, 0), np.int32)
+    file = _bounds_file(cache, map_, [start, end, max_step, *ids])
+    try:
+        steps = np.load(file, allow_pickle=False) if file else None
+    except (OSError, ValueError, EOFError):  # there is none, or it is damaged
+        steps = None
+    if isinstance(steps, np.ndarray) and steps.shape == (2 ** len(ids),):
+        ways, block, value = (
+            np.zeros((2, 0, 0, 0), np.int32),
+            np.zeros(0, np.int32),
+            np.zeros((2, 0, 0, 0, 0), np.int32),
+        )
         return oracle.Oracle(map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, steps)
     found = oracle.make_oracle(map_, start, end, ids, max_step)
-    _keep(file, lambda draft: np.save(draft, found.steps))
+    if file:
+        with suppress(OSError):  # where nothing can be kept, it is made again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")
+            np.save(draft, found.steps)
+            draft.replace(file)  # in one go, so that nobody reads half a file
     return found
 
 
-def _file(
-    cache: Path | None, name: str, map_: Map, numbers: list[int], modules: Sequence[ModuleType], ending: str
-) -> Path | None:
+def _bounds_file(cache: Path | None, map_: Map, numbers: list[int]) -> Path | None:
     """The file for what depends on these."""
     digest = hashlib.sha256()
     for part in (map_.road, map_.points, np.array(numbers)):
         digest.update(part.tobytes())
-    for module in modules:
+    for module in (oracle, oracle_lattice, physics):
         digest.update(Path(str(module.__file__)).read_bytes())
-    return cache / f"{name}-{digest.hexdigest()[:24]}.{ending}" if cache else None
+    return cache / f"bounds-{digest.hexdigest()[:24]}.npy" if cache else None
 
 
-def _keep(file: Path | None, write: Callable[[Path], object]) -> None:
-    """Write a cached file in one go, so that nobody reads half of it; where none can be written, it is made again."""
-    if file is None:
-        return
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")
-        write(draft)
-        draft.replace(file)
+def _kept(cache: Path | None, ask: Callable[..., T]) -> T:
+    """What the oracle says, with its cache; without, where it is damaged or cannot be written."""
+    try:
+        return ask(cache=cache)
+    except (OSError, ValueError, LookupError, EOFError, BadZipFile) as error:
+        if cache is None:
+            raise
+        logger.warning("the oracle's files in {} cannot be used, it does without them: {}", cache, error)
+        return ask(cache=None)
 
 
 # ---- regret ----
 
 
-def regret(played: Played, limits: Limits) -> Array:
+def regret(played: Outcome, limits: Limits) -> Array:
     """The oracle's score minus the agent's, f64 [K]."""
     result: Array = limits.score - played.score
     return result
 
 
-def excess(played: Played, limits: Limits) -> Array:
+def excess(played: Outcome, limits: Limits) -> Array:
     """How many per cent more steps than the oracle's, f64 [K]; nan where something was left, by the agent or by it."""
     whole = played.reached_end & (played.missed == 0) & (limits.steps > 0)
     result: Array = np.full(len(whole), np.nan)
@@ -232,7 +239,7 @@ class Row(NamedTuple):
     worst_excess: float | None
 
 
-def rows(layouts: Sequence[Episode], played: Played, limits: Limits) -> list[Row]:
+def rows(layouts: Sequence[Episode], played: Outcome, limits: Limits) -> list[Row]:
     """The table: a line for each number of treasures, and one for all if there is more than one."""
     number = np.array([layout.treasure_num for layout in layouts])
     lost, more = regret(played, limits), excess(played, limits)
@@ -259,7 +266,7 @@ def rows(layouts: Sequence[Episode], played: Played, limits: Limits) -> list[Row
     return table
 
 
-def worst_layouts(played: Played, limits: Limits, number: int) -> list[int]:
+def worst_layouts(played: Outcome, limits: Limits, number: int) -> list[int]:
     """The layouts with the greatest regret, worst first."""
     return [int(k) for k in np.argsort(-regret(played, limits), kind="stable")[:number]]
 

@@ -1,6 +1,7 @@
 """Plays a trained model and says what became of each episode: the same workflow pieces, no training.
 
-Called by `realm eval` and `realm record`, and by whoever judges a model in code. `evaluate` plays so many episodes of
+Called by `realm eval`, by the evaluator, and by whoever judges a model in code; `realm record` and `realm play` only
+use `load_player`. `evaluate` plays so many episodes of
 any user's environment that reports them in `info["episode"]`; `evaluate_layouts` plays given episodes of the realm,
 each once. Both take the vector environment and an agent's `predict`. Only `load_player` imports torch.
 
@@ -30,7 +31,7 @@ Show = Callable[[int, int], None]
 LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
 
 
-class Played(NamedTuple):
+class Outcome(NamedTuple):
     """What became of K layouts, one episode each; arrays [K] in the order of the layouts."""
 
     steps: Array  # i64
@@ -54,7 +55,7 @@ def evaluate_layouts(
     seed: int = 0,
     show: Show | None = None,
     keep_actions: bool = False,
-) -> Played:
+) -> Outcome:
     """Play each layout once, all environments at the same time.
 
     layouts: what the environment takes, in the realm usr_confs or lists of treasure ids. explore: 0 takes the best
@@ -92,7 +93,7 @@ def evaluate_layouts(
             show(int(over.sum()), env_steps)
         if over.all():
             break
-    return Played(
+    return Outcome(
         stats["length"].astype(np.int64),
         stats["score"].astype(np.float64),
         stats["missed"].astype(np.int64),

@@ -18,7 +18,7 @@ from diy.config import Config
 from diy.feature.definition import FeatureEnvs, make_envs, spec
 from diy.feature.joined import JoinedEnvs
 from diy.feature.ways import make_ways
-from realm import checkpoint
+from realm import checkpoint, chosen, cli
 from realm.config import load_config
 from realm.contract import Arrays, Version, check_arrays
 from realm.env import map as maps
@@ -236,7 +236,8 @@ def tool() -> ModuleType:
 def run_dir(tmp_path: Path) -> Path:
     """A run that has learned nothing."""
     (tmp_path / "config.toml").write_text(
-        '[app]\n[env]\nmap = ["generated:3", "generated:4"]\nmax_step = 30\n[diy]\nposition = false\ntours = true\n'
+        '[app]\n[env]\nmap = ["generated:3", "generated:4"]\nmax_step = 30\n[eval_env]\nmap = "generated:501"\n'
+        "[diy]\nposition = false\ntours = true\n"
     )
     shapes = spec(joined(3), ANYWHERE)
     agent = Agent(shapes, ANYWHERE, "cpu", 1)
@@ -257,7 +258,12 @@ def test_unseen_maps_are_judged(tool: ModuleType, run_dir: Path, capsys: Any) ->
     for start, end, ids in zip(episodes["start"], episodes["end"], episodes["treasure_id"], strict=True):
         assert len({start, end, *ids}) == 4
     assert max(episodes["steps"]) == 30
-    assert "wanted: all % >= 95: NO" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "wanted: all % >= 95: NO" in said
+    assert "and tours: a planner's best order" in said.splitlines()[1]
+    without = load_config(run_dir / "config.toml", ["diy.tours=false"])
+    assert "no tours" in tool.knowledge(without)
+    assert tool.knowledge(load_config(ROOT / "conf" / "reference.toml")) == ""
 
 
 def test_excess_is_against_the_oracle(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +279,7 @@ def test_excess_is_against_the_oracle(tool: ModuleType, monkeypatch: pytest.Monk
     layouts = tool.draw_layouts(map_, 2, 3, 9, 2000)
     start = np.array([one.start for one in layouts])
     missed, end = np.array([0, 1, 0, 0, 0, 0]), np.array([True, True, True, False, True, True])
-    played = tool.Played(3 * start, np.zeros(6), missed, end, {}, [])
+    played = tool.Outcome(3 * start, np.zeros(6), missed, end, {}, [])
     np.testing.assert_allclose(tool.excess(asked, map_, layouts, played), [200, np.nan, 200, np.nan, 200, 200])
     assert pairs == [(layouts[0].start, layouts[0].end), (layouts[3].start, layouts[3].end)]
 
@@ -282,6 +288,9 @@ def test_excess_is_against_the_oracle(tool: ModuleType, monkeypatch: pytest.Monk
     ("arguments", "sentence"),
     [
         (["--first", "4"], "--first 4: the model was trained on generated:4"),
+        (["--first", "500", "--maps", "3"], "--first 500: the model was chosen on generated:501"),
+        (["--first", str(10**19)], f"map is 'generated:{10**19}', after generated: comes a seed"),
+        (["--json", "no/such/unseen.json"], "--json no/such/unseen.json: cannot be written"),
         (["--id", "x"], "--id x: allowed is a number of updates, latest or best"),
         (["--id", "5"], "no checkpoint of update 5 is there"),
         (["--set", "diy.tours=false"], "was trained with other shapes"),
@@ -291,4 +300,35 @@ def test_what_cannot_be_judged(
     tool: ModuleType, run_dir: Path, arguments: list[str], sentence: str, capsys: Any
 ) -> None:
     assert tool.main([str(run_dir), "--no-oracle", "--maps", "1", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert sentence in said[0]
+
+
+def test_a_model_is_named_as_everywhere(
+    tool: ModuleType, run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--no-oracle", "--maps", "1", "--pairs", "1", "--layouts", "1", "--log-dir", str(run_dir / "none")]
+    monkeypatch.setattr(chosen, "shipped_model", lambda: run_dir)
+    for model in (["shipped"], []):
+        assert tool.main([*model, *asked]) == 0
+    monkeypatch.setattr(chosen, "shipped_model", lambda: run_dir / "none")
+    for model, sentence in ((["shipped"], "no model was shipped"), ([], "no run is there yet")):
+        assert tool.main([*model, *asked]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_commands_about_one_map_name_the_way(run_dir: Path, capsys: Any) -> None:
+    for command in ("play", "record"):
+        assert cli.main([command, str(run_dir)]) == 2
+        assert capsys.readouterr().err == (
+            "error: [env] of this run has 2 maps; name the one to play, like --map generated:1\n"
+        )
+    assert cli.main(["play", str(run_dir), "--map", "generated:5", "--random", "2"]) == 0
+    assert "ran out of time in 30 steps" in capsys.readouterr().out
+    why = "the oracle is asked about one map, and [env] has 2: --set env.map=generated:3 takes one, and "
+    why += "tools/unseen_maps.py plays maps one by one\n"
+    assert cli.main(["eval", str(run_dir), "--all"]) == 2
+    assert capsys.readouterr().err == f"error: --all: {why}"
+    assert cli.main(["eval", str(run_dir), "--episodes", "2"]) == 0
+    assert f"without the oracle: {why}" in capsys.readouterr().out

@@ -283,6 +283,13 @@ def test_oracle_says_what_it_knows_and_draws_it(
     again = capsys.readouterr().out.splitlines()
     assert again[:-1] == out.splitlines()[:-1]
     assert asked == [(2, 1, (5, 7), 2000)]
+    # but not from a damaged file
+    (file,) = (tmp_path / "deep" / "cache").iterdir()
+    for damaged in ("", "[]", "{}", '{"bound": null}', '{"bound": [1, 2, [3]], "plan": 4}'):
+        file.write_text(damaged)
+        assert main(["oracle", "--treasures", "5,7"]) == 0
+        assert capsys.readouterr().out.splitlines() == out.splitlines()[:-1]
+    assert len(asked) == 6
     with Image.open(png) as file:
         assert file.size == (1440, 1632)
 

@@ -23,7 +23,7 @@ from realm.env import map as maps
 from realm.env import oracle
 from realm.env.options import Episode, OptionError
 from realm.eval_commands import Request
-from realm.evaluate import Played, evaluate_layouts, plays_layouts
+from realm.evaluate import Outcome, evaluate_layouts, plays_layouts
 from realm.roles import evaluator
 from realm.user import UserCodeError
 
@@ -219,10 +219,19 @@ def test_nobody_beats_the_bound(cache: Path) -> None:
     counted: list[tuple[int, int]] = []
     kept = report.executed_limits(map_, layouts, cache, lambda *done: counted.append(done))
     assert [one.tolist() for one in kept] == [one.tolist() for one in own]
-    assert counted == [(1, 0), (2, 0), (3, 0)]
-    # from the cache, and without one
-    assert sorted(one.name.split("-")[0] for one in cache.iterdir()) == ["bounds", "executed"]
-    for folder in (cache, Path("/proc/no/such")):
+    assert counted == [(3, 0)]
+    longer = [Episode(2, 1, limit, 1, (3,)) for limit in (2000, 2100, 2000, 30)]  # by start, end and max_step
+    others = report.executed_limits(map_, longer, cache, lambda *done: counted.append(done))
+    assert counted[1:] == [(1, 1), (1, 1), (3, 2), (3, 2), (4, 3), (4, 3)]
+    assert others.steps.tolist() == [own.steps[1]] * 3 + [0]
+    assert others.score.tolist() == pytest.approx([own.score[1], own.score[1] + 20, own.score[1], 0])
+    # from the cache, from a damaged one, and without one
+    assert {one.name.split("-")[0] for one in cache.iterdir()} == {"bounds", "oracle", "played"}
+    for one in cache.iterdir():
+        one.write_bytes(one.read_bytes()[:50])
+    again = report.executed_limits(map_, layouts, cache)
+    assert [one.tolist() for one in again] == [one.tolist() for one in own]
+    for folder in (cache, cache, Path("/proc/no/such")):
         again = report.bound_limits(map_, layouts, folder)
         assert [one.tolist() for one in again] == [one.tolist() for one in limits]
     # when time is short not all is worth taking, or nothing possible
@@ -239,7 +248,7 @@ def test_the_table_literally() -> None:
     layouts = [Episode(2, 1, 500, n, tuple(range(3, 3 + n))) for n in numbers]
     steps, missed = rng.integers(100, 300, 6), np.array([0, 0, 1, 1, 0, 0])
     reached = np.array([True, True, True, True, False, True])
-    played = Played(steps, reached * rng.uniform(100, 900, 6), missed, reached, {}, [])
+    played = Outcome(steps, reached * rng.uniform(100, 900, 6), missed, reached, {}, [])
     limits = report.Limits(np.full(6, 1000.0), np.array([90, 80, 70, 60, 50, 0]))
     table = report.rows(layouts, played, limits)
     assert [row.treasures for row in table] == [0, 2, 3, None]
@@ -254,7 +263,7 @@ def test_the_table_literally() -> None:
         assert row.worst_regret == max(lost)
         assert (row.excess, row.worst_excess) == ((np.mean(more), max(more)) if more else (None, None))
     assert report.worst_layouts(played, limits, 2)[0] == 4
-    assert len(report.rows(layouts[3:4], Played(*(one[3:4] for one in played[:4]), {}, []),
+    assert len(report.rows(layouts[3:4], Outcome(*(one[3:4] for one in played[:4]), {}, []),
                            report.Limits(*(one[3:4] for one in limits)))) == 1  # fmt: skip
 
 

@@ -2,10 +2,15 @@
 
     python tools/unseen_maps.py train/my_run --id best --json unseen.json
 
-MODEL is what `realm eval` takes: a run, its ckpt folder or one checkpoint. On each map it plays 25 layouts of each of 2
-random pairs of start and end, and prints a line. "all %": the end was reached with every treasure. "excess %": how many
-more steps that took than the oracle's bound, which nobody can beat; a pair's bounds take a minute once and are kept in
-.cache/oracle. --no-oracle leaves them out, --executed takes its own play instead (seconds a layout).
+MODEL is what `realm eval` takes: a run, its ckpt folder, one checkpoint, `shipped`, or nothing for the newest run. On
+each map it plays 25 layouts of each of 2 random pairs of start and end, and prints a line. "all %": the end was reached
+with every treasure. "excess %": how many more steps that took than the oracle's bound, which nobody can beat; a pair's
+bounds take a minute once and are kept in .cache/oracle. --no-oracle leaves them out, --executed takes its own play
+instead (a few tenths of a second a layout).
+
+"Never seen" means: neither trained on ([env]) nor used to choose the best model ([eval_env]). The map is no secret to
+the agent, though: its small features are made from the whole of it (exact walking distances to all points), and with
+`tours` they also hold a planner's answer, the best order of the treasures on foot. What is printed says which.
 """
 
 from __future__ import annotations
@@ -13,25 +18,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm import eval_report as report
-from realm.best import FOLDER
 from realm.checkpoint import Checkpoint, CheckpointError, find
-from realm.config import ConfigError, RunConfig, load_config
+from realm.chosen import ID_HELP, LOG_DIR_HELP, MODEL_HELP, chosen_model
+from realm.config import ConfigError, RunConfig
 from realm.contract import Array
 from realm.env import map as maps
-from realm.env.map import Map
-from realm.env.options import DEFAULTS, IDS, Episode
+from realm.env.map import Map, MapError
+from realm.env.options import DEFAULTS, IDS, Episode, OptionError
 from realm.env_commands import CACHE
-from realm.evaluate import Played, evaluate_layouts, load_player
-from realm.user import UserCodeError
+from realm.eval_commands import check_file
+from realm.evaluate import Outcome, evaluate_layouts, load_player
+from realm.user import UserCodeError, load_hyper
 
 FIRST_SEED = 1001
 WANTED_ALL, WANTED_EXCESS = 95.0, 25.0  # per cent: at least, at most
@@ -41,22 +47,30 @@ COLUMNS = ("episodes", "end %", "all %", "missed", "steps", "excess %", "worst %
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parsed(arguments)
     try:
-        config, checkpoint = chosen_model(args)
+        check_file("--json", args.json)
+        config, folder, number = chosen_model(args.model, args.id, args.set, args.log_dir)
+        checkpoint = find(folder, number)
         names = [f"{maps.GENERATED}{seed}" for seed in range(args.first, args.first + args.maps)]
-        trained = config.env.get("map", "default")
-        if seen := set(names) & set([trained] if isinstance(trained, str) else trained):
-            raise ConfigError(f"--first {args.first}: the model was trained on {', '.join(sorted(seen))}")
+        for table, what in (("env", "was trained on"), ("eval_env", "was chosen on")):
+            if seen := set(names) & maps_of(getattr(config, table)):
+                raise ConfigError(f"--first {args.first}: the model {what} {', '.join(sorted(seen))}")
         play_all(args, config, checkpoint, names)
-    except (ConfigError, CheckpointError, UserCodeError) as error:
+    except (ConfigError, MapError, OptionError, CheckpointError, UserCodeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def maps_of(env: Mapping[str, Any]) -> set[str]:
+    """The maps of a table [env] or [eval_env]."""
+    names = env.get("map", [])
+    return {names} if isinstance(names, str) else set(names)
+
+
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--id", default="latest", help="number of updates of the checkpoint, latest (default) or best")
+    parser.add_argument("model", nargs="?", default="", help=MODEL_HELP)
+    parser.add_argument("--id", default="latest", help=ID_HELP)
     parser.add_argument("--first", type=int, default=FIRST_SEED, help=f"seed of the first map (default {FIRST_SEED})")
     parser.add_argument("--maps", type=int, default=20, help="how many (default 20)")
     parser.add_argument("--pairs", type=int, default=2, help="of start and end on each map (default 2)")
@@ -68,6 +82,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     oracle.add_argument("--executed", action="store_true", help="against the oracle's own play instead of its bound")
     parser.add_argument("--json", type=Path, help="write maps, total and every episode there, anew after each map")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    parser.add_argument("--log-dir", help=LOG_DIR_HELP)
     args = parser.parse_args(arguments)
     for name, low, high in (("maps", 1, 10**6), ("pairs", 1, 210), ("layouts", 1, 10**6), ("treasures", 0, 13)):
         if not low <= getattr(args, name) <= high:
@@ -77,26 +92,25 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def chosen_model(args: argparse.Namespace) -> tuple[RunConfig, Checkpoint]:
-    """The checkpoint and its run's configuration."""
-    folder: Path = args.model
-    run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
-    if run_dir is None:
-        raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
-    if args.id not in ("latest", "best") and not args.id.isdecimal():
-        raise ConfigError(f"--id {args.id}: allowed is a number of updates, latest or best")
-    update: int | Literal["latest"] = int(args.id) if args.id.isdecimal() else "latest"
-    if args.id == "best":
-        folder = run_dir / FOLDER
-    elif (folder / "ckpt").is_dir():
-        folder = folder / "ckpt"
-    return load_config(run_dir / "config.toml", args.set), find(folder, update)
+def knowledge(config: RunConfig) -> str:
+    """What the agent is told of maps, if it is the one in diy."""
+    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    if getattr(hyper, "features", "") != "small":
+        return ""
+    if getattr(hyper, "tours", False):
+        return "features: the map's exact walking distances, and tours: a planner's best order of treasures on foot"
+    return "features: the map's exact walking distances; no tours, so orders are the model's own"
 
 
 def play_all(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint, names: list[str]) -> None:
     """Play map after map; print and keep what came out."""
     title = f"{checkpoint.path} ({checkpoint.env_steps:,} env steps), {'drawn' if args.stochastic else 'best'} actions"
-    print(title, f"{'map':>15} " + " ".join(f"{one:>9}" for one in COLUMNS), sep="\n", flush=True)
+    print(
+        f"{title}\n{knowledge(config)}".rstrip(),
+        f"{'map':>15} " + " ".join(f"{one:>9}" for one in COLUMNS),
+        sep="\n",
+        flush=True,
+    )
     lines: list[dict[str, Any]] = []
     episodes: dict[str, list[Any]] = {}
     for name in names:
@@ -155,7 +169,7 @@ def draw_layouts(map_: Map, pairs: int, number: int, treasures: int, max_step: i
     return layouts
 
 
-def excess(args: argparse.Namespace, map_: Map, layouts: list[Episode], played: Played) -> Array:
+def excess(args: argparse.Namespace, map_: Map, layouts: list[Episode], played: Outcome) -> Array:
     """Per cent, f64 [K]; nan where something was left, by the agent or by the oracle, or where none was asked."""
     if args.no_oracle:
         return np.full(len(layouts), np.nan)
