@@ -236,7 +236,8 @@ def tool() -> ModuleType:
 def run_dir(tmp_path: Path) -> Path:
     """A run that has learned nothing."""
     (tmp_path / "config.toml").write_text(
-        '[app]\n[env]\nmap = ["generated:3", "generated:4"]\nmax_step = 30\n[eval_env]\nmap = "generated:501"\n'
+        '[app]\n[env]\nmap = ["generated:3", "generated:4"]\nmax_step = 30\n'
+        '[eval_env]\nmap = ["generated:501", "generated:502"]\n'
         "[diy]\nposition = false\ntours = true\n"
     )
     shapes = spec(joined(3), ANYWHERE)
@@ -326,7 +327,7 @@ def test_commands_about_one_map_name_the_way(run_dir: Path, capsys: Any) -> None
         )
     assert cli.main(["play", str(run_dir), "--map", "generated:5", "--random", "2"]) == 0
     assert "ran out of time in 30 steps" in capsys.readouterr().out
-    why = "the oracle is asked about one map, and [env] has 2: --set env.map=generated:3 takes one, and "
+    why = "the oracle is asked about one map, and [env] has 2: --set env.map=generated:501 takes one, and "
     why += "tools/unseen_maps.py plays maps one by one\n"
     assert cli.main(["eval", str(run_dir), "--all"]) == 2
     assert capsys.readouterr().err == f"error: --all: {why}"
