@@ -15,7 +15,7 @@ from realm.env import oracle_lattice as lattice
 from realm.env import oracle_play as player
 from realm.env import physics
 from realm.env.games import Games
-from realm.env.map import CELL, Map, MapError
+from realm.env.map import CELL, EXTENT, Map, MapError
 from realm.env.oracle import Oracle
 from realm.env.oracle_play import STATE_NAMES, _copy_rows, _make_state
 
@@ -24,12 +24,12 @@ TREASURES = (3, 7, 11, 14)
 
 @pytest.fixture(scope="module")
 def oracle() -> Oracle:
-    return oracles.make_oracle(maps.default(), treasures=TREASURES)
+    return oracles.make_oracle(maps.default(), treasures=TREASURES, fine=lattice.FINE)
 
 
 @pytest.fixture(scope="module")
 def generated() -> Oracle:
-    return oracles.make_oracle(maps.generate(1), treasures=(7, 12))
+    return oracles.make_oracle(maps.generate(1), treasures=(7, 12), fine=lattice.FINE)
 
 
 def subsets(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -39,17 +39,17 @@ def subsets(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
 # ---- the lattice never overestimates a walk ----
 
 
+@pytest.mark.parametrize("fine", [lattice.FINE, lattice.FINEST])
 @pytest.mark.parametrize("buffed", [False, True])
-def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool) -> None:
+def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool, fine: int) -> None:
     games = Games(200, {"treasure_num": 0}, map="default")
     games.seed([0])
     games.reset()
     frame = physics.BUFF_FRAME if buffed else physics.WALK_FRAME
-    grid = lattice.make_lattice(games.map, 1, True, frame)
-    cost = np.empty((1, lattice.NODES**2), np.int32)
-    landed = np.empty((1, lattice.END_BIT + 1), np.int32)
-    begin = lattice.nodes_at(*games.map.points[2])
-    lattice.distances_from(grid, lattice.make_queues(), begin, True, cost, landed)
+    grid = lattice.make_lattice(games.map, 1, True, frame, fine)
+    cost = np.empty(len(grid.edges), np.int32)
+    begin = lattice.nodes_at(*games.map.points[2], fine=fine)
+    lattice.walks_from(grid, lattice.make_queues(grid.side + 1), begin, cost)
     rng, state = np.random.default_rng(1), games.state
     direction = rng.integers(8, size=200)
     for t in range(1, 301):
@@ -60,10 +60,70 @@ def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool) -> None:
         state.there[:, 0] = 0
         games.step(direction.astype(np.int64))
         going = ~(state.terminated | state.fresh)
-        square = (state.z / lattice.SPACING).astype(int) * lattice.SQUARES + (state.x / lattice.SPACING).astype(int)
-        least = np.array([lattice.corners_min(cost[0], s) for s in square])
+        x, z = ((at * fine / CELL).astype(int) for at in (state.x, state.z))
+        least = np.array([lattice.corners_min(cost, s, grid.side) for s in z * grid.side + x])
         assert (least[going] <= t * 3 * frame * lattice.PER_UNIT + 1e-6).all()
     assert least.max() > 60 * lattice.STEP
+
+
+def shifted(to: NDArray[np.int32], source: NDArray[np.int32], x: int, z: int) -> None:
+    """to[i + z, j + x] = min(to[i + z, j + x], source[i, j]) for all i, j"""
+    size = len(to)
+    fz, fx, tz, tx = max(0, -z), max(0, -x), size - max(0, z), size - max(0, x)
+    part = to[fz + z : tz + z, fx + x : tx + x]
+    np.minimum(part, source[fz:tz, fx:tx], out=part)
+
+
+def lowered(grid: lattice.Lattice, cost: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Distances from the nodes that `cost` knows, without any order or queue: over all edges until nothing changes."""
+    nodes = grid.side + 1
+    room = slice(48 * grid.side // 128, 78 * grid.side // 128)  # of `small_map`
+    edges = grid.edges.reshape(nodes, nodes)[room, room]
+    every = cost.reshape(nodes, nodes).copy()
+    straight = lattice.STRAIGHT * lattice.SQUARES // grid.side
+    while True:
+        before = every.copy()
+        for d, (x, z) in enumerate(((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))):
+            length = straight * 1414 // 1000 if d & 1 else straight
+            part = every[room, room]
+            shifted(part, np.where(edges >> d & 1, part + length, lattice.FAR).astype(np.int32), x, z)
+        if (every == before).all():
+            return every.ravel()
+
+
+def flashed(grid: lattice.Lattice, before: NDArray[np.int32]) -> NDArray[np.int32]:
+    """What one flash from anywhere leads to, square by square."""
+    side, stand = grid.side, grid.stand.reshape(grid.side, grid.side) == 1
+    table, after = before.reshape(side + 1, side + 1), np.full((side + 1, side + 1), lattice.FAR, np.int32)
+    corners = [np.s_[z : side + z, x : side + x] for z in (0, 1) for x in (0, 1)]
+    nearest = np.min([table[corner] for corner in corners], axis=0)
+    move = physics.FLASH_MOVE * side / EXTENT
+    for d in range(8):
+        for x in {int(np.floor(move[d, 0] + 1e-9)), int(np.ceil(move[d, 0] - 1e-9))}:
+            for z in {int(np.floor(move[d, 1] + 1e-9)), int(np.ceil(move[d, 1] - 1e-9))}:
+                for corner in corners:
+                    source = np.where(stand, (nearest if d & 1 else table[corner]) + lattice.STEP, lattice.FAR)
+                    landed = np.full((side, side), lattice.FAR, np.int32)
+                    shifted(landed, source.astype(np.int32), x, z)
+                    np.minimum(after[corner], np.where(stand, landed, lattice.FAR), out=after[corner])
+    return after.ravel()
+
+
+@pytest.mark.parametrize("fine", [lattice.FINE, lattice.FINEST])
+def test_distances_are_the_shortest(fine: int) -> None:
+    map_ = next(map_ for seed in itertools.count() if (map_ := small_map(seed)))
+    grid = lattice.make_lattice(map_, 1, True, physics.WALK_FRAME, fine)
+    cost, landed = np.empty((2, len(grid.edges)), np.int32), np.empty((2, lattice.END_BIT + 1), np.int32)
+    queues = lattice.make_queues(grid.side + 1)
+    for source in np.flatnonzero(grid.edges)[[0, 3000, -1000]].astype(np.int32):
+        seeds = np.full(len(grid.edges), lattice.FAR, np.int32)
+        seeds[source] = 0
+        walks = lowered(grid, seeds)
+        flashes = flashed(grid, walks)
+        for slack in (0, lattice.SLACK):
+            lattice.distances_from(grid, queues, np.array([source]), True, slack, cost, landed)
+            assert (cost[0] == walks).all()
+            assert (cost[1] == lowered(grid, np.minimum(flashes, np.minimum(walks + slack, lattice.FAR)))).all()
 
 
 # ---- exhaustive search ----
@@ -129,7 +189,7 @@ def test_bound_and_play_against_every_possible_play() -> None:
         map_ = small_map(seed)
         if map_ is None:
             continue
-        oracle = oracles.make_oracle(map_, treasures=(3,))
+        oracle = oracles.make_oracle(map_, treasures=(3,), fine=(lattice.FINEST, lattice.FINE)[played % 4 > 1])
         for treasures in ((), (3,)):
             found = oracles.solve(oracle, treasures, width=300)
             if found.run.steps > 8 or len(found.bound.treasures) < len(treasures):
@@ -254,6 +314,18 @@ def test_play_in_too_little_time(oracle: Oracle) -> None:
     assert (found.plan, found.run.steps, found.run.score, found.bound.score) == (None, 0, 0, 0)
 
 
+def test_few_sets_are_tried_when_time_is_short(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def nothing(*arguments: object) -> None:
+        tried.append(arguments)
+
+    monkeypatch.setattr(player, "play", nothing)
+    found = oracles.solve(oracle, TREASURES)
+    assert (found.plan, found.run.score) == (None, 0)
+    assert 0 < len(tried) <= oracles.SETS * len(oracles.LONGER) + 1
+
+
 # ---- whoever plays ----
 
 
@@ -293,7 +365,7 @@ def test_nobody_beats_the_bound(oracle: Oracle) -> None:
 
 
 def test_cache_gives_the_same(tmp_path: Path) -> None:
-    made = [oracles.make_oracle(maps.default(), treasures=(15,), cache=tmp_path) for _ in range(2)]
+    made = [oracles.make_oracle(maps.default(), treasures=(15,), cache=tmp_path, fine=lattice.FINE) for _ in range(2)]
     assert len(list(tmp_path.iterdir())) == 1
     assert all(np.array_equal(a, b) for a, b in zip(made[0][5:], made[1][5:], strict=True))
 

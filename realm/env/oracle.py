@@ -25,12 +25,15 @@ from realm.env import oracle_play as player
 from realm.env import physics
 from realm.env.games import Games
 from realm.env.jit import jit
-from realm.env.map import POINTS, Map
+from realm.env.map import CELL, POINTS, SIZE, Map
 from realm.env.oracle_lattice import END_BIT, FAR, STEP, Lattice, boost, boosted
 
 FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
 BUFF_PERIOD = physics.BUFF_RETURN + 1  # the same for the buff
 PLAN_SLACK = 3  # plans that may take so many steps more than the best one are tried as well
+# when time is short: so many of the best sets are tried whose bounds, made longer by each of these factors, are in time
+SETS, LONGER = 3, (1.0, 1.03, 1.06, 1.12)
+LATER = 4  # a second buff is tried before each of so many points at the end of an order
 SAVE_EVERY_S = 10.0
 
 
@@ -106,6 +109,7 @@ def make_oracle(
     treasures: Sequence[int] | None = None,
     max_step: int = 2000,
     cache: Path | None = None,
+    fine: int = lattice.FINEST,
 ) -> Oracle:
     """Prepare the bounds of all subsets of `treasures` (all points but start, end and buff if not given).
 
@@ -117,12 +121,13 @@ def make_oracle(
     in the place where it crosses an edge of a border, so the best place is a node.) Who gets into a disc by flash and
     out of it by flash never crosses its border: the contacts "inside", which only flashes reach and leave, are for him.
 
-    `cache`: a folder to keep the distances in (.npz), which take most of the time.
+    `cache`: a folder to keep the distances in (.npz), which take most of the time. `fine`: squares along the side of a
+    cell; lattice.FINE in place of FINEST gives a bound that is a step lower, in a quarter of the time.
     """
     ids = tuple(i for i in range(1, POINTS) if i not in (start, end)) if treasures is None else tuple(sorted(treasures))
     flashes = buffs = 1
+    block, leg, last = _legs(map_, start, end, ids, flashes, fine, cache)
     while True:
-        block, leg, last = _legs(map_, start, end, ids, flashes, cache)
         value = np.empty((2, flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), dtype=np.int32)
         _fill(leg, last, block, value)
         steps = _steps(value[0, ..., -1], max_step)
@@ -133,6 +138,8 @@ def make_oracle(
         if not (more_flashes or more_buffs):
             return Oracle(map_, start, end, ids, max_step, block, leg, last, value, steps)
         flashes, buffs = flashes + more_flashes, buffs + more_buffs
+        if more_flashes:
+            block, leg, last = _legs(map_, start, end, ids, flashes, fine, cache)
 
 
 def _steps(length: NDArray[np.int32], max_step: int) -> NDArray[np.int32]:
@@ -147,16 +154,16 @@ def _steps(length: NDArray[np.int32], max_step: int) -> NDArray[np.int32]:
 
 
 def _legs(
-    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, cache: Path | None
+    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, fine: int, cache: Path | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Oracle.block, .leg and .last, from the cache if they are there."""
     if cache is None:
-        return _new_legs(map_, start, end, ids, flashes)
-    file = cache / f"oracle-{_digest(map_, start, end, flashes, *ids)}.npz"
+        return _new_legs(map_, start, end, ids, flashes, fine)
+    file = cache / f"oracle-{_digest(map_, start, end, flashes, fine, *ids)}.npz"
     if file.exists():
         with np.load(file, allow_pickle=False) as data:
             return data["block"], data["leg"], data["last"]
-    block, leg, last = _new_legs(map_, start, end, ids, flashes)
+    block, leg, last = _new_legs(map_, start, end, ids, flashes, fine)
     _save(file, block=block, leg=leg, last=last)
     return block, leg, last
 
@@ -180,22 +187,34 @@ def _save(file: Path, **arrays: NDArray[Any]) -> None:
 
 
 def _new_legs(
-    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int
+    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, fine: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Oracle.block, .leg and .last."""
     discs = (*ids, 0)
     gap = np.sqrt(((map_.points[:, None] - map_.points[None]) ** 2).sum(-1))
     alone, apart = physics.TRIGGER_RADIUS + lattice.MARGIN, 2 * (physics.TRIGGER_RADIUS + lattice.MARGIN)
     closed = lattice.end_is_clear(map_, start, end, discs)
-    # with the buff a frame may cut more of a corner
-    grids = [lattice.make_lattice(map_, end, closed, frame) for frame in (physics.WALK_FRAME, physics.BUFF_FRAME)]
+    frames = (physics.WALK_FRAME, physics.BUFF_FRAME)  # with the buff a frame may cut more of a corner
+    grids = [lattice.make_lattice(map_, end, closed, frame, fine) for frame in frames]
     borders = [lattice.border(grids[1], i) for i in discs]
     node = np.concatenate([np.append(border, -1) for border in borders]).astype(np.int32)  # -1: inside
     owner = np.repeat(np.arange(len(discs)), [len(border) + 1 for border in borders])
     point = np.array(discs, dtype=np.int32)[owner]
-    begin, queues = lattice.nodes_at(*map_.points[start]), lattice.make_queues()
-    measured = [_measure(grid, queues, node, point, begin, flashes + 1) for grid in grids]
-    leg, last = np.stack([part[0] for part in measured]), np.stack([part[1] for part in measured])
+    leg = np.empty((2, flashes + 1, len(node), len(node) + 1), dtype=np.int32)
+    last = np.empty((2, flashes + 1, len(node) + 1), dtype=np.int32)
+    queues = lattice.make_queues(grids[0].side + 1)
+    for after, frame in enumerate(frames):
+        begin = lattice.nodes_at(*map_.points[start], fine=fine)
+        if after == 0 or fine == lattice.FINE:
+            leg[after], last[after] = _measure(grids[after], queues, node, point, begin, flashes + 1, 0)
+            continue
+        leg[after, 0], last[after, 0] = _walks(grids[after], queues, node, point, begin)
+        # few of the best ways flash after the buff, so this may be coarser
+        grid = lattice.make_lattice(map_, end, closed, frame)
+        begin = lattice.nodes_at(*map_.points[start])
+        flash_leg, flash_last = _flashes(grid, fine, queues, node, point, begin, flashes)
+        leg[after, 1:] = np.minimum(leg[after, 0], flash_leg)
+        last[after, 1:] = np.minimum(last[after, 0], flash_last)
     # what overlapping discs make possible
     inside = np.flatnonzero(node < 0)
     for a in inside:
@@ -206,13 +225,74 @@ def _new_legs(
             last[:, :, a] = 0
         if gap[start, point[a]] <= alone:
             leg[:, :, a, -1] = 0
+        leg[:, :, owner == owner[a], a] = FAR
     layers = 2 * (flashes + 1)
     keep = np.flatnonzero(
         _useful(leg.reshape(layers, *leg.shape[2:]), last.reshape(layers, -1), owner, len(ids)),
     )
     block = np.append(np.searchsorted(owner[keep], np.arange(len(discs) + 1)), len(keep) + 1).astype(np.int32)
     ways = np.append(keep, len(node))
-    return block, np.ascontiguousarray(leg[:, :, keep][..., ways]), np.ascontiguousarray(last[..., ways])
+    leg, last = np.ascontiguousarray(leg[:, :, keep][..., ways]), np.ascontiguousarray(last[..., ways])
+    _close(leg, block)
+    return block, leg, last
+
+
+@jit
+def _walks(
+    grid: Lattice, q: lattice.Queues, node: NDArray[np.int32], point: NDArray[np.int32], begin: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Distances between contacts without a flash, on a lattice for walks. node: i32 [C], -1 for the inside of the disc
+    of `point` (i32 [C]); begin: the nodes of the start. Returns a quarter of Oracle.leg and .last, K being 1."""
+    count = len(node)
+    leg = np.full((count, count + 1), FAR, dtype=np.int32)
+    last = np.full(count + 1, FAR, dtype=np.int32)
+    cost = np.empty(len(grid.edges), dtype=np.int32)
+    at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
+    for a in range(count + 1):
+        if a < count and node[a] < 0:  # one is left by flash only, but another disc may begin right there
+            cost[:] = FAR
+            cost[lattice.corners(grid, point[a])] = 0
+        else:
+            lattice.walks_from(grid, q, begin if a == count else node[a : a + 1], cost)
+        for c in range(count):
+            if node[c] >= 0:
+                leg[c, a] = cost[node[c]]
+        for square in at_end:
+            last[a] = min(last[a], lattice.corners_min(cost, square, grid.side))
+    return leg, last
+
+
+def _flashes(
+    grid: Lattice,
+    fine: int,
+    q: lattice.Queues,
+    node: NDArray[np.int32],
+    point: NDArray[np.int32],
+    begin: NDArray[np.int32],
+    flashes: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Distances between contacts with up to 1 .. `flashes` flashes: i32 [flashes, C, C + 1], and to the end: i32
+    [flashes, C + 1]. `node` is of the lattice with `fine`, `begin` of `grid`, which is coarser: of a contact between
+    its nodes it measures the ways from and to all nodes around it, and the shortest one counts. As a way's length is
+    linear between those, this is not longer than the true one, and between a contact and the next one it changes no
+    faster than linearly, so the best place is still a contact.
+    """
+    inside = np.flatnonzero(node < 0)
+    places = [np.array(divmod(int(n), SIZE * fine + 1)) * CELL / fine for n in node]
+    around = [lattice.nodes_at(x, z) for z, x in places]
+    spots = np.unique(np.concatenate([around[c] for c in np.flatnonzero(node >= 0)]))
+    targets = np.concatenate([spots, np.full(len(inside), -1)]).astype(np.int32)
+    owners = np.concatenate([np.zeros(len(spots)), point[inside]]).astype(np.int32)
+    leg, last = (part[1:] for part in _measure(grid, q, targets, owners, begin, flashes + 1, lattice.SLACK))
+    # up to four nodes of each contact
+    at = np.stack([np.resize(np.searchsorted(spots, nodes), 4) for nodes in around])
+    at[inside] = len(spots) + np.arange(len(inside))[:, None]
+    sources = np.concatenate([at, np.full((1, 4), len(targets))])
+    near = np.min([leg[..., sources[:, i]] for i in range(4)], axis=0)
+    return (
+        np.min([near[:, at[:, i]] for i in range(4)], axis=0),
+        np.min([last[:, sources[:, i]] for i in range(4)], axis=0),
+    )
 
 
 @jit
@@ -223,13 +303,14 @@ def _measure(
     point: NDArray[np.int32],
     begin: NDArray[np.int32],
     layers: int,
+    slack: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Distances between contacts. node: i32 [C], -1 for the inside of the disc of `point` (i32 [C]); begin: the nodes
-    of the start. Returns one half of Oracle.leg and .last."""
+    """As `_walks`, with up to 0, 1 .. layers - 1 flashes: i32 [layers, C, C + 1] and i32 [layers, C + 1]. `slack`: see
+    `distances_from`."""
     count = len(node)
     leg = np.full((layers, count, count + 1), FAR, dtype=np.int32)
     last = np.full((layers, count + 1), FAR, dtype=np.int32)
-    cost = np.empty((layers, lattice.NODES * lattice.NODES), dtype=np.int32)
+    cost = np.empty((layers, len(grid.edges)), dtype=np.int32)
     landed = np.empty((layers, END_BIT + 1), dtype=np.int32)
     at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
     for a in range(count + 1):
@@ -239,13 +320,13 @@ def _measure(
             sources = node[a : a + 1]
         else:
             sources = lattice.corners(grid, point[a])
-        lattice.distances_from(grid, q, sources, a == count or node[a] >= 0, cost, landed)
+        lattice.distances_from(grid, q, sources, a == count or node[a] >= 0, slack, cost, landed)
         for k in range(layers):
             for c in range(count):
                 leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
             last[k, a] = landed[k, END_BIT]
             for s in at_end:
-                last[k, a] = min(last[k, a], lattice.corners_min(cost[k], s))
+                last[k, a] = min(last[k, a], lattice.corners_min(cost[k], s, grid.side))
     return leg, last
 
 
@@ -286,38 +367,74 @@ def _lower(out: NDArray[np.int32], way: NDArray[np.int32], more: np.int32) -> No
 
 
 @jit
+def _close(leg: NDArray[np.int32], block: NDArray[np.int32]) -> None:
+    """Lower Oracle.leg with flashes where it is shorter to go to another contact of the same disc first and walk on
+    from there, as `_needed` takes for granted."""
+    for after in range(2):
+        for k in range(1, leg.shape[1]):
+            for j in range(len(block) - 2):
+                before = leg[after, k, block[j] : block[j + 1]].copy()
+                for c in range(block[j], block[j + 1]):
+                    for other in range(block[j], block[j + 1]):
+                        walk = leg[after, 0, c, other]
+                        if c != other and walk < FAR:
+                            _lower(leg[after, k, c], before[other - block[j]], walk)
+
+
+@jit
+def _needed(rest: NDArray[np.int32], way: NDArray[np.int32], needed: NDArray[np.int64]) -> int:
+    """Write those contacts of a disc to `needed` which are not on ways that go on over another contact of it, and
+    return their number. rest: i32 [N] from them to the end; way: i32 [N, N] from [., a] to [c, .]."""
+    n = 0
+    for c in np.argsort(rest):
+        if rest[c] >= FAR:
+            break
+        for m in range(n):
+            if rest[needed[m]] + way[needed[m], c] <= rest[c]:
+                break
+        else:
+            needed[n] = c
+            n += 1
+    return n
+
+
+@jit
 def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]) -> None:
     """Oracle.value from what comes before it there. Sets only ever look at smaller ones, or at fewer buffs."""
-    _, layers, buffs, sets, _ = value.shape
+    _, layers, buffs, sets, count = value.shape
     n = len(block) - 3
+    needed = np.empty(count, dtype=np.int64)
     for left in range(sets):
         for b in range(buffs):
             for after in range(2):
                 for f in range(layers):
-                    out = value[after, f, b, left]
+                    value[after, f, b, left] = FAR
                     if left == 0 and b == 0:
-                        out[:] = last[after, f]
-                    else:
-                        out[:] = FAR
-                    for j in range(n + 1):
-                        if (j == n and b == 0) or (j < n and not left >> j & 1):
-                            continue
-                        for c in range(block[j], block[j + 1]):
-                            for k in range(f + 1):
-                                if j == n:
-                                    rest = np.int64(value[1, f - k, b - 1, left, c])
-                                else:
-                                    rest = np.int64(value[after, f - k, b, left ^ (1 << j), c])
-                                if rest >= FAR:
-                                    continue
-                                length = np.int32(boost(int(rest)) if j == n else rest)
+                        value[after, f, b, left] = last[after, f]
+                if after == 1 and b == buffs - 1 and b > 0:
+                    continue  # one more buff than is asked for
+                for j in range(n + 1):
+                    if (j == n and b == 0) or (j < n and not left >> j & 1):
+                        continue
+                    begin, end = block[j], block[j + 1]
+                    for f in range(layers):
+                        if j == n:
+                            rest = value[1, f, b - 1, left, begin:end].copy()
+                            for c in range(len(rest)):
+                                rest[c] = boost(int(rest[c])) if rest[c] < FAR else FAR
+                        else:
+                            rest = value[after, f, b, left ^ (1 << j), begin:end]
+                        for m in range(_needed(rest, leg[after, 0, begin:end, begin:end], needed)):
+                            c = needed[m]
+                            for k in range(layers - f):
+                                out = value[after, f + k, b, left]
                                 # contacts of the set itself are never asked for
                                 for i in range(n + 2):
                                     if i >= n or not left >> i & 1:
                                         _lower(
                                             out[block[i] : block[i + 1]],
-                                            leg[after, k, c, block[i] : block[i + 1]],
-                                            length,
+                                            leg[after, k, begin + c, block[i] : block[i + 1]],
+                                            rest[c],
                                         )
 
 
@@ -371,8 +488,8 @@ def bound(oracle: Oracle, treasures: Sequence[int], max_step: int = 2000) -> Bou
 
 
 def plans(oracle: Oracle, treasures: Sequence[int], number: int = 1) -> list[Plan]:
-    """Orders to take all of `treasures` in: the `number` with the shortest relaxed ways for each count of buffs,
-    shortest first."""
+    """Orders to take all of `treasures` in: the `number` with the shortest relaxed ways with the buff, and as many
+    without it, shortest first. (With two buffs, which the relaxation lets follow each other at once, see `solve`.)"""
     everything = set_index(oracle, treasures)
     if oracle.steps[everything] >= FAR:
         return []
@@ -380,7 +497,7 @@ def plans(oracle: Oracle, treasures: Sequence[int], number: int = 1) -> list[Pla
     # no more flashes than the bound needs
     flashes = min(range(len(length)), key=lambda f: (int(_steps(length[: f + 1], oracle.max_step)[0]), f))
     found: list[Plan] = []
-    for buffs in range(length.shape[1]):
+    for buffs in range(min(2, length.shape[1])):
         if length[flashes, buffs, 0] < FAR:
             found += _shortest(oracle, everything, flashes, buffs, number)
     return sorted(found, key=lambda plan: plan.length)
@@ -440,23 +557,58 @@ def solve(
 ) -> Solution:
     """The bound of an episode with these treasures, and the best play found: up to `tries` plans with and as many
     without the buff, searched by beams of `width` states. Takes some tenths of a second, less with a player (of
-    `make_player`) made once for many."""
+    `make_player`) made once for many.
+
+    If max_step is too short for all of `treasures`, SETS * len(LONGER) parts of them at most are tried, and the one of
+    the least steps: some seconds, and perhaps not the best.
+    """
     limit, whole, worth = bound(oracle, treasures, max_step), set_index(oracle, treasures), scores(oracle, max_step)
     ready = ready or make_player(oracle)
     best = Solution(limit, None, replay(oracle, treasures, max_step, np.empty(0, dtype=np.int64)))
-    parts = [part for part in range(len(worth)) if part & ~whole == 0 and worth[part] > 0]
-    # nearly always the first set is the best one; others matter when time is short
-    for part in sorted(parts, key=lambda part: -worth[part]):
-        if worth[part] <= best.run.score:
-            break
-        found = plans(oracle, set_ids(oracle, part), tries)
-        found = [plan for plan in found if plan.length <= found[0].length + PLAN_SLACK * STEP]
-        ways = player.make_ways(ready, [plan.order for plan in found], found[0].flashes)
-        played = player.play(ready, ways, treasures, max_step, width)
+    parts = sorted(
+        (part for part in range(len(worth)) if part & ~whole == 0 and worth[part] > 0), key=lambda p: -worth[p]
+    )
+    tried: set[int] = set()
+    for factor in LONGER:
+        in_time = [part for part in parts if part not in tried and oracle.steps[part] * factor <= max_step]
+        for part in in_time[:SETS]:
+            if worth[part] > best.run.score:
+                tried.add(part)
+                best = _better(oracle, best, ready, part, treasures, max_step, tries, width)
+    if parts and best.plan is None:
+        part = min(parts, key=lambda p: int(oracle.steps[p]))
+        best = _better(oracle, best, ready, part, treasures, max_step, tries, width)
+    return best
+
+
+def _better(
+    oracle: Oracle,
+    best: Solution,
+    ready: player.Player,
+    part: int,
+    treasures: Sequence[int],
+    max_step: int,
+    tries: int,
+    width: int,
+) -> Solution:
+    """`best`, or a better play that takes just the set `part`."""
+
+    def play(beam: list[Plan], longest: int) -> None:
+        nonlocal best
+        ways = player.make_ways(ready, [plan.order for plan in beam], beam[0].flashes)
+        played = player.play(ready, ways, treasures, longest, width)
         if played is not None:
             run = replay(oracle, treasures, max_step, played[1])
             if run.score > best.run.score:
-                best = Solution(limit, found[played[0]], run)
+                best = Solution(best.bound, beam[played[0]], run)
+
+    found = plans(oracle, set_ids(oracle, part), tries)
+    play([plan for plan in found if plan.length <= found[0].length + PLAN_SLACK * STEP], max_step)
+    plan = best.plan
+    if plan is not None and 0 in plan.order and best.run.steps > BUFF_PERIOD:
+        for m in range(max(plan.order.index(0) + 2, len(plan.order) + 1 - LATER), len(plan.order) + 1):
+            again = plan._replace(order=(*plan.order[:m], 0, *plan.order[m:]))
+            play([again], min(max_step, best.run.steps - 1))
     return best
 
 

@@ -37,6 +37,8 @@ MARGIN = 6.0  # steps behind the best; such states are given up
 CHANGING: tuple[str, ...] = ("x", "z", "cell_x", "cell_z", "there", "steps", "treasures", "buffs", "flashes")
 CHANGING += ("buff_left", "buff_wait", "flash_wait")
 STATE_NAMES = tuple(name for name in State._fields if name not in ("memory", "cursor"))
+PATIENCE = 60  # steps without coming nearer to the end after which the search is given up
+LATE = 5.0  # steps by which the estimate of what is left may be too long
 FIELDS_KEPT = 400  # in the memory, 0.5 MB each with one flash
 
 
@@ -47,7 +49,7 @@ class Player(NamedTuple):
     world: World
     start: int
     end: int
-    edges: NDArray[np.uint8]  # [NODES * NODES] of the fields' lattice, as in `Lattice`
+    edges: NDArray[np.uint16]  # [NODES * NODES] of the fields' lattice, as in `Lattice`
     stand: NDArray[np.uint8]  # [SQUARES * SQUARES] the same
     queues: lattice.Queues
     fields: dict[tuple[int, tuple[int, ...]], NDArray[np.int32]]  # (flashes, order) -> what `field` gives for them
@@ -84,8 +86,8 @@ def field(player: Player, order: tuple[int, ...], flashes: int) -> NDArray[np.in
             length[f, disc] = np.minimum(length[f, disc], done)
             new = np.flatnonzero(length[f] < (length[f - 1] if f > 0 else FAR))
             new = new[np.argsort(length[f, new], kind="stable")]
-            player.queues.node[0, : len(new)], player.queues.cost[0, : len(new)] = new, length[f, new]
-            lattice.spread(player.edges, NODES, length[f], player.queues, len(new))
+            player.queues.seed[: len(new)] = length[f, new].astype(np.int64) << 32 | new
+            lattice.spread(player.edges, NODES, lattice.STRAIGHT, length[f], player.queues, len(new))
         if len(player.fields) >= FIELDS_KEPT:
             player.fields.pop(next(iter(player.fields)))
         player.fields[key] = length
@@ -113,7 +115,7 @@ def _between(field: NDArray[np.int32], x: float, z: float) -> float:
 
 @jit
 def _flash_back(
-    edges: NDArray[np.uint8], stand: NDArray[np.uint8], after: NDArray[np.int32], length: NDArray[np.int32]
+    edges: NDArray[np.uint16], stand: NDArray[np.uint8], after: NDArray[np.int32], length: NDArray[np.int32]
 ) -> None:
     """Lower `length` (i32 [NODES * NODES]) to what is to walk if the next thing is a flash; `after`: once landed."""
     for node in range(len(length)):
@@ -299,7 +301,8 @@ def play(
 
     Beam search: of all states reached after so many steps, the `width` with the least still to walk go on (that many
     for each order and each number of flashes used, since the fields know the best place for a flash only roughly).
-    Returns the order's number and the actions (i64 [T]); None if no state came to the end within max_step.
+    Returns the order's number and the actions (i64 [T]); None if no state came to the end within max_step, or if it
+    became clear that none would.
     """
     room = width * len(ways.order) * (ways.flashes + 1) * physics.ACTIONS
     episodes = physics.make_episodes([Episode(player.start, player.end, max_step, len(treasures), tuple(treasures))])
@@ -311,7 +314,8 @@ def play(
     rows = np.arange(len(ways.order))
     tables[0].plan[: len(rows)] = rows
     trail: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
-    for _ in range(max_step):
+    nearest, since = np.inf, 0
+    for t in range(1, max_step + 1):
         n = _expand(states[0], player.world.obstacle, ways, rows, *tables)
         then = Rows(**{name: array[:n] for name, array in tables[1]._asdict().items()})
         state = State(**{name: array[:n] for name, array in states[1]._asdict().items()})
@@ -329,6 +333,10 @@ def play(
         ranked = np.argsort(then.left, kind="stable")
         rows = np.array(_select(state.flashes, ways, then, ranked, width), dtype=np.int64)
         if len(rows) == 0:
+            return None
+        if then.left[rows[0]] < nearest:
+            nearest, since = then.left[rows[0]], t
+        if t > since + PATIENCE or t + then.left[rows[0]] > max_step + LATE:
             return None
         trail.append((then.parent[rows], then.action[rows]))
         states.reverse()
