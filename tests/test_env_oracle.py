@@ -393,3 +393,36 @@ def test_many_sets_are_played_once(oracle: Oracle, tmp_path: Path) -> None:
     assert told[3:] == [(1, 1)]
     assert again.steps[0] == first.steps[2]
     assert again.cpu_s[0] == first.cpu_s[2]
+
+
+# ---- plays that a former bound forbade ----
+
+
+def test_a_buff_entered_by_flash_counts_from_the_landing() -> None:
+    """A straight corridor, the buff a flash away from the start."""
+    road = np.zeros((128, 128), np.uint8)
+    road[59:62, 2:90] = 1
+    points = np.array([[500 * i - 250, 30250] for i in range(16)], float)
+    points[:3] = [(18250, 30250), (38810, 30250), (10250, 30250)]
+    oracle = oracles.make_oracle(Map(road, points), treasures=())
+    run = oracles.replay(oracle, (), 2000, np.array([8] + [0] * 40))
+    assert (run.taken, run.steps) == ((0,), 21)
+    limit = oracles.bound(oracle, ())
+    assert limit.steps <= run.steps
+    assert limit.score >= run.score
+
+
+def test_what_only_a_second_flash_reaches_is_in_the_bound() -> None:
+    """The end bars a junction: two flashes, 607 steps apart, take all treasures."""
+    road = np.zeros((128, 128), np.uint8)
+    road[59:61, 30:100] = road[59:100, 63:65] = 1
+    points = np.array([[500 * (i + 26.5), 30250] for i in range(16)], float)
+    points[:7] = [
+        (16250, 30250), (32000, 30000), (26343, 30000), (32000, 37000), (32000, 40000), (37000, 30000), (40000, 30000),
+    ]  # fmt: skip
+    oracle = oracles.make_oracle(Map(road, points), treasures=(3, 4, 5, 6))
+    actions = [9] + [2] * 5 + [6] * 5 + [2, 6] * 298 + [15] + [0] * 2 + [4] * 15
+    run = oracles.replay(oracle, (3, 4, 5, 6), 2000, np.array(actions))
+    assert (sorted(run.taken), run.flashes, run.steps) == ([3, 4, 5, 6], (0, 607), 619)
+    limit = oracles.bound(oracle, (3, 4, 5, 6))
+    assert limit.score >= run.score

@@ -132,7 +132,7 @@ def make_oracle(
         _fill(leg, last, block, value)
         steps = _steps(value[0, ..., -1], max_step)
         # with one more of these a long episode could be shorter
-        longest = int(steps[steps <= max_step].max(initial=0))
+        longest = min(int(steps.max(initial=0)), max_step)  # what is out of reach so far may need them, too
         more_flashes = longest > FLASH_PERIOD * flashes + 1
         more_buffs = longest > BUFF_PERIOD * buffs + 1
         if not (more_flashes or more_buffs):
@@ -219,13 +219,15 @@ def _new_legs(
     inside = np.flatnonzero(node < 0)
     for a in inside:
         for c in inside:
-            if a != c and gap[point[a], point[c]] <= apart:
+            # (one may wait in the buff's disc for the next one)
+            if (a != c or point[a] == 0) and gap[point[a], point[c]] <= apart:
                 leg[:, :, c, a] = 0
         if gap[point[a], end] <= apart:
             last[:, :, a] = 0
         if gap[start, point[a]] <= alone:
             leg[:, :, a, -1] = 0
-        leg[:, :, owner == owner[a], a] = FAR
+        if point[a] != 0:
+            leg[:, :, owner == owner[a], a] = FAR
     layers = 2 * (flashes + 1)
     keep = np.flatnonzero(
         _useful(leg.reshape(layers, *leg.shape[2:]), last.reshape(layers, -1), owner, len(ids)),
@@ -249,7 +251,9 @@ def _walks(
     cost = np.empty(len(grid.edges), dtype=np.int32)
     at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
     for a in range(count + 1):
-        if a < count and node[a] < 0:  # one is left by flash only, but another disc may begin right there
+        if a < count and node[a] < 0 and point[a] == 0:  # the buff counts from where one has landed
+            lattice.walks_from(grid, q, lattice.corners(grid, 0), cost)
+        elif a < count and node[a] < 0:  # one is left by flash only, but another disc may begin right there
             cost[:] = FAR
             cost[lattice.corners(grid, point[a])] = 0
         else:
@@ -320,7 +324,8 @@ def _measure(
             sources = node[a : a + 1]
         else:
             sources = lattice.corners(grid, point[a])
-        lattice.distances_from(grid, q, sources, a == count or node[a] >= 0, slack, cost, landed)
+        walk = a == count or node[a] >= 0 or point[a] == 0
+        lattice.distances_from(grid, q, sources, walk, slack, cost, landed)
         for k in range(layers):
             for c in range(count):
                 leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
