@@ -17,6 +17,7 @@ class Config:
     position: bool = True  # small features: where on the map the hero is (130 numbers); holds for one map only
     tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers); see below
     hidden: int = 256  # width of the two hidden layers of each small MLP
+    shared_trunk: bool = False  # small features: policy and critic on one MLP instead of one each
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
 
     # the reward, in points
@@ -32,8 +33,9 @@ class Config:
     chunk_length: int = 128  # T, steps of one environment that travel together
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.995  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    lam: float = 0.8  # GAE's lambda: 0 trusts the critic, 1 the sampled return
-    value_source: str = "actor"  # values of GAE: as the "actor" computed them, or again by the "learner"
+    advantage: str = "gae"  # how advantages and the critic's targets are estimated: "gae" or "vtrace"; see below
+    lam: float = 0.8  # lambda of either: 0 trusts the critic, 1 the sampled return
+    value_source: str = "actor"  # values in these: as the "actor" computed them, or again by the "learner"
 
     # the objective
     clip: float = 0.2  # PPO's clip range of the probability ratio
@@ -56,6 +58,11 @@ class Config:
 
     # `tours` puts a planner into the features: the best order of the treasures, for walking without flash and buff, is
     # worked out and not learned. It makes maps that were never seen playable; the default does without.
+    #
+    # V-trace estimates for the policy before the update what an older one has played. Its targets are corrections of
+    # the critic being trained, so it takes the learner's values: those of an older critic would bring the lag back. Its
+    # advantages are weighted by the ratio of the two policies already; so the loss clips around the policy before the
+    # update, and `decoupled` would weigh a sample twice.
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -63,6 +70,10 @@ class Config:
         small = self.features == "small"
         self._check("position", self.position or small, "true unless features is 'small'")
         self._check("tours", not self.tours or small, "false unless features is 'small'")
+        self._check("shared_trunk", not self.shared_trunk or small, "false unless features is 'small'")
+        vtrace = self.advantage == "vtrace"
+        self._check("value_source", not vtrace or self.value_source == "learner", "'learner' if advantage is 'vtrace'")
+        self._check("decoupled", not vtrace or not self.decoupled, "false if advantage is 'vtrace'")
         for name in ("hidden", "chunk_length", "total_env_steps", "epochs", "minibatch_size"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         for name in ("gamma_start", "gamma_end", "lam"):
@@ -83,6 +94,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "features": ("small", "reference"),
     "precision": ("auto", "fp32", "bf16"),
     "reward": ("small", "reference"),
+    "advantage": ("gae", "vtrace"),
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
 }

@@ -161,6 +161,27 @@ def test_actions_follow_the_policy_or_are_its_best() -> None:
 # ---- the loss ----
 
 
+def literal_vtrace(chunk: Chunk, b: int, t: int, values: Array, logits: Array, config: Config) -> tuple[float, float]:
+    """Advantage and target of one row: the sums of Espeholt et al. 2018, eq. 1 and section 4.2, clipped at 1."""
+
+    def ratio(k: int) -> float:
+        exp = np.where(chunk.obs["legal"][b, k], np.exp(logits[k]), 0.0)
+        return float(min(1.0, exp[chunk.action[b, k]] / exp.sum() / np.exp(chunk.extra["log_prob"][b, k])))
+
+    def corrected(start: int) -> float:
+        total, weight = float(values[start]), 1.0
+        for k in range(start, chunk.reward.shape[1]):
+            following = 0.0 if chunk.terminated[b, k] else values[k + 1]
+            total += weight * ratio(k) * (chunk.reward[b, k] + config.gamma_start * following - values[k])
+            if chunk.terminated[b, k] or chunk.truncated[b, k]:
+                break
+            weight *= config.gamma_start * config.lam * ratio(k)
+        return total
+
+    following = 0.0 if chunk.terminated[b, t] else float(values[t + 1]) if chunk.truncated[b, t] else corrected(t + 1)
+    return ratio(t) * (chunk.reward[b, t] + config.gamma_start * following - values[t]), corrected(t)
+
+
 def literal_loss(agent: Agent, chunk: Chunk, config: Config) -> dict[str, float]:
     """One row after the other, from the formulas, in float64; before any gradient step."""
     with torch.no_grad():
@@ -172,6 +193,9 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Config) -> dict[str, float]
     for b in range(size):
         for t in range(steps):
             if not chunk.valid[b, t]:
+                continue
+            if config.advantage == "vtrace":
+                rows.append((b, t, *literal_vtrace(chunk, b, t, values_of[b], logits_of[b], config)))
                 continue
             advantage, weight = 0.0, 1.0
             for k in range(t, steps):
@@ -193,6 +217,8 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Config) -> dict[str, float]
         behaviour, proximal = np.exp(chunk.extra["log_prob"][b, t]), policy[action]
         if config.decoupled:
             weight, ratio = min(proximal / behaviour, config.behaviour_weight_clip), policy[action] / proximal
+        elif config.advantage == "vtrace":  # the weight is in the advantage
+            weight, ratio = 1.0, policy[action] / proximal
         else:
             weight, ratio = 1.0, policy[action] / behaviour
         bounded = min(max(ratio, 1 - config.clip), 1 + config.clip)
@@ -215,9 +241,13 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Config) -> dict[str, float]
     return {name: float(value) for name, value in result.items()}
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_the_loss_of_an_update_is_the_literal_one(decoupled: bool) -> None:
-    config = dataclasses.replace(TINY, epochs=1, minibatch_size=10**6, decoupled=decoupled, value_source="learner")
+VTRACE = {"advantage": "vtrace", "value_source": "learner"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"decoupled": True}, VTRACE, {**VTRACE, "shared_trunk": True}], ids=str)
+def test_the_loss_of_an_update_is_the_literal_one(fields: dict[str, Any]) -> None:
+    config = dataclasses.replace(TINY, epochs=1, minibatch_size=10**6, value_source="learner")
+    config = dataclasses.replace(config, **fields)
     agent = make_agent(config, seed=4)
     with torch.no_grad():  # another policy than the one that acted
         agent.model.actor_head.weight.normal_(0, 0.3)
@@ -243,6 +273,80 @@ def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
         assert results[1][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+def test_vtrace_of_the_acting_policy_has_the_targets_of_gae() -> None:
+    agent = make_agent()
+    chunk = copied(next(play(agent)))
+    by = {}
+    for fields in ({"value_source": "learner"}, VTRACE):
+        other = make_agent(dataclasses.replace(TINY, **fields))
+        other.model.load_state_dict(agent.model.state_dict())
+        by[other.config.advantage] = other._rows(chunk, other._now())
+    torch.testing.assert_close(by["vtrace"].log_centre, by["vtrace"].log_prob)
+    torch.testing.assert_close(by["vtrace"].target, by["gae"].target)
+    assert by["gae"].log_centre is by["gae"].log_prob
+
+
+def test_vtrace_reads_no_action_of_a_row_that_is_not_valid() -> None:
+    chunk = recorded(3)[2]
+    results = []
+    for junk in (0.0, -1e9, np.nan):
+        agent, other = make_agent(dataclasses.replace(TINY, **VTRACE), seed=4), copied(chunk)
+        assert (~other.valid).any()
+        other.extra["log_prob"][~other.valid] = junk
+        other.action[~other.valid] = 0 if junk == 0.0 else ACTIONS + 7
+        results.append((agent.learn(other, info(8))[0], agent.model.state_dict()))
+    for metrics, weights in results[1:]:
+        assert metrics == results[0][0]
+        assert all(torch.equal(x, results[0][1][name]) for name, x in weights.items())
+
+
+def test_the_heads_on_a_shared_trunk_answer_alone_as_together() -> None:
+    agent, separate = make_agent(dataclasses.replace(TINY, shared_trunk=True)), make_agent()
+    flat = {name: torch.from_numpy(x).flatten(0, 1) for name, x in recorded(1)[0].obs.items()}
+    calls = []
+    agent.model.body.register_forward_hook(lambda *_: calls.append(1))
+    logits, value = agent.model(flat)
+    assert len(calls) == 1
+    assert torch.equal(logits, agent.model.actor(flat))
+    assert torch.equal(value, agent.model.critic(flat))
+
+    def size(model: torch.nn.Module) -> int:
+        return sum(x.numel() for x in model.parameters())
+
+    assert size(separate.model) - size(agent.model) == size(agent.model.body)
+
+
+def test_a_shared_trunk_learns_from_both_heads() -> None:
+    chunk, bodies = recorded(1)[0], []
+    for vf_coef in (0.0, 0.5):  # without a bound of the gradient, which would join the heads anyway
+        agent = make_agent(dataclasses.replace(TINY, shared_trunk=True, vf_coef=vf_coef, max_grad_norm=1e9))
+        before = {name: x.clone() for name, x in agent.model.state_dict().items()}
+        metrics, _ = agent.learn(chunk, info(8))
+        assert metrics["skipped"] == 0
+        moved = {name for name, x in agent.model.state_dict().items() if not torch.equal(x, before[name])}
+        heads = {"actor_head"} | ({"critic_head"} if vf_coef else set())
+        assert {name.split(".")[0] for name in moved} == {"body", *heads}
+        bodies.append(agent.model.body[0].weight)
+    assert not torch.equal(*bodies)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"advantage": "td"}, "diy.advantage is 'td', it must be one of 'gae', 'vtrace'"),
+        ({"advantage": "vtrace"}, "diy.value_source is 'actor', it must be 'learner' if advantage is 'vtrace'"),
+        ({**VTRACE, "decoupled": True}, "diy.decoupled is True, it must be false if advantage is 'vtrace'"),
+        (
+            {"features": "reference", "shared_trunk": True},
+            "diy.shared_trunk is True, it must be false unless features is 'small'",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        Config(**fields)
+
+
 def test_schedules_follow_the_env_steps() -> None:
     config = dataclasses.replace(TINY, total_env_steps=100, entropy_start=0.2, entropy_end=0.1)
     agent, chunk = make_agent(config), recorded(1)[0]
@@ -258,7 +362,10 @@ def test_schedules_follow_the_env_steps() -> None:
 # ---- learning ----
 
 
-@pytest.mark.parametrize("fields", [{}, {"decoupled": True}, {"precision": "bf16"}, {"value_clip": 0.2}], ids=str)
+@pytest.mark.parametrize("fields", [
+    {}, {"decoupled": True}, {"precision": "bf16"}, {"value_clip": 0.2}, VTRACE, {"shared_trunk": True},
+    {**VTRACE, "shared_trunk": True},
+], ids=str)  # fmt: skip
 def test_it_learns_the_corridor(fields: dict[str, Any]) -> None:
     agent = make_agent(dataclasses.replace(TINY, **fields))
     stream = play(agent)

@@ -299,6 +299,26 @@ def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
     assert plan.preload == (updates + 1) * plan.batch
 
 
+def test_the_remedies_for_lag_have_the_flow_of_the_plain_clip():
+    rows = {row.name: row for row in experiments.changes(CONFIG, experiments.COMMON)}
+    found = {name: experiments.meaning(CONFIG, [*experiments.COMMON, *rows[name].settings])
+             for name in ("lag-4", "lag-4-decoupled", "lag-4-vtrace")}  # fmt: skip
+    plan, hyper, _, _ = found["lag-4"]
+    assert (hyper.advantage, hyper.decoupled) == ("gae", False)
+    assert [found[name][0] for name in found] == [plan] * 3
+    assert found["lag-4-decoupled"][1].decoupled
+    assert found["lag-4-vtrace"][1].advantage == "vtrace"
+
+
+def test_a_change_is_one_of_the_default_that_is_asked_for():
+    def widths(*common):
+        every = experiments.changes(CONFIG, [*experiments.COMMON, *common])
+        return [row.name for row in every if row.name.startswith("hidden")]
+
+    assert widths() == ["hidden-128", "hidden-512"]
+    assert widths("diy.hidden=128") == ["hidden-256", "hidden-512"]
+
+
 def test_a_large_buffer_waits_for_one_batch_only():
     found = [row for row in experiments.all_changes(0.01, 128) if row.group == "sampler"]
     plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0] for row in found]

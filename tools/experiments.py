@@ -109,6 +109,7 @@ def all_changes(reward_scale: float, batch: int) -> list[Change]:
         Change("lag", "lag-1", "1", ("max_version_lag=1", *lag(1))),
         Change("lag", "lag-4", "4, plain clip", four),
         Change("lag", "lag-4-decoupled", "4, decoupled", (*four, "diy.decoupled=true")),
+        Change("lag", "lag-4-vtrace", "4, V-trace", (*four, 'diy.advantage="vtrace"', 'diy.value_source="learner"')),
         Change("lag", "lag-free", "free, plain clip", ("max_version_lag=free", *lag(4))),
         *(Change("reuse", f"epochs-{n}", f"{n}", (f"diy.epochs={n}",)) for n in (1, 3, 10)),
         Change("sampler", "uniform-2", "Uniform from 2 batches", uniform(2)),
@@ -118,7 +119,9 @@ def all_changes(reward_scale: float, batch: int) -> list[Change]:
         Change("objective", "value-clip", "value clip 0.2", ("diy.value_clip=0.2",)),
         Change("objective", "no-entropy", "no entropy bonus", ("diy.entropy_start=0.0", "diy.entropy_end=0.0")),
         Change("network", "hidden-128", "hidden 128", ("diy.hidden=128",)),
+        Change("network", "hidden-256", "hidden 256", ("diy.hidden=256",)),
         Change("network", "hidden-512", "hidden 512", ("diy.hidden=512",)),
+        Change("network", "shared-trunk", "one trunk for policy and critic", ("diy.shared_trunk=true",)),
         Change("network", "no-shaping", "no reward for the way", ("diy.way_points=0.0",)),
     ]
 

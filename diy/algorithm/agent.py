@@ -1,7 +1,7 @@
 """PPO: how actions are chosen and what an update is. Lives where weights live (actor, learner, evaluator).
 
-`predict` answers observations with actions; `learn` takes a batch of chunks, estimates advantages (GAE) and makes a few
-passes of clipped-surrogate gradient steps over its valid rows. The mathematics is in `realm/returns.py`.
+`predict` answers observations with actions; `learn` takes a batch of chunks, estimates advantages (GAE or V-trace) and
+makes a few passes of clipped-surrogate gradient steps over its valid rows. The mathematics is in `realm/returns.py`.
 Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n rows of a minibatch, A actions.
 """
 
@@ -40,10 +40,10 @@ class Rows:
     index: Tensor  # i64 [R], where each row's observation is in `obs`
     action: Tensor  # i64 [R]
     log_prob: Tensor  # f32 [R], of the policy that acted
+    log_centre: Tensor  # f32 [R], of the policy the loss clips around: that acted, or that was before the update
     value: Tensor  # f32 [R], before the update
     advantage: Tensor  # f32 [R], normalised
     target: Tensor  # f32 [R], for the critic
-    log_weight: Tensor | None = None  # f32 [R], decoupled only: log of policy before the update over policy that acted
 
     def at(self, part: Tensor) -> Rows:
         """The rows `part` (i64 [n]) with their observations alone."""
@@ -53,10 +53,10 @@ class Rows:
             torch.arange(len(part), device=part.device),
             self.action[part],
             self.log_prob[part],
+            self.log_centre[part],
             self.value[part],
             self.advantage[part],
             self.target[part],
-            None if self.log_weight is None else self.log_weight[part],
         )
 
 
@@ -152,14 +152,14 @@ class Agent:
         log_probs = returns.masked_log_softmax(logits, rows.obs["legal"])
         log_prob = log_probs.gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
         log_ratio = log_prob - rows.log_prob  # to the policy that acted
-        if rows.log_weight is None:
-            clipped = log_ratio
-            policy_loss = returns.clipped_policy_loss(log_ratio, rows.advantage, config.clip).mean()
-        else:
-            clipped = log_ratio - rows.log_weight  # to the policy before the update
+        clipped = log_prob - rows.log_centre  # the same, or to the policy before the update
+        if config.decoupled:
+            log_weight = rows.log_centre - rows.log_prob
             policy_loss = returns.decoupled_policy_loss(
-                clipped, rows.log_weight, rows.advantage, config.clip, config.behaviour_weight_clip
+                clipped, log_weight, rows.advantage, config.clip, config.behaviour_weight_clip
             ).mean()
+        else:
+            policy_loss = returns.clipped_policy_loss(clipped, rows.advantage, config.clip).mean()
         value_loss = returns.value_loss(value, rows.target, rows.value, config.value_clip).mean()
         entropy = returns.masked_entropy(log_probs, rows.obs["legal"]).mean()
         loss = policy_loss + config.vf_coef * value_loss - entropy_coef * entropy
@@ -193,24 +193,31 @@ class Agent:
         else:
             last = self._forward({name: x[:, -1:] for name, x in obs.items()}, self.model.critic)
             value = torch.cat([self._tensor(batch.extra["value"]), last.view(chunks, 1)], dim=1)
-        terminated, truncated = self._tensor(batch.terminated), self._tensor(batch.truncated)
-        advantage, target = returns.gae(reward, value, terminated, truncated, valid, now.gamma, config.lam)
         chunk, step = valid.nonzero(as_tuple=True)
-        rows = Rows(
-            obs={name: x.flatten(0, 1) for name, x in obs.items()},
-            index=chunk * (steps + 1) + step,
-            action=self._tensor(batch.action)[valid],
-            log_prob=self._tensor(batch.extra["log_prob"])[valid],
+        index = chunk * (steps + 1) + step
+        flat = {name: x.flatten(0, 1) for name, x in obs.items()}
+        action, log_prob = self._tensor(batch.action)[valid], self._tensor(batch.extra["log_prob"])[valid]
+        log_centre = log_prob
+        if config.decoupled or config.advantage == "vtrace":
+            log_probs = returns.masked_log_softmax(self._forward(obs, self.model.actor)[index], flat["legal"][index])
+            log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        ends = self._tensor(batch.terminated), self._tensor(batch.truncated), valid
+        if config.advantage == "vtrace":
+            log_ratio = torch.zeros_like(reward)  # rows that are not valid have no action to speak of
+            log_ratio[valid] = log_centre - log_prob
+            advantage, target = returns.vtrace(reward, value, log_ratio, *ends, now.gamma, config.lam)
+        else:
+            advantage, target = returns.gae(reward, value, *ends, now.gamma, config.lam)
+        return Rows(
+            obs=flat,
+            index=index,
+            action=action,
+            log_prob=log_prob,
+            log_centre=log_centre,
             value=value[:, :-1][valid],
             advantage=_normalise(advantage[valid], config.normalise_advantage),
             target=target[valid],
         )
-        if not config.decoupled:
-            return rows
-        logits = self._forward(obs, self.model.actor)[rows.index]
-        log_probs = returns.masked_log_softmax(logits, rows.obs["legal"][rows.index])
-        before = log_probs.gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
-        return dataclasses.replace(rows, log_weight=before - rows.log_prob)
 
     def _forward(self, obs: dict[str, Tensor], net: Any) -> Tensor:
         """Apply `net` to obs name -> [B, K, ...] in parts of FORWARD_ROWS; returns [B * K, ...]."""

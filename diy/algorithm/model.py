@@ -1,8 +1,8 @@
 """The networks: from an observation to the policy's logits and the state's value. Made by `agent.py`.
 
 Every network takes obs, name -> [n, ...] tensors, and returns logits f32 [n, A], illegal actions not yet masked, and
-value f32 [n]; actor and critic share nothing. With `bf16` the hidden layers compute in bfloat16; the heads are always
-float32, since eight bits of a value near 10 would drown the reward of a step.
+value f32 [n]; actor and critic share nothing, `SharedModel` apart. With `bf16` the hidden layers compute in bfloat16;
+the heads are always float32, since eight bits of a value near 10 would drown the reward of a step.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ Obs = dict[str, Tensor]
 def make_model(spec: Spec, config: Config, bf16: bool) -> nn.Module:
     """The network for the features that `config.features` names."""
     if config.features == "small":
+        if config.shared_trunk:
+            return SharedModel(spec.obs["features"].shape[0], spec.action.n, config.hidden, bf16)
         return SmallModel(spec.obs["features"].shape[0], spec.action.n, config.hidden, bf16)
     return ReferenceModel(spec.obs["vector"].shape[0], spec.action.n, bf16)
 
@@ -38,18 +40,37 @@ class SmallModel(nn.Module):
 
     def actor(self, obs: Obs) -> Tensor:
         """Logits f32 [n, A]."""
-        return _head(self.actor_head, self._body(self.actor_body, obs))
+        return _head(self.actor_head, _small_body(self.actor_body, obs, self.bf16))
 
     def critic(self, obs: Obs) -> Tensor:
         """Values f32 [n]."""
-        return _head(self.critic_head, self._body(self.critic_body, obs)).squeeze(-1)
+        return _head(self.critic_head, _small_body(self.critic_body, obs, self.bf16)).squeeze(-1)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         return self.actor(obs), self.critic(obs)
 
-    def _body(self, body: nn.Module, obs: Obs) -> Tensor:
-        with torch.autocast(obs["features"].device.type, torch.bfloat16, enabled=self.bf16):
-            return body(obs["features"])  # type: ignore[no-any-return]
+
+class SharedModel(nn.Module):
+    """One MLP with two hidden layers over `features` f32 [n, F], with both heads on it."""
+
+    def __init__(self, features: int, actions: int, hidden: int, bf16: bool) -> None:
+        super().__init__()
+        self.bf16 = bf16
+        self.body = _mlp(features, hidden)
+        self.actor_head = _linear(hidden, actions, gain=0.01)
+        self.critic_head = _linear(hidden, 1, gain=1.0)
+
+    def actor(self, obs: Obs) -> Tensor:
+        """Logits f32 [n, A]."""
+        return _head(self.actor_head, _small_body(self.body, obs, self.bf16))
+
+    def critic(self, obs: Obs) -> Tensor:
+        """Values f32 [n]."""
+        return _head(self.critic_head, _small_body(self.body, obs, self.bf16)).squeeze(-1)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        hidden = _small_body(self.body, obs, self.bf16)
+        return _head(self.actor_head, hidden), _head(self.critic_head, hidden).squeeze(-1)
 
 
 class ReferenceModel(nn.Module):
@@ -85,6 +106,11 @@ class ReferenceModel(nn.Module):
 def _mlp(inputs: int, hidden: int) -> nn.Sequential:
     layers = [_linear(inputs, hidden, math.sqrt(2)), _linear(hidden, hidden, math.sqrt(2))]
     return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+
+
+def _small_body(body: nn.Module, obs: Obs, bf16: bool) -> Tensor:
+    with torch.autocast(obs["features"].device.type, torch.bfloat16, enabled=bf16):
+        return body(obs["features"])  # type: ignore[no-any-return]
 
 
 def _layer(inputs: int, outputs: int) -> nn.Sequential:
