@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import struct
 import time
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -366,9 +368,10 @@ class Client(Socket):
         self._zmq.setsockopt(zmq.IMMEDIATE, 1)
         self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
         self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._events: zmq.Socket[bytes] = self._zmq.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
+        self._events = _monitor(self._zmq, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        # also when nobody calls `close`: it keeps both sockets alive until then, so that they end in the right order
+        self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
+        self._end.atexit = False  # at the end of a process another thread may be using them
         self._disconnected = False
         self._zmq.connect(address)
         self._next_seq = 1
@@ -376,9 +379,7 @@ class Client(Socket):
         self._forgotten: set[int] = set()  # sent, and the answer may yet come
 
     def close(self) -> None:
-        self._zmq.disable_monitor()
-        self._events.close(0)
-        super().close()
+        self._end()
 
     @property
     def unanswered(self) -> int:
@@ -450,11 +451,37 @@ class Client(Socket):
                 return message
 
 
+def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that receives the `events` of `watched`; both end together, by `_end_monitored`.
+
+    ZeroMQ's only I/O thread sends them, and waits if it must: with no receiver, or a full queue, it would wait for
+    ever, and no socket of the process would send, receive or connect again.
+    """
+    receiver: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    receiver.setsockopt(zmq.RCVHWM, 0)  # never full: a few hundred bytes a reconnection
+    name = _inproc_name("events")
+    watched.monitor(name, events)
+    receiver.connect(name)
+    return receiver
+
+
+def _end_monitored(watched: zmq.Socket[bytes], receiver: zmq.Socket[bytes]) -> None:
+    """Close both, but first end the sending of events: a closed socket still has some while it lingers."""
+    watched.disable_monitor()
+    receiver.close(0)
+    watched.close()
+
+
+def _inproc_name(kind: str) -> str:
+    """Used once: ZeroMQ frees a name some time after its socket was closed, and the id of an object recurs sooner."""
+    return f"inproc://{kind}-{secrets.token_hex(8)}"
+
+
 class Waker:
     """Lets another thread end a `wait_any`: a one-byte pipe inside the process."""
 
     def __init__(self) -> None:
-        name = f"inproc://waker-{id(self)}"
+        name = _inproc_name("waker")
         self._in: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._in.bind(name)
         self._name = name

@@ -504,6 +504,62 @@ def test_questions_to_nobody_wait_here() -> None:
     assert time.monotonic() - began < 10
 
 
+OTHERS = """
+import gc, os, socket, sys, time
+import numpy as np, zmq
+from realm.wire import Client, Codec, Server
+
+codec = Codec("run-1", "abcd1234", "aisrv-0", 1, 64 << 20)
+
+def dropped(cycle):
+    # one whose last reference goes while it still has something to send, before its server goes
+    server = Server(codec, "127.0.0.1")
+    client = Client(codec, server.address)
+    assert client.fileno_socket().poll(30_000, zmq.POLLOUT)
+    for _ in range(40):
+        client.ask("question", {}, {"x": np.zeros(1 << 20, np.uint8)})  # the server reads none
+        time.sleep(0.002)
+    if cycle:
+        client.itself = client
+    del client
+    gc.collect()
+    time.sleep(0.1)  # less than it lingers
+    server.close()
+    time.sleep(0.5)
+
+def unread():
+    # one that nobody collects from, and a port where connections end as soon as they are made
+    door = socket.create_server(("127.0.0.1", 0))
+    address = "tcp://127.0.0.1:%d" % door.getsockname()[1]
+    client = Client(codec, address)
+    client.fileno_socket().disconnect(address)
+    client.fileno_socket().setsockopt(zmq.RECONNECT_IVL, 1)  # for the sake of the test's time
+    client.fileno_socket().setsockopt(zmq.RECONNECT_IVL_MAX, 0)
+    client.fileno_socket().connect(address)
+    door.settimeout(10)
+    try:
+        for _ in range(2500):  # ZeroMQ's queues hold 2000 unless told otherwise
+            door.accept()[0].close()
+    except TimeoutError:
+        pass  # no connection comes any more
+    return client
+
+kept = {"dropped": lambda: dropped(False), "dropped in a cycle": lambda: dropped(True), "unread": unread}[sys.argv[1]]()
+server = Server(codec, "127.0.0.1")
+client = Client(codec, server.address)
+print("connected" if client.fileno_socket().poll(10_000, zmq.POLLOUT) else "ZeroMQ stands still", flush=True)
+os._exit(0)  # where it stands still it would never end
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["dropped", "dropped in a cycle", "unread"])
+def test_no_client_takes_the_others_down(how: str) -> None:
+    """Events of connections go through ZeroMQ's I/O thread: it must never wait for somebody to take them."""
+    run = subprocess.run([sys.executable, "-c", OTHERS, how], capture_output=True, text=True, timeout=120, check=False)
+    assert (run.stdout, run.returncode) == ("connected\n", 0), run.stderr
+
+
 # --- strangers at the port
 
 
@@ -630,3 +686,9 @@ def test_a_waker_ends_a_wait_from_another_thread(server: Server) -> None:
     for _ in range(5000):
         wake()  # never blocks, however many wait
     waker.drain()
+
+
+def test_wakers_one_after_the_other() -> None:
+    """Each finds a name, though ZeroMQ may not yet be done with the last one's."""
+    for _ in range(100):
+        Waker().handle()()
