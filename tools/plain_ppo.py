@@ -1,49 +1,119 @@
-"""PPO in one process, without the framework: the yardstick that the cluster is measured against.
+"""PPO in one process, without the framework and written for speed: the yardstick that everything is measured against.
 
-The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. Prints env
-steps/s and the mean score of the episodes that ended; at the end it evaluates the agent.
+The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It takes
+what one process can have and a cluster cannot: weights are converted once a rollout, actions come from the policy
+network alone, values from one pass of the critic over the whole batch, and noise is drawn for a rollout at once. The
+first updates try how many threads are best, for playing and for learning. Prints env steps/s and the mean score of the
+episodes that ended, with `--json` a line after each update; at the end it evaluates the agent.
 
     python tools/plain_ppo.py --seconds 120 --num-envs 128 --seed 1 --set lr_start=3e-4
+    python tools/plain_ppo.py --config conf/reference.toml --json
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import dataclasses
+import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diy.algorithm.agent import Agent
 from diy.config import Config
 from diy.feature.definition import make_envs, spec
+from realm import returns
 from realm.chunk import ChunkBuilder
-from realm.contract import Arrays, PredictContext, Prediction, SampleInfo, Version
+from realm.config import ConfigError, load_config
+from realm.contract import Array, Arrays, Chunk, PredictContext, Prediction, SampleInfo, Version
+from realm.launch.environment import enter_learner_environment
+from realm.launch.plan import make_plan, this_machine
+from realm.user import UserCodeError, load_hyper
 
+ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ("entropy", "approx_kl", "clip_fraction", "explained_variance", "value_loss", "grad_norm", "lr", "skipped")
-NINE = {"start": 2, "end": 1, "treasure_random": 1, "treasure_num": 9}
+SHOW_EVERY_S = 5.0
+TRIALS = 3  # updates for each number of threads that is tried; the first of them is not counted
 
 
-def predict(agent: Agent, obs: Arrays, first: np.ndarray, explore: float) -> Prediction:
-    n = len(first)
-    context = PredictContext(np.arange(n), first, np.full(n, explore, np.float32))
-    return Prediction(*agent.predict(obs, context), Version(1, agent.updates))
+# ---- playing ----
 
 
-def evaluate(agent: Agent, config: Config, options: dict, explore: float, episodes: int = 256) -> dict[str, float]:
+class Player:
+    """The policy, for playing: a copy whose hidden layers have the weights in the precision that they compute in."""
+
+    def __init__(self, model: nn.Module, num_envs: int, actions: int, length: int, seed: int) -> None:
+        self._model = copy.deepcopy(model)
+        if model.bf16:
+            for name, part in self._model.named_children():
+                if not name.endswith("head"):  # heads are float32
+                    part.to(torch.bfloat16)
+        self._weights = list(zip(self._model.parameters(), model.parameters(), strict=True))
+        self._random = np.random.default_rng(seed)
+        self._noise = np.empty((length, num_envs, actions), np.float32)
+        self._t = 0
+        self._no_value = np.zeros(num_envs, np.float32)  # the critic's are computed by `learn`
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Take the newest weights, and draw the noise of all steps to come (Gumbel's trick, as in the agent)."""
+        for mine, newest in self._weights:
+            mine.copy_(newest)
+        self._random.standard_exponential(out=self._noise, dtype=np.float32)
+        np.log(np.maximum(self._noise, 1e-38, out=self._noise), out=self._noise)
+        self._t = 0
+
+    @torch.inference_mode()
+    def act(self, obs: Arrays, version: Version) -> Prediction:
+        """obs: name -> [E, ...]"""
+        seen: dict[str, Tensor] = {name: torch.from_numpy(array) for name, array in obs.items()}
+        log_probs = returns.masked_log_softmax(self._model.actor(seen), seen["legal"])
+        action = (log_probs - torch.from_numpy(self._noise[self._t])).argmax(dim=-1, keepdim=True)
+        self._t += 1
+        extra = {"log_prob": log_probs.gather(-1, action).squeeze(-1).numpy(), "value": self._no_value}
+        return Prediction(action.squeeze(-1).numpy(), extra, version)
+
+
+def rollouts(
+    config: Config, options: dict[str, Any], num_envs: int, agent: Agent, seed: int, episodes: dict[str, list[float]]
+) -> Iterator[Chunk]:
+    """Play for ever; every T steps, the chunks of all environments. Statistics of episodes go into `episodes`."""
+    envs = make_envs(num_envs, seed, config, options)
+    obs, _ = envs.reset()
+    shapes = spec(envs, config)
+    chunks = ChunkBuilder(shapes, obs)
+    player = Player(agent.model, num_envs, shapes.action.n, config.chunk_length, seed)
+    while True:
+        player.begin()
+        while not chunks.full:
+            prediction = player.act(obs, Version(1, agent.updates))
+            obs, reward, terminated, truncated, info = envs.step(prediction.action)
+            chunks.step(prediction, reward, terminated, truncated, obs)
+            if "_episode" in info:
+                for name, values in info["episode"].items():
+                    episodes.setdefault(name, []).extend(values[info["_episode"]])
+        yield chunks.take()
+
+
+def evaluate(agent: Agent, config: Config, options: dict[str, Any], explore: float, episodes: int = 256) -> dict:
     """Play `episodes` episodes at once, each environment its first, and average their statistics."""
     envs = make_envs(episodes, 10**6, config, options)
     obs, _ = envs.reset()
-    open_, stats = np.ones(episodes, bool), {}
-    first = np.ones(episodes, bool)
+    open_, first = np.ones(episodes, bool), np.ones(episodes, bool)
+    stats: dict[str, Array] = {}
     while open_.any():
-        obs, _, _, _, info = envs.step(predict(agent, obs, first, explore).action)
+        context = PredictContext(np.arange(episodes), first, np.full(episodes, explore, np.float32))
+        obs, _, _, _, info = envs.step(agent.predict(obs, context)[0])
         first[:] = False
         if "_episode" in info:
             now = info["_episode"] & open_
@@ -54,51 +124,123 @@ def evaluate(agent: Agent, config: Config, options: dict, explore: float, episod
     return {name: round(float(stats[name].mean()), 3) for name in names}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--env-steps", type=float, default=float("inf"), help="stop after so many, if that is earlier")
-    parser.add_argument("--num-envs", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of diy.config.Config")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    config = dataclasses.replace(Config(), **pairs(args.set))
-    options = NINE | pairs(args.env)
-    evaluated = {key: value for key, value in options.items() if key != "layouts"}
+# ---- how many threads ----
 
-    envs = make_envs(args.num_envs, args.seed, config, options)
-    agent = Agent(spec(envs, config), config, "cpu", args.seed)
-    obs, _ = envs.reset()
-    chunks = ChunkBuilder(spec(envs, config), obs)
-    info_of_batch = SampleInfo(np.zeros(args.num_envs, np.uint64), np.ones(args.num_envs), np.ones(args.num_envs, int))
-    scores: list[float] = []
-    missed: list[float] = []
+
+class Threads:
+    """Says how many threads a phase ("play" or "learn") uses: tries each candidate, then the fastest one stays."""
+
+    def __init__(self, candidates: list[int]) -> None:
+        self._waiting = [n for n in candidates for _ in range(TRIALS)] if len(candidates) > 1 else []
+        self.best = {"play": candidates[0], "learn": candidates[0]}
+        self._seconds: dict[str, dict[int, list[float]]] = {"play": {}, "learn": {}}
+
+    @property
+    def chosen(self) -> bool:
+        return not self._waiting
+
+    def use(self, phase: str) -> None:
+        torch.set_num_threads(self._waiting[0] if self._waiting else self.best[phase])
+
+    def took(self, play_s: float, learn_s: float) -> None:
+        """One update is done."""
+        if not self._waiting:
+            return
+        threads = self._waiting.pop(0)
+        for phase, seconds in (("play", play_s), ("learn", learn_s)):
+            self._seconds[phase].setdefault(threads, []).append(seconds)
+        if not self._waiting:
+            for phase, found in self._seconds.items():
+                self.best[phase] = min(found, key=lambda n: min(found[n][1:]))
+
+
+def candidates(text: str, cores: int) -> list[int]:
+    """The numbers of threads that are tried: one, or for "auto" powers of two up to the number of cores."""
+    if text != "auto":
+        return [int(text)]
+    return sorted({cores, *(2**k for k in range(cores.bit_length()) if 2**k <= cores)})
+
+
+# ---- the loop ----
+
+
+def main() -> None:
+    args = arguments()
+    loaded = load_config(args.config)
+    if loaded.app.algo != "diy":
+        raise ConfigError(f"{args.config}: algo is {loaded.app.algo!r}; allowed is diy")
+    plan = make_plan(loaded.app, this_machine())
+    enter_learner_environment(plan)  # threads and allocator, as a learner has them
+    hyper = load_hyper("diy", loaded.hyper, loaded.places)
+    try:
+        config = dataclasses.replace(hyper, value_source="learner", **pairs(args.set))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--set: {error}") from error
+    options = loaded.env | pairs(args.env)
+    num_envs = args.num_envs or plan.round_size
+
+    one = make_envs(1, args.seed, config, options)
+    agent = Agent(spec(one, config), config, "cpu", args.seed)
+    threads = Threads(candidates(args.threads, plan.cores))
+    info = SampleInfo(np.zeros(num_envs, np.uint64), np.ones(num_envs), np.ones(num_envs, int))
+    episodes: dict[str, list[float]] = {}
+    experience = rollouts(config, options, num_envs, agent, args.seed, episodes)
     began = shown = time.perf_counter()
+    steps_before = 0
     while time.perf_counter() - began < args.seconds and agent.env_steps < args.env_steps:
-        while not chunks.full:
-            prediction = predict(agent, obs, chunks.first, explore=1.0)
-            obs, reward, terminated, truncated, info = envs.step(prediction.action)
-            chunks.step(prediction, reward, terminated, truncated, obs)
-            if "_episode" in info:
-                scores += list(info["episode"]["score"][info["_episode"]])
-                missed += list(info["episode"]["missed"][info["_episode"]])
-        metrics, _ = agent.learn(chunks.take(), info_of_batch)
+        started = time.perf_counter()
+        threads.use("play")
+        chunk = next(experience)
+        played = time.perf_counter()
+        threads.use("learn")
+        metrics, _ = agent.learn(chunk, info)
         now = time.perf_counter()
-        if now - shown >= 5:
+        if not threads.chosen:
+            threads.took(played - started, now - played)
+            if threads.chosen:  # what was tried is no yardstick
+                print(f"threads: {threads.best['play']} to play, {threads.best['learn']} to learn", flush=True)
+                began, shown, steps_before = now, now, agent.env_steps
+            continue
+        if args.json:
+            scores = episodes.get("score", [])
+            line = {
+                "time": time.time(), "env_steps": agent.env_steps, "updates": agent.updates, "episodes": len(scores),
+                "score": float(np.mean(scores)) if scores else None,
+            }  # fmt: skip
+            print(json.dumps(line), flush=True)
+            episodes.clear()
+        elif now - shown >= SHOW_EVERY_S:
             shown = now
-            score = f"score {np.mean(scores):.1f} missed {np.mean(missed):.2f}" if scores else "score -"
+            score = "score -"
+            if episodes:
+                score = f"score {np.mean(episodes['score']):.1f} missed {np.mean(episodes['missed']):.2f}"
             rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
-            rate = agent.env_steps / (now - began)
+            rate = (agent.env_steps - steps_before) / (now - began)
             print(f"{now - began:5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
-            scores, missed = [], []
+            episodes.clear()
+    evaluated = {key: value for key, value in options.items() if key != "layouts"}
     for explore in (0.0, 1.0):
         print(f"evaluation, explore {explore:g}:", evaluate(agent, config, evaluated, explore), flush=True)
 
 
-def pairs(texts: list[str]) -> dict:
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=ROOT / "conf" / "local.toml", help="features, network, [env]")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--env-steps", type=float, default=float("inf"), help="stop after so many, if that is earlier")
+    parser.add_argument("--num-envs", type=int, default=0, help="default: as many as the configuration has in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of diy.config.Config")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment")
+    parser.add_argument("--threads", default="auto", help="auto tries; or a number, for playing and learning")
+    parser.add_argument("--json", action="store_true", help="a line of JSON after each update")
+    args = parser.parse_args()
+    if args.threads != "auto" and not (args.threads.isdecimal() and int(args.threads) > 0):
+        parser.error(f"--threads {args.threads}: allowed is auto or a number from 1 on")
+    return args
+
+
+def pairs(texts: list[str]) -> dict[str, Any]:
     """key=value texts to a dict; a value that is no Python literal is a string."""
     found = {}
     for text in texts:
@@ -111,4 +253,7 @@ def pairs(texts: list[str]) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ConfigError, UserCodeError) as problem:
+        sys.exit(f"error: {problem}")

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the peers that tools/bench_train.py compares with, each into an environment of its own:
+#   tools/bench_peers.sh [NAME ...]      all that tools/peers/ has, or these
+# .cache/peers/<name> holds the environment; a file `failed` in it says why a peer could not be installed. What a peer
+# needs stands in its script, in the line `# requires:`. A second call does only what is missing.
+source "$(dirname "$0")/setup.sh"
+export PIP_USER=0
+
+if [ $# -gt 0 ]; then
+    names=("$@")
+else
+    names=()
+    for script in tools/peers/*.py; do
+        if grep -q '^# requires:' "$script"; then names+=("$(basename "$script" .py)"); fi
+    done
+fi
+
+# torch as the project has it: the same build for everybody
+torch=$("$python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])')
+shared="numba numpy gymnasium pydantic loguru pyyaml pillow psutil setuptools"  # what diy's environments import
+
+failed=0
+for name in "${names[@]}"; do
+    script=tools/peers/$name.py folder=.cache/peers/$name
+    if ! requires=$(grep -s '^# requires:' "$script"); then
+        echo "error: there is no peer '$name' (no line '# requires:' in $script)" >&2
+        exit 2
+    fi
+    wanted="$torch ${requires#\# requires: }"
+    if [ "$(cat "$folder/installed" 2>/dev/null || true)" = "$wanted" ]; then
+        echo "$name: is installed"
+        continue
+    fi
+    echo "$name: installing $wanted (minutes) ..."
+    rm -rf "$folder"
+    mkdir -p .cache/peers
+    "$python" -m venv "$folder"
+    # shellcheck disable=SC2086  # words
+    if "$folder/bin/python" -m pip install --disable-pip-version-check --no-input $wanted $shared > "$folder/install.log" 2>&1; then
+        echo "$wanted" > "$folder/installed"
+        echo "$name: installed"
+    else
+        grep -i error "$folder/install.log" | tail -n 3 > "$folder/failed" || tail -n 3 "$folder/install.log" > "$folder/failed"
+        echo "$name: could not be installed: $(tail -n 1 "$folder/failed") (all of it in $folder/install.log)" >&2
+        failed=1
+    fi
+done
+exit $failed

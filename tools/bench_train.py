@@ -1,0 +1,745 @@
+"""How fast training is: the cluster, one process, a plain loop and other frameworks, alternately in one run.
+
+    tools/bench_peers.sh                                        # once: installs the other frameworks
+    python tools/bench_train.py --out train/bench_train.json
+    python tools/bench_train.py --config conf/reference.toml --rows plain local tuner
+    python tools/bench_train.py --rows plain tuner sb3 --to-score 1150
+    python tools/bench_train.py --slow --rows tuner slow        # combinations that one should not take
+    python tools/bench_train.py --list
+
+Every row trains the same environments with the same features, network, chunk length, minibatch and epochs, those of
+`--config`. In each round every row is started once, from scratch; what counts begins after its first updates and lasts
+`--seconds`. The table has the median over the rounds; everything is in the JSON, after each row. `--to-score` lets a
+row go on until the mean score of its episodes is that high; its seconds count from the start of the command. Peers
+compute in float32, as they come; the row plain-fp32 says what our bfloat16 is worth.
+
+eta     share of the time that gradient steps, forward passes and environments need alone (tools/limits.py)
+tau     env steps/s of a cluster over those of one process (the row `local`)
+memory  the peak of the sum of all processes' PSS, in which memory that is shared counts once; seen every two seconds
+threads of each role: those that computed (2 % of the time or more), and after the stroke all that there are
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from realm.config import ConfigError, RunConfig, load_config, to_toml
+from realm.control import CONTROL_MAX_BYTES
+from realm.launch.environment import role_environment
+from realm.launch.plan import make_plan, this_machine
+from realm.launch.rundir import RunFile, read_run
+from realm.plan import Plan
+from realm.user import load_hyper
+from realm.wire import Client, Codec
+from tools import runs
+
+PEERS = runs.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench_peers.sh
+WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues fill meanwhile
+POLL_S = 0.2
+SAMPLE_S = 1.0  # between two looks at CPU time
+MEMORY_S = 2.0  # ... at memory, which costs more
+BUSY = 0.02  # of a thread's time: above, it computes
+RECENT_EPISODES = 200  # that a mean score is of
+START_S = 240.0  # a run without its first updates is given up after this time and a few `--seconds`
+STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
+
+Figures = dict[str, Any]
+Results = dict[str, Any]
+"""{about, setup, limits, rows: {name: {group, says, settings, rounds: [Figures], failed}}}; Figures: of `measure`"""
+
+
+# ---- what there is ----
+
+
+class Row(NamedTuple):
+    """One line of the table. kind: plain, local, cluster or peer; settings: what follows each --set."""
+
+    name: str
+    group: str
+    says: str
+    kind: str
+    settings: tuple[str, ...] = ()
+    allocator: bool = False  # peers: with the variables of our learner
+
+
+def our_rows(total: int) -> list[Row]:
+    """The plain loop, one process, and clusters. total: environments."""
+    one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
+    rows = [
+        Row("plain", "plain", "plain loop", "plain"),
+        Row("plain-fp32", "plain", "plain loop, float32", "plain", ("precision='fp32'",)),
+        Row("tuner", "tuner", "as the tuner chooses", "cluster", ("eval_cpu_share=0",)),
+        Row("tuner-evaluator", "tuner", "as the tuner chooses, with the evaluator", "cluster"),
+        Row("local", "local", "one process", "local", one),
+    ]
+    for workers in (1, 2, 4):
+        if workers > total:
+            continue
+        for where, place in (("central", "remote"), ("local", "local")):
+            for backend in ("reverb", "native"):
+                settings = (
+                    "eval_cpu_share=0",
+                    *cluster(workers, total // workers),
+                    f"predict_local_or_remote={place}",
+                    f"buffer_backend={backend}",
+                )
+                name, s = f"cluster-{workers}-{where}-{backend}", "s" * (workers > 1)
+                says = f"{workers} worker{s}, {where} prediction, {backend}"
+                rows.append(Row(name, "cluster", says, "cluster", settings))
+    return rows
+
+
+def slow_rows(plan: Plan, minibatch: int) -> list[Row]:
+    """What one should not do, each a change of what the tuner chooses."""
+    total = plan.round_size
+    many = min(total, 8 * plan.cores)
+    place = "remote" if plan.predict_local else "local"
+    other = "overlapping" if plan.max_version_lag == 0 else "alternating"
+    changes: list[tuple[str, str, tuple[str, ...]]] = [
+        ("threads", f"{8 * plan.cores} torch threads", (f"torch_num_threads={8 * plan.cores}",)),
+        ("workers", f"{many} workers", cluster(many, total // many)),
+        ("batch", "4 environments, so batches of 4 chunks", cluster(1, 4)),
+        ("minibatch", f"minibatches of {minibatch // 32}", (f"diy.minibatch_size={max(1, minibatch // 32)}",)),
+        ("place", f"prediction {place}", (f"predict_local_or_remote={place}",)),
+        ("place-many", f"prediction {place}, {many} workers",
+         (f"predict_local_or_remote={place}", *cluster(many, total // many))),
+        ("flow", f"{other} flow, any lag", (f"flow={other}", "max_version_lag=free")),
+    ]  # fmt: skip
+    return [
+        Row(f"slow-{name}", "slow", says, "cluster", ("eval_cpu_share=0", *settings))
+        for name, says, settings in changes
+    ]
+
+
+def cluster(workers: int, envs: int) -> tuple[str, ...]:
+    return (f"aisrv_count={workers}", f"aisrv_connect_to_kaiwu_env_count={envs}")
+
+
+def peer_rows() -> list[Row]:
+    """Two for each script in tools/peers that says what it requires; its docstring is what the table says."""
+    rows = []
+    for script in sorted((runs.ROOT / "tools" / "peers").glob("*.py")):
+        text = script.read_text()
+        if not re.search("^# requires: ", text, re.MULTILINE):
+            continue
+        says = (ast.get_docstring(ast.parse(text)) or script.stem).splitlines()[0].rstrip(".")
+        rows.append(Row(script.stem, "peer", says, "peer"))
+        rows.append(Row(f"{script.stem}-malloc", "peer", "... with our allocator settings", "peer", (), True))
+    return rows
+
+
+def chosen_rows(rows: Sequence[Row], names: Sequence[str], slow: bool) -> list[Row]:
+    """By name or by group; without names all, of which the slow ones only with `slow`."""
+    known = {row.name for row in rows} | {row.group for row in rows}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--rows {name}: there is no such row; allowed is what --list shows, or a group of it")
+    if names:
+        return [row for row in rows if row.name in names or row.group in names]
+    return [row for row in rows if slow or row.group != "slow"]
+
+
+# ---- starting a row ----
+
+
+class Start(NamedTuple):
+    command: list[str]
+    environment: dict[str, str]
+
+
+def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int) -> Start:
+    """How to start it. config: the file that all rows train by; run: a folder that is not there yet.
+
+    Raises ConfigError if it cannot be started here.
+    """
+    learner = role_environment("learner", plan)
+    allocator = {name: value for name, value in learner.items() if name.startswith("MALLOC_")}
+    environment = {name: value for name, value in os.environ.items() if name not in allocator}
+    environment["PYTHONUNBUFFERED"] = "1"
+    if row.kind != "peer":
+        environment.setdefault("NUMBA_CACHE_DIR", str(runs.ROOT / ".cache" / "numba"))
+    same = ["--config", str(config), "--num-envs", str(plan.round_size), "--seed", str(seed)]
+    if row.kind == "plain":
+        words = [word for one in row.settings for word in ("--set", one)]
+        plain = [sys.executable, str(runs.ROOT / "tools" / "plain_ppo.py"), "--json", "--seconds", "1e9"]
+        return Start([*plain, *same, *words], environment)
+    if row.kind == "peer":
+        name = row.name.removesuffix("-malloc")
+        python = PEERS / name / "bin" / "python"
+        if (PEERS / name / "failed").exists():
+            raise ConfigError(f"could not be installed: {(PEERS / name / 'failed').read_text().strip()[-300:]}")
+        if not (PEERS / name / "installed").exists():
+            raise ConfigError(f"is not installed: tools/bench_peers.sh {name}")
+        # its own cache of kernels: its numba may be another one
+        environment |= {"PYTHONPATH": str(runs.ROOT), "NUMBA_CACHE_DIR": str(PEERS / name / "numba")}
+        environment |= allocator if row.allocator else {}
+        return Start([str(python), "-m", f"tools.peers.{name}", *same], environment)
+    place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
+    return Start(runs.start_command(config, [*row.settings, *place]), environment)
+
+
+# ---- watching it ----
+
+
+class Point(NamedTuple):
+    """What was known of a run when an update was done."""
+
+    time: float  # seconds since 1970
+    env_steps: int
+    updates: int
+    score: float | None  # mean of about the last 200 episodes
+
+
+class Smooth:
+    """A mean over about the last RECENT_EPISODES episodes, as the live line has it."""
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self._episodes = 0.0
+
+    def take(self, mean: float | None, count: float) -> float | None:
+        """So many more episodes had this mean; returns the smoothed one, None before there are enough."""
+        if mean is not None and count > 0:
+            self._episodes += count
+            old = mean if self.mean is None else self.mean
+            self.mean = old + min(1.0, count / RECENT_EPISODES) * (mean - old)
+        return self.mean if self._episodes >= RECENT_EPISODES else None
+
+
+class Source(Protocol):
+    def poll(self) -> list[Point]:
+        """Points that are new."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """The lines of JSON that tools/plain_ppo.py and peers write into their log."""
+
+    def __init__(self, log: Path) -> None:
+        self._file = open(log, "rb")  # noqa: SIM115 - closed by `close`
+        self._rest = b""
+        self._score = Smooth()
+
+    def poll(self) -> list[Point]:
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        points = []
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a log has other lines, too
+                one = json.loads(line)
+                score = self._score.take(one["score"], one["episodes"])
+                points.append(Point(one["time"], one["env_steps"], one["updates"], score))
+        return points
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Status:
+    """What a cluster's supervisor answers; env steps change there when the learner reports, right after an update."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._known: RunFile | None = None
+        self._client: Client | None = None
+        self._env_steps = 0
+
+    def poll(self) -> list[Point]:
+        if self._client is None:
+            self._known = read_run(self._run)
+            if self._known is None or self._known.state != "running":
+                return []
+            codec = Codec(self._known.run_id, "", "bench", 1, CONTROL_MAX_BYTES)
+            self._client = Client(codec, self._known.control)
+            self._client.ask("status", {})
+        answer = self._client.collect()
+        if answer is None:
+            return []
+        self._client.ask("status", {})  # answered until the next call
+        totals = answer.mapping("roles")["learner-0"]["totals"]
+        env_steps, updates = int(totals.get("env_steps_trained", 0)), int(totals.get("updates", 0))
+        if env_steps == self._env_steps:
+            return []
+        self._env_steps = env_steps
+        line = answer.mapping("line")
+        enough = int(line["episodes"].replace(",", "")) >= RECENT_EPISODES
+        score = float(line["mean score"]) if enough and line["mean score"] != "-" else None
+        return [Point(time.time(), env_steps, updates, score)]
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+class Curves:
+    """The curves of a run in one process, which are written right after an update, every two seconds."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._seen = 0
+        self._looked = 0.0
+        self._score = Smooth()
+
+    def poll(self) -> list[Point]:
+        if time.monotonic() - self._looked < 2 or not (self._run / "log" / "tensorboard").exists():
+            return []
+        self._looked = time.monotonic()
+        found = event_values(self._run / "log" / "tensorboard")
+        new, self._seen = found[self._seen :], len(found)
+        points = []
+        for at, env_steps, values in new:
+            episodes = 2.0 * values.get("rate/aisrv/episodes_per_s", 0.0)
+            score = self._score.take(values.get("episode/score"), episodes)
+            points.append(Point(at, env_steps, int(values.get("learner/version_update", 0)), score))
+        return points
+
+    def close(self) -> None: ...
+
+
+def event_values(folder: Path) -> list[tuple[float, int, dict[str, float]]]:
+    """Of TensorBoard's files: time, step and values of each event that has any."""
+    # as in realm/monitor.py: without this, tensorboard imports TensorFlow where that is installed
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    found = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            values = {value.tag: value.simple_value for value in event.summary.value}
+            if values:
+                found.append((event.wall_time, int(event.step), values))
+    return found
+
+
+class Processes:
+    """A process with all that it started: CPU time, memory, threads."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._known = {self._root: "main"}  # -> role
+        self._cpu: dict[psutil.Process, float] = {}  # stays when a process ends
+        self.history: list[tuple[float, float]] = []  # time, CPU seconds of all so far
+        self.pss_mb = self.rss_mb = 0.0  # peaks
+        self._memory_at = 0.0
+
+    def sample(self) -> None:
+        now = time.time()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in self._root.children(recursive=True):
+                if process not in self._known:
+                    with contextlib.suppress(psutil.Error):
+                        self._known[process] = role_of(process.cmdline(), process.name())
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                used = process.cpu_times()
+                self._cpu[process] = used.user + used.system
+        self.history.append((now, sum(self._cpu.values())))
+        if now - self._memory_at >= MEMORY_S:
+            self._memory_at = now
+            self.pss_mb = max(self.pss_mb, sum(pss_mb(one.pid) for one in self.alive()))
+            self.rss_mb = max(self.rss_mb, sum(rss_mb(one) for one in self.alive()))
+
+    def alive(self) -> list[psutil.Process]:
+        return [one for one in self._known if one.is_running()]
+
+    def cpu_at(self, when: float) -> float:
+        """CPU seconds used until then, between two looks in proportion."""
+        before = [one for one in self.history if one[0] <= when] or self.history[:1]
+        after = [one for one in self.history if one[0] > when] or self.history[-1:]
+        (t0, c0), (t1, c1) = before[-1], after[0]
+        return c0 + (c1 - c0) * (when - t0) / (t1 - t0) if t1 > t0 else c0
+
+    def cpu_of_roles(self) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for process, seconds in self._cpu.items():
+            found[self._known[process]] += seconds
+        return dict(found)
+
+    def threads(self) -> dict[tuple[psutil.Process, int], float]:
+        """(process, thread) -> CPU seconds."""
+        found = {}
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                found.update({(process, one.id): one.user_time + one.system_time for one in process.threads()})
+        return found
+
+    def threads_of_roles(
+        self, before: Mapping[tuple[psutil.Process, int], float], seconds: float
+    ) -> dict[str, list[list[int]]]:
+        """Role -> [threads that computed since, all threads] of each of its processes."""
+        counts: dict[psutil.Process, list[int]] = defaultdict(lambda: [0, 0])
+        for key, used in self.threads().items():
+            counts[key[0]][0] += used - before.get(key, used) >= BUSY * seconds
+            counts[key[0]][1] += 1
+        found: dict[str, list[list[int]]] = defaultdict(list)
+        for process, count in counts.items():
+            found[self._known[process]].append(count)
+        return dict(found)
+
+    def end(self) -> None:
+        """End the first process, in order, and then whatever is left."""
+        self.sample()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._root.terminate()
+        psutil.wait_procs([self._root], STOP_S)
+        left = self.alive()
+        psutil.wait_procs(left, 5)  # they end by themselves when the first one is gone
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, 10)
+
+
+def role_of(words: Sequence[str], name: str) -> str:
+    """Which of our roles a command line is of; else the process's name."""
+    for before, word, role in zip(words, words[1:], words[2:], strict=False):
+        if (before, word) == ("realm", "role"):
+            return role
+    return name.split("::")[0]
+
+
+def pss_mb(pid: int) -> float:
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:  # it has just ended
+        return 0.0
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def rss_mb(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_info().rss) / 2**20
+    except psutil.Error:
+        return 0.0
+
+
+# ---- measuring it ----
+
+
+class Wanted(NamedTuple):
+    """When a row has run for long enough."""
+
+    seconds: float
+    score: float | None = None
+    score_seconds: float = 0.0  # after which the score is not waited for any longer
+
+
+def window(points: Sequence[Point]) -> tuple[Point, Point] | None:
+    """What counts: from the end of the first updates to the last one."""
+    warm = [one for one in points if one.updates >= WARM_UPDATES]
+    return (warm[0], warm[-1]) if len(warm) > 1 else None
+
+
+def reached(points: Sequence[Point], score: float | None) -> Point | None:
+    if score is None:
+        return None
+    return next((one for one in points if one.score is not None and one.score >= score), None)
+
+
+def measure(
+    start: Start, log: Path, source: Callable[[], Source], wanted: Wanted, show: Callable[[str], None]
+) -> Figures:
+    """Run it for long enough and say what was seen. Raises RuntimeError if it came to nothing."""
+    began, points = time.time(), list[Point]()
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            start.command, cwd=runs.ROOT, env=start.environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    seen, reader, sampled = Processes(process.pid), source(), 0.0
+    threads: dict[tuple[psutil.Process, int], float] = {}
+    threads_at = 0.0
+    try:
+        while True:
+            if process.poll() is not None:
+                raise RuntimeError(f"ended by itself with exit code {process.returncode}: {last_words(log)}")
+            now = time.time()
+            if now - sampled >= SAMPLE_S:
+                sampled = now
+                seen.sample()
+            points += reader.poll()
+            part = window(points)
+            if part and not threads:
+                threads, threads_at = seen.threads(), now
+            took = part[1].time - part[0].time if part else 0.0
+            open_score = wanted.score is not None and not reached(points, wanted.score)
+            if took >= wanted.seconds and not (open_score and now - began < wanted.score_seconds):
+                break
+            if now - began > START_S + 3 * wanted.seconds and took < wanted.seconds:
+                if part:
+                    break  # slow: what there is
+                raise RuntimeError(f"fewer than {WARM_UPDATES + 1} updates in {now - began:.0f} s: {last_words(log)}")
+            rate = (part[1].env_steps - part[0].env_steps) / took if part and took else 0.0
+            score = "" if not points or points[-1].score is None else f", score {points[-1].score:.0f}"
+            show(f"{rate:,.0f}/s{score}")
+            time.sleep(POLL_S)
+        assert part
+        of_roles = seen.threads_of_roles(threads, time.time() - threads_at)
+    finally:
+        reader.close()
+        seen.end()
+        process.wait()
+    first, last = part
+    steps = last.env_steps - first.env_steps
+    found = reached(points, wanted.score)
+    return {
+        "env_steps_per_s": steps / (last.time - first.time),
+        "cpu_s_per_1000": 1000 * (seen.cpu_at(last.time) - seen.cpu_at(first.time)) / steps,
+        "pss_mb": seen.pss_mb, "rss_mb": seen.rss_mb,
+        "seconds_to_score": found.time - began if found else None,
+        "env_steps_to_score": found.env_steps if found else None,
+        "score": points[-1].score, "env_steps": last.env_steps, "updates": last.updates,
+        "window_s": last.time - first.time, "start_s": points[0].time - began,
+        "cpu_s_of_roles": seen.cpu_of_roles(), "threads": of_roles,
+    }  # fmt: skip
+
+
+def last_words(log: Path) -> str:
+    """Of a log: its last line with an error, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror\b|Error|exception", line) and not line.startswith("File")]
+    return ((errors or lines or ["it said nothing"])[-1])[:300]
+
+
+class Bench:
+    """Runs rows in rounds and keeps the results."""
+
+    def __init__(self, rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, results: Results) -> None:
+        self._rows, self._args, self._results = rows, args, results
+        self._plan = make_plan(config.app, this_machine())
+        self._folder: Path = args.out.parent.absolute() / f"{args.out.stem}-runs"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._config = self._folder / "config.toml"
+        self._config.write_text(to_toml(config))
+        self._small = load_hyper(config.app.algo, config.hyper, config.places).features == "small"
+        self._wanted = Wanted(args.seconds, args.to_score, args.score_minutes * 60)
+        self._began = time.monotonic()
+        self._done = 0
+        self._shown = 0.0
+        self._tty = sys.stdout.isatty()
+
+    def run(self) -> None:
+        """All rounds; every second one in the other order."""
+        for number in range(1, self._args.rounds + 1):
+            for row in self._rows if number % 2 else self._rows[::-1]:
+                entry = self._results["rows"][row.name]
+                if not entry["failed"]:
+                    self._one(row, number, entry)
+                    runs.write_json(self._args.out, self._results)
+                self._done += 1
+
+    def _one(self, row: Row, number: int, entry: dict[str, Any]) -> None:
+        run = self._folder / f"{row.name}-{number}"
+        log = run.with_suffix(".log")
+        shutil.rmtree(run, ignore_errors=True)  # of a measurement that was interrupted
+
+        def source() -> Source:
+            if row.kind in ("plain", "peer"):
+                return Lines(log)
+            return Curves(run) if row.kind == "local" else Status(run)
+
+        try:
+            if row.kind == "peer" and not self._small:
+                raise ConfigError("its script is for the small features, diy.features = 'small'")
+            start = start_of(row, self._config, self._plan, run, seed=number)
+            found = measure(start, log, source, self._wanted, lambda text: self._show(row, number, text))
+            entry["rounds"].append({"round": number, **found})
+            log.unlink()
+            self._say(row, number, f"{found['env_steps_per_s']:,.0f} env steps/s")
+        except (RuntimeError, ConfigError) as error:
+            entry["failed"] = str(error)
+            self._say(row, number, f"failed: {error}" + (f" ({log})" if log.exists() else ""))
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
+
+    def _left(self) -> str:
+        spent, todo = time.monotonic() - self._began, self._args.rounds * len(self._rows) - self._done
+        if not self._done:
+            return "time left unknown yet"
+        return f"about {todo * spent / self._done / 60:.0f} min left"
+
+    def _show(self, row: Row, number: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self._shown >= (1 if self._tty else 30):
+            self._shown = now
+            line = f"round {number} of {self._args.rounds}, {row.name}: {text}; {self._left()}"
+            print(f"\r\x1b[K{line}" if self._tty else line, end="" if self._tty else "\n", flush=True)
+
+    def _say(self, row: Row, number: int, text: str) -> None:
+        clear = "\r\x1b[K" if self._tty else ""
+        print(f"{clear}round {number} of {self._args.rounds}, {row.name}: {text}; {self._left()}", flush=True)
+
+
+# ---- what comes out ----
+
+
+def median(entry: Mapping[str, Any], key: str) -> float | None:
+    found = [one[key] for one in entry["rounds"] if one[key] is not None]
+    return statistics.median(found) if found else None
+
+
+def add_ratios(results: Results) -> None:
+    """eta, tau and the ratio to the default, of the medians, into the rows."""
+    rows, limits = results["rows"], results["limits"]
+
+    def rate(name: str) -> float | None:
+        return median(rows[name], "env_steps_per_s") if name in rows else None
+
+    local, default = rate("local"), rate("tuner")
+    for name, entry in rows.items():
+        own = rate(name)
+        entry["tau"] = own / local if own and local and entry["kind"] == "cluster" else None
+        entry["of_default"] = own / default if own and default else None
+        entry["eta"] = None
+        if own and limits and entry["kind"] != "peer":
+            from tools import limits as of_machine
+
+            entry["eta"] = of_machine.eta(own, limits["epochs"], limits)
+
+
+def table(results: Results) -> str:
+    """Markdown: a line for each row."""
+    lines = [
+        "| | env steps/s | range | of the default | CPU s per 1000 | peak MB (PSS) | s to score "
+        "| eta | tau | threads |",
+        "|---|" + "---:|" * 8 + "---|",
+    ]
+    for name, entry in results["rows"].items():
+        if not entry["rounds"]:
+            lines.append(f"| {name}: {entry['says']} | {entry['failed'] or 'not run'} |" + " |" * 8)
+            continue
+        rates = [one["env_steps_per_s"] for one in entry["rounds"]]
+        cells = [
+            f"{name}: {entry['says']}" + (f" (then failed: {entry['failed']})" if entry["failed"] else ""),
+            cell(statistics.median(rates), ",.0f"),
+            f"{min(rates):,.0f} - {max(rates):,.0f}" if len(rates) > 1 else "-",
+            cell(entry["of_default"], ".2f"),
+            cell(median(entry, "cpu_s_per_1000"), ".3f"),
+            cell(median(entry, "pss_mb"), ",.0f"),
+            cell(median(entry, "seconds_to_score"), ",.0f"),
+            cell(entry["eta"], ".2f"),
+            cell(entry["tau"], ".2f"),
+            threads_cell(entry["rounds"][-1]["threads"]) if entry["kind"] != "peer" else "-",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def threads_cell(roles: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    """learner 2/13, aisrv 1/9 1/9"""
+    return ", ".join(f"{role} " + " ".join(f"{busy}/{all_}" for busy, all_ in each) for role, each in roles.items())
+
+
+def caption(results: Results) -> str:
+    about, setup, limits = results["about"], results["setup"], results["limits"]
+    text = (
+        f"`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}; medians of "
+        f"{setup['rounds']} rounds of {setup['seconds']:g} s, {setup['num_envs']} environments."
+    )
+    if limits:
+        text += " Alone: " + ", ".join(f"{name} {limits[name]:,.0f}/s" for name in ("s_train", "s_infer", "s_env"))
+    return text
+
+
+# ---- the command ----
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=runs.ROOT / "conf" / "configure_app.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every row, repeatable")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="these rows or groups, see --list")
+    parser.add_argument("--slow", action="store_true", help="the rows that one should not take, too")
+    parser.add_argument("--list", action="store_true", help="say what would run, and end")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=30.0, help="that count, of each row and round")
+    parser.add_argument("--to-score", type=float, metavar="POINTS", nargs="?", const=1150.0,
+                        help="go on until the mean score of the training episodes is this high (1150)")  # fmt: skip
+    parser.add_argument("--score-minutes", type=float, default=20.0, help="after these it is not waited for any longer")
+    parser.add_argument("--cores", type=int, nargs="+", metavar="CORE", help="use these cores alone")
+    parser.add_argument(
+        "--limit-seconds", type=float, default=6.0, help="for each way to measure eta's limits; 0: none"
+    )
+    parser.add_argument("--out", type=Path, default=Path("train/bench_train.json"))
+    args = parser.parse_args()
+    if args.rounds < 1 or args.seconds <= 0:
+        parser.error("--rounds has to be 1 or more, --seconds above 0")
+    return args
+
+
+def interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    args = arguments()
+    signal.signal(signal.SIGTERM, interrupt)
+    if args.cores:
+        try:
+            os.sched_setaffinity(0, args.cores)
+        except OSError as error:
+            raise ConfigError(f"--cores {' '.join(map(str, args.cores))}: {error.strerror}") from error
+    config = load_config(args.config, args.set)
+    if config.app.algo != "diy":
+        raise ConfigError(f"{args.config}: algo is {config.app.algo!r}; allowed is diy, whose network all rows have")
+    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    plan = make_plan(config.app, this_machine())
+    every = [*our_rows(plan.round_size), *peer_rows(), *slow_rows(plan, hyper.minibatch_size)]
+    rows = chosen_rows(every, args.rows, args.slow)
+    if args.list:
+        for row in rows:
+            print(f"{row.group:8} {row.name:26} {row.says:52} {' '.join(row.settings)}")
+        return
+    runs.check_out(args.out)
+    setup = {
+        "config": args.config.name, "set": args.set, "rounds": args.rounds, "seconds": args.seconds,
+        "num_envs": plan.round_size, "to_score": args.to_score, "cores": sorted(os.sched_getaffinity(0)),
+        "minibatch": hyper.minibatch_size, "epochs": hyper.epochs, "chunk_length": hyper.chunk_length,
+    }  # fmt: skip
+    results: Results = {"about": runs.about(), "setup": setup, "limits": None, "rows": {}}
+    for row in rows:
+        known = {"group": row.group, "kind": row.kind, "says": row.says, "settings": list(row.settings)}
+        results["rows"][row.name] = {**known, "rounds": [], "failed": ""}
+    bench = Bench(rows, args, config, results)
+    try:
+        if args.limit_seconds and importlib.util.find_spec("tools.limits"):
+            from tools import limits
+
+            print("what the machine can do of each part alone (tools/limits.py) ...", flush=True)
+            results["limits"] = limits.measure(args.config, args.set, args.limit_seconds, plan.cores)
+        bench.run()
+    except KeyboardInterrupt:
+        print("\nstopped", flush=True)
+    add_ratios(results)
+    runs.write_json(args.out, results)
+    print(f"\n{table(results)}\n\n{caption(results)}\n{args.out}")
+
+
+if __name__ == "__main__":
+    runs.command_line(main)
