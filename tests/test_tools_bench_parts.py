@@ -1,0 +1,168 @@
+"""tools/bench_parts.py and tools/limits.py: everything they print is there and makes sense. Nothing about speed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from realm.config import ConfigError
+from realm.monitor import TensorBoard
+from tools import bench_parts, limits
+
+CONFIG = bench_parts.runs.ROOT / "conf" / "configure_app.toml"
+
+
+@pytest.fixture
+def make_bench(tmp_path):
+    made = []
+
+    def make(network):
+        made.append(bench_parts.Bench(network, tmp_path, bench_parts.QUICK))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.end.close()
+
+
+def check(lines, rounds):
+    for one in lines:
+        assert one["amount"] > 0, one
+        for name in bench_parts.TIMES:
+            assert len(one[name]) == rounds, one
+            low = 0.0 if name == "cpu_seconds" else 1e-9
+            assert all(math.isfinite(value) and value >= low for value in one[name]), one
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize("network", bench_parts.NETWORKS)
+def test_parts_of_one_process_have_times_and_bounds(make_bench, network):
+    parts = ("env", "codec", "learner") if network == "reference" else ("env", "codec", "forward", "learner")
+    bench = make_bench(network)
+    bench.backends = ["native"]
+    lines = bench_parts.measure(bench, [*parts, "buffer"], 2, 0.0)
+    check(lines, 2)
+    assert {one["part"] for one in lines} == {*parts, "buffer"}
+    assert len({one["what"] for one in lines}) == len(lines)
+    table = bench_parts.table(lines)
+    assert len(table.splitlines()) == len(lines) + 1
+    assert all(one["what"] in table and one["bound"] in table for one in lines)
+
+
+def test_parts_that_are_processes_are_asked_over_real_sockets(make_bench):
+    bench = make_bench("default")
+    bench.backends = ["native"]
+    lines = bench_parts.measure(bench, ["roundtrip", "push", "model"], 1, 0.0)
+    check(lines, 1)
+    assert [one["part"] for one in lines] == ["roundtrip"] * 2 + ["push"] + ["model"] * 3
+    assert all("raw ZeroMQ" in one["bound"] for one in lines if one["what"].startswith(("worker", "push", "publish")))
+
+
+def test_a_role_that_does_not_start_is_an_error_with_its_log(make_bench, monkeypatch):
+    bench = make_bench("default")
+    with pytest.raises(ConfigError, match=r"the nobody did not get ready: [\s\S]*realm\.roles\.nobody"):
+        bench.stage.start("nobody", bench.plan)
+
+
+def test_only_what_comes_after_the_preparation_counts():
+    done = []
+    took, _ = bench_parts.timed(bench_parts.after(lambda: done.append("prepared"), lambda: done.append("called")), 0.0)
+    assert done == ["prepared", "called"]
+    assert len(took) == 1
+
+
+# ---- a run ----
+
+
+def write_run(run, values, steps, totals):
+    board = TensorBoard(run / "log" / "tensorboard")
+    board.write(dict.fromkeys(values, 99.0), 0)  # before the first update: not a part of training
+    for number, step in enumerate(steps):
+        board.write({tag: value + number for tag, value in values.items()}, step)
+    board.close()
+    (run / "summary.json").write_text(json.dumps({"processes": {"actor-0": totals}}))
+
+
+def test_meters_are_means_without_the_first_two_and_the_last(make_bench, tmp_path):
+    values = {"share/learner/busy": 0.1, "share/actor/busy": 0.2, "share/learner/cpu": 1.0, "share/evaluator/cpu": 5.0}
+    write_run(tmp_path, values, (10, 20, 30, 40, 50), {"batch_rows_to_64": 7, "forwards": 9})
+    found = bench_parts.meters_of(tmp_path, make_bench("default"), [])
+    assert found["learner: trains"] == pytest.approx(2.6)
+    assert found["learner: is idle"] == pytest.approx(-1.6)
+    assert found["actor: answers"] == pytest.approx(2.7)
+    assert found["actor: forwards of at most 64 rows"] == 7
+    assert found["cores used: all but the evaluator"] == pytest.approx(3.5)
+    assert "aisrv: a prediction, median ms" not in found  # the run did not say
+    assert "... not for env, network, optimizer" not in found  # the parts were not measured
+
+
+def test_cores_for_other_things_are_what_the_parts_alone_do_not_explain(make_bench, tmp_path):
+    bench = make_bench("default")
+    tags = ("rate/env_steps_per_s", "rate/actor/actions_per_s", "rate/learner/env_steps_trained_per_s")
+    write_run(tmp_path, dict.fromkeys(tags, 1000.0) | {"share/learner/cpu": 4.0, "actor/batch_rows": 50.0}, (10,), {})
+    names = ("env step, features, reward, 4 envs", "predict, 64 rows", "gradient step, 16 rows")
+    lines = [{"what": what, "amount": 2, "cpu_seconds": [0.001]} for what in names]
+    needed = (2 + bench.hyper.epochs) * 1000 * 0.001 / 2
+    found = bench_parts.meters_of(tmp_path, bench, lines)
+    assert found["... not for env, network, optimizer"] == pytest.approx(4.0 - needed)
+
+
+# ---- limits ----
+
+
+def test_limits_measure_all_three_on_so_many_processes_and_threads():
+    found = limits.measure(CONFIG, bench_parts.QUICK, 0.03, cores=1, rows=6)
+    for what in limits.UNITS:
+        assert math.isfinite(found[f"s_{what}"])
+        assert found[f"s_{what}"] > 0
+        assert found["best"][what] == {"processes": 1, "threads": 1}
+    assert found["amount"] == {"train": 16, "infer": 6, "env": 4}
+    assert [(one["what"], len(one["per_s"]), len(one["cpu"])) for one in found["rates"]] == [
+        (what, limits.ROUNDS, limits.ROUNDS) for what in limits.UNITS
+    ]
+    assert limits.table(found).count("best") == 3
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_eta_is_one_when_a_run_does_nothing_else():
+    known = {"s_train": 30_000.0, "s_infer": 50_000.0, "s_env": 200_000.0}
+    alone = 1 / (3 / 30_000 + 1 / 50_000 + 1 / 200_000)
+    assert limits.eta(alone, 3, known) == pytest.approx(1.0)
+    assert limits.eta(alone / 4, 3, known) == pytest.approx(0.25)
+
+
+def test_limits_refuse_what_they_cannot_measure():
+    with pytest.raises(ConfigError, match="algo is 'cart'"):
+        limits.read_setting(CONFIG, ["algo=cart"])
+    with pytest.raises(ConfigError, match="cores is 0; allowed is 1 to"):
+        limits.read_setting(CONFIG, [], cores=0)
+
+
+def test_the_limits_step_is_diys_own_loss():
+    """On the same rows, both steps of Adam lead to the same weights."""
+    import torch
+
+    from diy.algorithm.agent import Rows
+
+    setting = limits.read_setting(CONFIG, [*bench_parts.QUICK, "diy.precision=fp32"])
+    obs = limits.observations(setting, 16)
+    ours, agents = setting.agent(), setting.agent()
+    torch.manual_seed(0)
+    step = limits.make_gradient_step(ours, setting.hyper, obs)
+    torch.manual_seed(0)
+    seen = {name: torch.from_numpy(array) for name, array in obs.items()}
+    action = torch.multinomial(seen["legal"].float(), 1).squeeze(-1)
+    advantage, target = torch.randn(16), torch.randn(16)
+    with torch.no_grad():
+        logits, value = agents.model(seen)
+        log_prob = torch.log_softmax(logits.masked_fill(~seen["legal"], -1e9), -1).gather(-1, action[:, None])[:, 0]
+    rows = Rows(seen, torch.arange(16), action, log_prob, log_prob, value, advantage, target)
+    for _ in range(3):
+        step()
+        agents._gradient_step(rows, setting.hyper.entropy_start)
+    for mine, its in zip(ours.model.parameters(), agents.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, its)
