@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 from loguru import logger
@@ -196,10 +195,10 @@ def _bounds_file(cache: Path | None, map_: Map, numbers: list[int]) -> Path | No
 
 
 def _kept(cache: Path | None, ask: Callable[..., T]) -> T:
-    """What the oracle says, with its cache; without, where it is damaged or cannot be written."""
+    """What the oracle says, with its cache; without, where that cannot be written."""
     try:
         return ask(cache=cache)
-    except (OSError, ValueError, LookupError, EOFError, BadZipFile) as error:
+    except OSError as error:
         if cache is None:
             raise
         logger.warning("the oracle's files in {} cannot be used, it does without them: {}", cache, error)

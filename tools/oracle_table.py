@@ -44,7 +44,7 @@ def teller(name: str) -> Callable[[int, int], None]:
     return tell
 
 
-def play_map(name: str, layouts: int | None, cache: Path) -> dict[str, Any]:
+def play_map(name: str, layouts: int | None, cache: Path, tries: int, width: int) -> dict[str, Any]:
     """One map's figures; all sets if `layouts` is None."""
     begin = time.process_time()
     oracle = oracles.make_oracle(load_map(name), cache=cache)
@@ -55,7 +55,7 @@ def play_map(name: str, layouts: int | None, cache: Path) -> dict[str, Any]:
         every = [oracles.set_index(oracle, part) for part in itertools.combinations(oracle.treasures, CHOSEN)]
         # a part is spread over all of them
         sets = np.array(every)[np.linspace(0, len(every) - 1, min(layouts, len(every))).round().astype(int)]
-    played = oracles.play_sets(oracle, sets, cache, report=teller(name))
+    played = oracles.play_sets(oracle, sets, cache, report=teller(name), tries=tries, width=width)
     return {
         "bounds_cpu_s": bounds_cpu_s,
         "bound_steps_of_all_sets": oracle.steps.tolist(),
@@ -89,13 +89,17 @@ def main() -> None:
     parser.add_argument("--maps", nargs="+", default=["default", "1", "2", "3", "4", "5"])
     parser.add_argument("--layouts", type=int, default=715, help="play only so many of each map")
     parser.add_argument("--sets", action="store_true", help="play all sets of treasures instead of layouts of nine")
+    parser.add_argument(
+        "--tries", type=int, default=oracles.TRIES, help="orders of the treasures that a play is sought for"
+    )
+    parser.add_argument("--width", type=int, default=oracles.WIDTH, help="states of that search")
     parser.add_argument("--out", type=Path, default=Path("train/oracle.json"))
     parser.add_argument("--cache", type=Path, default=Path(".cache/oracle"))
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     table: dict[str, Any] = {}
     for name in args.maps:
-        table[name] = play_map(name, None if args.sets else args.layouts, args.cache)
+        table[name] = play_map(name, None if args.sets else args.layouts, args.cache, args.tries, args.width)
         args.out.write_text(json.dumps(table))
     print("       map bounds,s layouts   bound   steps   full   mean  worst   bound   score buff cpu,s  worst")
     for name in args.maps:

@@ -13,9 +13,11 @@ import heapq
 import itertools
 import os
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +28,19 @@ from realm.env import physics
 from realm.env.games import Games
 from realm.env.jit import jit
 from realm.env.map import CELL, POINTS, SIZE, Map
-from realm.env.oracle_lattice import END_BIT, FAR, STEP, Lattice, boost, boosted
+from realm.env.oracle_lattice import BOOST_STEPS, END_BIT, FAR, STEP, Lattice, boost, boosted
 
 FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
 BUFF_PERIOD = physics.BUFF_RETURN + 1  # the same for the buff
-PLAN_SLACK = 3  # plans that may take so many steps more than the best one are tried as well
+TRIES, WIDTH = 4, 100  # see `solve`
+PLAN_SLACK = 6  # plans that may take so many steps more than the best one are tried as well
 # when time is short: so many of the best sets are tried whose bounds, made longer by each of these factors, are in time
 SETS, LONGER = 3, (1.0, 1.03, 1.06, 1.12)
 LATER = 4  # a second buff is tried before each of so many points at the end of an order
 SAVE_EVERY_S = 10.0
+# Length of a way from where the buff's disc is entered to where the buff is over at the latest: what it makes of its
+# steps, one step until it counts, and a few in which one can walk along the rim of the disc before being inside.
+HASTE = (BOOST_STEPS + 4) * STEP
 
 
 class Oracle(NamedTuple):
@@ -160,9 +166,9 @@ def _legs(
     if cache is None:
         return _new_legs(map_, start, end, ids, flashes, fine)
     file = cache / f"oracle-{_digest(map_, start, end, flashes, fine, *ids)}.npz"
-    if file.exists():
-        with np.load(file, allow_pickle=False) as data:
-            return data["block"], data["leg"], data["last"]
+    known = _read(file)
+    if known is not None:
+        return known["block"], known["leg"], known["last"]
     block, leg, last = _new_legs(map_, start, end, ids, flashes, fine)
     _save(file, block=block, leg=leg, last=last)
     return block, leg, last
@@ -176,6 +182,15 @@ def _digest(map_: Map, *numbers: int) -> str:
     for module in (__file__, lattice.__file__, player.__file__, physics.__file__):
         digest.update(Path(module).read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _read(file: Path) -> dict[str, NDArray[Any]] | None:
+    """The arrays that `_save` wrote; None if there is no such file, or a damaged one, which will be written anew."""
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            return dict(data)
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
+        return None
 
 
 def _save(file: Path, **arrays: NDArray[Any]) -> None:
@@ -409,8 +424,11 @@ def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int
     _, layers, buffs, sets, count = value.shape
     n = len(block) - 3
     needed = np.empty(count, dtype=np.int64)
-    for left in range(sets):
-        for b in range(buffs):
+    last_buff = np.empty((0, 0, 0), dtype=np.int32)
+    for b in range(buffs):
+        if b == 1:
+            last_buff = _after_last_buff(leg, last, block, value[0, :, 0])
+        for left in range(sets):
             for after in range(2):
                 for f in range(layers):
                     value[after, f, b, left] = FAR
@@ -424,11 +442,13 @@ def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int
                     begin, end = block[j], block[j + 1]
                     for f in range(layers):
                         if j == n:
-                            rest = value[1, f, b - 1, left, begin:end].copy()
+                            rest = (
+                                last_buff[f, :, left].copy() if b == 1 else value[1, f, b - 1, left, begin:end].copy()
+                            )
                             for c in range(len(rest)):
                                 rest[c] = boost(int(rest[c])) if rest[c] < FAR else FAR
                         else:
-                            rest = value[after, f, b, left ^ (1 << j), begin:end]
+                            rest = value[after, f, b, left ^ (1 << j), begin:end].copy()
                         for m in range(_needed(rest, leg[after, 0, begin:end, begin:end], needed)):
                             c = needed[m]
                             for k in range(layers - f):
@@ -441,6 +461,93 @@ def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int
                                             leg[after, k, begin + c, block[i] : block[i + 1]],
                                             rest[c],
                                         )
+
+
+@jit
+def _after_last_buff(
+    leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Length from each of the D contacts of the buff over all of a set to the end, after the last buff and before
+    `boost`; i32 [K, D, 2**n]. value: i32 [K, 2**n, A], Oracle.value without any buff.
+
+    Ways between contacts that begin within HASTE of the buff are those of a hero who has it, and the others are not.
+    So this goes forward, over the sets that can be taken in that time: of two ways to the same contact over the same
+    set the longer one is never better, as what follows it can only be slower.
+    """
+    layers, sets, count = value.shape
+    n = len(block) - 3
+    first, discs = block[n], block[n + 1] - block[n]
+    onward = leg[1].transpose((0, 2, 1)).copy()  # [K, A, C], from, to
+    final = _one_more(leg, last, block, value).transpose((0, 2, 1)).copy()  # [K, A, 2**n]
+    rest = np.full((layers, discs, sets), FAR, dtype=np.int32)
+    length = np.full((sets, layers, count), FAR, dtype=np.int32)  # to a contact of one of the set, from the buff
+    reached = np.zeros(sets, dtype=np.bool_)
+    needed = np.empty(count, dtype=np.int64)
+    for s in range(discs):
+        length[0, 0, first + s] = 0
+        reached[0] = True
+        for taken in range(sets):
+            if not reached[taken]:
+                continue
+            others = sets - 1 - taken
+            for j in range(n + 1):
+                if (j == n) != (taken == 0) or (j < n and not taken >> j & 1):
+                    continue
+                begin, end = block[j], block[j + 1]
+                for k in range(layers):
+                    so_far = length[taken, k, begin:end].copy()
+                    for m in range(_needed(so_far, leg[0, 0, begin:end, begin:end], needed)):
+                        a, way = begin + needed[m], so_far[needed[m]]
+                        if way >= HASTE:
+                            break  # the contacts come by rising length
+                        for f in range(layers - k):
+                            for i in range(n):
+                                if others >> i & 1:
+                                    reached[taken | 1 << i] = True
+                                    _lower(
+                                        length[taken | 1 << i, k + f, block[i] : block[i + 1]],
+                                        onward[f, a, block[i] : block[i + 1]],
+                                        way,
+                                    )
+                            # this way is the last one with the buff, or rather: not longer than if it were
+                            out, then, left = rest[k + f, s], final[f, a], others
+                            while True:  # over all parts of `others`
+                                out[taken | left] = min(out[taken | left], np.int32(way + then[left]))
+                                if left == 0:
+                                    break
+                                left = (left - 1) & others
+            length[taken] = FAR
+            reached[taken] = False
+    return np.minimum(rest, FAR).astype(np.int32)
+
+
+@jit
+def _one_more(
+    leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """As `value` (i32 [K, 2**n, A], without any buff), but the way to the next contact is one with the buff."""
+    layers, sets, count = value.shape
+    n = len(block) - 3
+    needed = np.empty(count, dtype=np.int64)
+    result = np.full(value.shape, FAR, dtype=np.int32)
+    result[:, 0] = last[1]
+    for left in range(sets):
+        for j in range(n):
+            if not left >> j & 1:
+                continue
+            begin, end = block[j], block[j + 1]
+            for f in range(layers):
+                rest = value[f, left ^ (1 << j), begin:end].copy()
+                for m in range(_needed(rest, leg[1, 0, begin:end, begin:end], needed)):
+                    for k in range(layers - f):
+                        for i in range(n + 1):
+                            if i == n or not left >> i & 1:
+                                _lower(
+                                    result[f + k, left, block[i] : block[i + 1]],
+                                    leg[1, k, begin + needed[m], block[i] : block[i + 1]],
+                                    rest[needed[m]],
+                                )
+    return result
 
 
 # ---- bounds ----
@@ -556,13 +663,14 @@ def solve(
     oracle: Oracle,
     treasures: Sequence[int],
     max_step: int = 2000,
-    tries: int = 4,
-    width: int = 100,
+    tries: int = TRIES,
+    width: int = WIDTH,
     ready: player.Player | None = None,
 ) -> Solution:
     """The bound of an episode with these treasures, and the best play found: up to `tries` plans with and as many
     without the buff, searched by beams of `width` states. Takes some tenths of a second, less with a player (of
-    `make_player`) made once for many.
+    `make_player`) made once for many; with four times the tries and three times the width some seconds, for a step less
+    in one of ten.
 
     If max_step is too short for all of `treasures`, SETS * len(LONGER) parts of them at most are tried, and the one of
     the least steps: some seconds, and perhaps not the best.
@@ -628,13 +736,15 @@ def play_sets(
     cache: Path | None = None,
     max_step: int = 2000,
     report: Callable[[int, int], None] | None = None,
+    tries: int = TRIES,
+    width: int = WIDTH,
 ) -> Played:
     """`solve` episodes with these sets of treasures (numbers as of `set_index`, S of them).
 
     `cache`: a folder to keep the results in (.npz, saved every few seconds), so that what was played once, also by a
     run that was stopped, is not played again. `report` is told how many are done and how many there are to play.
     """
-    name = _digest(oracle.map, oracle.start, oracle.end, max_step, *oracle.treasures)
+    name = _digest(oracle.map, oracle.start, oracle.end, max_step, tries, width, *oracle.treasures)
     file = None if cache is None else cache / f"played-{name}.npz"
     every = np.asarray(sets, dtype=np.int64)
     known = _load_played(file, len(oracle.steps))
@@ -642,7 +752,7 @@ def play_sets(
     ready, saved = make_player(oracle), time.monotonic()
     for n, part in enumerate(todo):
         begin = time.process_time()
-        run = solve(oracle, set_ids(oracle, part), max_step, ready=ready).run
+        run = solve(oracle, set_ids(oracle, part), max_step, tries, width, ready).run
         buffs = run.taken.count(0)
         values = (run.steps, len(run.taken) - buffs, buffs, run.score, time.process_time() - begin)
         for field, value in zip(Played._fields, values, strict=True):
@@ -661,9 +771,9 @@ def play_sets(
 
 def _load_played(file: Path | None, sets: int) -> dict[str, NDArray[Any]]:
     """The arrays of `Played` for all sets, -1 steps where the file has none."""
-    if file is not None and file.exists():
-        with np.load(file, allow_pickle=False) as data:
-            return dict(data)
+    known = None if file is None else _read(file)
+    if known is not None:
+        return known
     counts = {field: np.full(sets, -1, dtype=np.int32) for field in ("steps", "treasures", "buffs")}
     return {**counts, "score": np.zeros(sets), "cpu_s": np.zeros(sets)}
 

@@ -2,7 +2,7 @@
 
 Used by `oracle.py` (bounds) and `oracle_play.py` (fields that guide the executor). A `Lattice` has a node at every
 crossing of lines 83 units apart (42 where no flash matters) and edges to the eight neighbours. It is generous: whatever
-the hero can walk, some way on the lattice is not longer (see `make_lattice`). Lengths are whole numbers, 12 to a world
+the hero can walk, some way on the lattice is not longer (see `make_lattice`). Lengths are whole numbers, 120 to a world
 unit, rounded down.
 """
 
@@ -23,8 +23,8 @@ FINEST = 12  # the same where there are none; a multiple of FINE
 SPACING = CELL / FINE  # world units between lines
 SQUARES = SIZE * FINE  # along one side of the map
 NODES = SQUARES + 1
-STRAIGHT, DIAGONAL = 1000, 1414  # lengths of the edges with FINE, the second one rounded down
-PER_UNIT = FINE * STRAIGHT / CELL  # length of a world unit: 12
+STRAIGHT, DIAGONAL = 10_000, 14_142  # lengths of the edges with FINE, the second one rounded down
+PER_UNIT = FINE * STRAIGHT / CELL  # length of a world unit: 120
 FAR = 2**29  # where no way leads; two of them still fit an int32
 STEP = int(physics.FRAMES_PER_STEP * physics.WALK_FRAME * PER_UNIT)  # length of a step in the open
 BOOST_STEPS = round(physics.BUFF_STEPS * physics.BUFF_FACTOR)  # open steps that the steps after a buff are worth: 70
