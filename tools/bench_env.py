@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import realm.env  # noqa: F401  (registers Realm-v0)
 from realm.env import physics
