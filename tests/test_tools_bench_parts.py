@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 
 from realm.config import ConfigError
+from realm.launch.plan import Machine
 from realm.monitor import TensorBoard
 from tools import bench_parts, limits
 
@@ -128,6 +130,32 @@ def test_limits_measure_all_three_on_so_many_processes_and_threads():
     assert json.loads(json.dumps(found)) == found
 
 
+def test_limits_are_the_best_of_threads_and_processes_together(tmp_path, monkeypatch):
+    """Two cores, and children that make up how fast they were: together they are as fast as their sum."""
+    child, python = tmp_path / "child", sys.executable
+    rate = "{'train': [100, 150], 'infer': [100, 110], 'env': [100, 999]}[what][threads - 1]"
+    lines = ("import json, sys", "for line in sys.stdin:", "    what, threads, seconds = json.loads(line)",
+             f"    print(json.dumps([{rate}, 1.0, 0.5 * threads]), flush=True)")  # fmt: skip
+    child.write_text("\n".join((f"#!{python} -S", *lines)) + "\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(limits.sys, "executable", str(child))
+    monkeypatch.setattr(limits, "this_machine", lambda: Machine(cores=2, gpus=0, has_reverb=False))
+    found = limits.measure(CONFIG, bench_parts.QUICK, 1.0)
+    assert [found[f"s_{what}"] for what in limits.UNITS] == [150, 200, 200]
+    assert found["best"] == {
+        "train": {"processes": 1, "threads": 2},
+        "infer": {"processes": 2, "threads": 1},
+        "env": {"processes": 2, "threads": 1},
+    }
+    assert {(one["what"], one["processes"], one["threads"]): one["cpu"][0] for one in found["rates"]} == {
+        ("train", 1, 1): 0.5, ("train", 1, 2): 1.0, ("infer", 1, 1): 0.5, ("infer", 1, 2): 1.0, ("infer", 2, 1): 1.0,
+        ("env", 1, 1): 0.5, ("env", 2, 1): 1.0,
+    }  # fmt: skip
+    child.write_text(f"#!{python} -S\n")
+    with pytest.raises(ConfigError, match="a process ended with exit code 0"):
+        limits.measure(CONFIG, bench_parts.QUICK, 1.0)
+
+
 def test_eta_is_one_when_a_run_does_nothing_else():
     known = {"s_train": 30_000.0, "s_infer": 50_000.0, "s_env": 200_000.0}
     alone = 1 / (3 / 30_000 + 1 / 50_000 + 1 / 200_000)
@@ -140,6 +168,11 @@ def test_limits_refuse_what_they_cannot_measure():
         limits.read_setting(CONFIG, ["algo=cart"])
     with pytest.raises(ConfigError, match="cores is 0; allowed is 1 to"):
         limits.read_setting(CONFIG, [], cores=0)
+    with pytest.raises(ConfigError, match="treasure_num"):
+        limits.read_setting(CONFIG, ["env.treasure_num=99"])
+    for seconds, rows in ((0.0, None), (1.0, 0)):
+        with pytest.raises(ConfigError, match="allowed are seconds above 0 and at least 1 row"):
+            limits.measure(CONFIG, [], seconds, rows=rows)
 
 
 def test_the_limits_step_is_diys_own_loss():

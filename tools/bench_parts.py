@@ -475,11 +475,15 @@ PARTS = {
 
 def timed(call: Call, seconds: float) -> tuple[list[float], float]:
     """Seconds of each call, one after the other for about so long; and CPU seconds of one, on average."""
+    from torch import cuda
+
     took: list[float] = []
     begin, cpu = time.perf_counter(), time.process_time()
     while not took or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         own = call()
+        if cuda.is_initialized():
+            cuda.synchronize()
         took.append(own if isinstance(own, float) else time.perf_counter() - start)
     return took, (time.process_time() - cpu) / len(took)
 
@@ -506,15 +510,15 @@ def measure(bench: Bench, parts: Sequence[str], rounds: int, seconds: float) -> 
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Microseconds of a call and of its bound, and how many times the bound that is."""
-    names = ("median us", "least", "greatest", "p99", "a second", "", "bound us")
-    text = [f"{'':42}" + "".join(f"{name:>13}" for name in names)]
+    """Microseconds of a call, with the CPU time of this process alone, and of its bound; how many times that is."""
+    names = ("median us", "least", "greatest", "p99", "cpu", "a second", "", "bound us")
+    text = [f"{'':42}" + "".join(f"{name:>12}" for name in names)]
     for one in lines:
         times, bound = one["seconds"], statistics.median(one["bound_seconds"])
-        median, p99 = statistics.median(times), statistics.median(one["p99_seconds"])
-        cells = "".join(f"{1e6 * cell:>13,.1f}" for cell in (median, min(times), max(times), p99))
-        rate = f"{one['amount'] / median:>13,.0f} {one['unit']:<12}"
-        text.append(f"{one['what']:42}{cells}{rate}{1e6 * bound:>13,.1f} x {median / bound:<9,.2f}{one['bound']}")
+        median, p99, cpu = (statistics.median(one[name]) for name in TIMES[:3])
+        cells = "".join(f"{1e6 * cell:>12,.1f}" for cell in (median, min(times), max(times), p99, cpu))
+        rate = f"{one['amount'] / median:>12,.0f} {one['unit']:<11}"
+        text.append(f"{one['what']:42}{cells}{rate}{1e6 * bound:>12,.1f} x {median / bound:<9,.2f}{one['bound']}")
     return "\n".join(text)
 
 
@@ -601,8 +605,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes and times: to see that everything works")
     parser.add_argument("--out", type=Path, default=None, help="where to write the figures, as JSON")
     args = parser.parse_args()
-    if args.rounds < 1:
-        raise ConfigError(f"--rounds is {args.rounds}; allowed is 1 or more")
+    if args.rounds < 1 or args.cluster_seconds <= 0:
+        raise ConfigError("--rounds must be at least 1 and --cluster-seconds above 0")
     if args.out:
         runs.check_out(args.out)
     overrides = QUICK if args.quick else ()

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from realm.contract import Array, Arrays, PredictContext, Spec
 from realm.launch.environment import role_environment
 from realm.launch.plan import make_plan, this_machine
 from realm.plan import Plan
-from realm.user import load_agent, load_definition, load_hyper
+from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import runs
 
 UNITS = {"train": "samples/s", "infer": "rows/s", "env": "env steps/s"}
@@ -83,7 +84,9 @@ def read_setting(path: str | Path, overrides: Sequence[str], cores: int | None =
         raise ConfigError(f"cores is {cores}; allowed is 1 to {machine.cores}, those that this process may use")
     hyper, definition = load_hyper("diy", config.hyper, config.places), load_definition("diy")
     plan = make_plan(config.app, dataclasses.replace(machine, cores=cores or machine.cores))
-    return Setting(config, hyper, plan, definition.spec(definition.make_envs(1, 0, hyper, config.env), hyper))
+    with calling(config, "make_envs"):
+        envs = definition.make_envs(1, 0, hyper, config.env)
+    return Setting(config, hyper, plan, definition.spec(envs, hyper))
 
 
 def draw(legal: Array, noise: Array) -> Array:
@@ -192,6 +195,8 @@ def measure(
     Returns s_train, s_infer, s_env; `best`: processes and threads of each; what they were measured with; all rates.
     `cpu`, CPU seconds a second, is less than processes x threads where others had the cores, or threads wait.
     """
+    if seconds <= 0 or (rows is not None and rows < 1):
+        raise ConfigError(f"seconds is {seconds:g}, rows is {rows}; allowed are seconds above 0 and at least 1 row")
     setting = read_setting(config_path, overrides, cores)
     plan = setting.plan
     cores = plan.cores
@@ -239,8 +244,9 @@ def _together(children: Sequence[subprocess.Popen[str]], order: list[Any]) -> tu
     """Let these processes do the same at once; how much a second they did in all, and their CPU seconds a second."""
     for one in children:
         assert one.stdin
-        one.stdin.write(json.dumps(order) + "\n")
-        one.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which is said below
+            one.stdin.write(json.dumps(order) + "\n")
+            one.stdin.flush()
     rate = cpu = 0.0
     for one in children:
         assert one.stdout
