@@ -28,6 +28,9 @@ class Config:
     missed_points: float = 200.0  # taken off at the end for each treasure left behind
     step_points: float = 2.8  # taken off each step: what a step in the open wins by `way_points`
     way_points: float = 2.0  # for each cell by which the shortest tour over all treasures left to the end gets shorter
+    flash_share: float = (
+        0.5  # weight of that tour with one flash on the way, if it is ready; the rest is on foot (see below)
+    )
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
@@ -64,6 +67,9 @@ class Config:
     # advantages are weighted by the ratio of the two policies already; so the loss clips around the policy before the
     # update, and `decoupled` would weigh a sample twice.
 
+    # With `flash_share` 1 a flash in a wrong place costs so much that some agents give flashing up before they know the
+    # right one.
+
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             self._check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
@@ -76,7 +82,7 @@ class Config:
         self._check("decoupled", not vtrace or not self.decoupled, "false if advantage is 'vtrace'")
         for name in ("hidden", "chunk_length", "total_env_steps", "epochs", "minibatch_size"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("gamma_start", "gamma_end", "lam"):
+        for name in ("gamma_start", "gamma_end", "lam", "flash_share"):
             self._check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
         for name in ("reward_scale", "clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"):
             self._check(name, getattr(self, name) > 0.0, "above 0")

@@ -180,23 +180,22 @@ def test_an_end_that_bars_the_only_way_is_walked_over() -> None:
     assert ways.walk[1, 60, 6, 12] == ways.walk[0, 60, 6, 12]  # the last point bars nothing
 
 
-def literal_tour(envs: FeatureEnvs, ways: Ways, e: int) -> float:
-    """All orders, and all places in them for the flash."""
+def literal_tour(envs: FeatureEnvs, ways: Ways, e: int, share: float) -> float:
+    """Every order of the treasures left, the flash on every part of it."""
     state, cells, at = envs.game.state, envs.game.map.cells, ways.row[envs.game.state.end[e]]
     stops = [p for p in range(1, 16) if state.there[e, p]]
-    best = np.inf
+    on_foot = best = np.inf
     for order in itertools.permutations(stops):
         froms = [(state.cell_x[e], state.cell_z[e]), *(cells[p] for p in order)]
         legs = list(zip(froms, [*order, int(state.end[e])], strict=True))
         walks = [ways.walk[at, z, x, p] for (x, z), p in legs]
-        best = min(best, sum(walks))
-        if state.flash_wait[e] == 0:
-            saved = max(walk - ways.with_flash[at, z, x, p] for walk, ((x, z), p) in zip(walks, legs, strict=True))
-            best = min(best, sum(walks) - saved)
-    return float(best)
+        saved = max(walk - ways.with_flash[at, z, x, p] for walk, ((x, z), p) in zip(walks, legs, strict=True))
+        on_foot, best = min(on_foot, sum(walks)), min(best, sum(walks), sum(walks) - saved)
+    return float(on_foot if state.flash_wait[e] > 0 else share * best + (1 - share) * on_foot)
 
 
-def test_tours_are_the_best_of_all_orders() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_tours_are_the_best_of_all_orders(share: float) -> None:
     ends = [1, 15, 7, 2]
     envs = made(12, layouts=[{"start": 9, "end": end, "treasure_num": 5} for end in ends])
     envs.reset()
@@ -208,12 +207,12 @@ def test_tours_are_the_best_of_all_orders() -> None:
         if n % 5 == 0:
             for e in range(12):  # as if some treasures had been taken
                 state.there[e, rng.integers(1, 16)] = 0
-            kernels.tour_to_go(state, *ways, out)
-            np.testing.assert_allclose(out, [literal_tour(envs, ways, e) for e in range(12)], rtol=1e-5)
+            kernels.tour_to_go(state, *ways, share, out)
+            np.testing.assert_allclose(out, [literal_tour(envs, ways, e, share) for e in range(12)], rtol=1e-5)
     assert (state.flash_wait > 0).any()
     state.there[:, 1:] = 0
-    kernels.tour_to_go(state, *ways, out)
-    np.testing.assert_allclose(out, [literal_tour(envs, ways, e) for e in range(12)], rtol=1e-5)
+    kernels.tour_to_go(state, *ways, share, out)
+    np.testing.assert_allclose(out, [literal_tour(envs, ways, e, share) for e in range(12)], rtol=1e-5)
 
 
 def test_nearest_is_the_nearest() -> None:
@@ -235,8 +234,8 @@ def test_other_ends_by_options() -> None:
     envs.reset(options={"layouts": [{"end": 5, "treasure_num": 2}, {"end": 9, "treasure_num": 2}]})
     out = np.empty(2, np.float32)
     ways = make_ways(envs.game.map, [5, 9])
-    kernels.tour_to_go(envs.game.state, *ways, out)
-    np.testing.assert_allclose(out, [literal_tour(envs, ways, e) for e in range(2)], rtol=1e-5)
+    kernels.tour_to_go(envs.game.state, *ways, 1.0, out)
+    np.testing.assert_allclose(out, [literal_tour(envs, ways, e, 1.0) for e in range(2)], rtol=1e-5)
     assert np.isfinite(envs.step(np.zeros(2, np.int64))[1]).all()
 
 
@@ -249,7 +248,7 @@ def test_rewards_of_an_episode_add_up() -> None:
     envs = made(4, config, max_step=300)
     envs.reset()
     ways, way = make_ways(envs.game.map, [1]), np.empty((2, 4), np.float32)
-    kernels.tour_to_go(envs.game.state, *ways, way[0])
+    kernels.tour_to_go(envs.game.state, *ways, config.flash_share, way[0])
     rng = np.random.default_rng(3)
     total = np.zeros(4)
     for n in range(300):
@@ -258,7 +257,7 @@ def test_rewards_of_an_episode_add_up() -> None:
         assert truncated.all() == (n == 299)
         total += reward
     assert info["_episode"].all()
-    kernels.tour_to_go(envs.game.state, *ways, way[1])
+    kernels.tour_to_go(envs.game.state, *ways, config.flash_share, way[1])
     want = 30.0 * info["episode"]["treasures"] - config.step_points * 300 + config.way_points * (way[0] - way[1])
     np.testing.assert_allclose(total, 0.01 * want, atol=1e-4)
     _, reward, terminated, truncated, _ = envs.step(rng.integers(0, 16, 4))  # the autoreset

@@ -122,6 +122,8 @@ def all_changes(reward_scale: float, batch: int) -> list[Change]:
         Change("network", "hidden-256", "hidden 256", ("diy.hidden=256",)),
         Change("network", "hidden-512", "hidden 512", ("diy.hidden=512",)),
         Change("network", "shared-trunk", "one trunk for policy and critic", ("diy.shared_trunk=true",)),
+        Change("network", "flash-share-0", "tours on foot in the reward", ("diy.flash_share=0.0",)),
+        Change("network", "flash-share-1", "tours with a flash in the reward", ("diy.flash_share=1.0",)),
         Change("network", "no-shaping", "no reward for the way", ("diy.way_points=0.0",)),
     ]
 

@@ -135,7 +135,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         """f32 [E], cells: the way that the reward is about."""
         out = np.empty(self.num_envs, np.float32)
         if self.config.reward == "small":
-            kernels.tour_to_go(self.game.state, *self._ways, out)
+            kernels.tour_to_go(self.game.state, *self._ways, self.config.flash_share, out)
         else:
             kernels.nearest_to_go(self.game.state, self.game.world, out)
         return out

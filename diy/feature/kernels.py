@@ -192,25 +192,26 @@ def tour_to_go(
     with_flash: NDArray[np.float32],
     tour: NDArray[np.float32],
     flash_tour: NDArray[np.float32],
+    share: float,
     out: NDArray[np.float32],
 ) -> None:
-    """How many cells each hero still has to go over all treasures left to the end, in the best order, and with one
-    flash if it is ready. Arrays as in `Ways`; out: f32 [E]."""
+    """How many cells each hero still has to go over all treasures left to the end, in the best order: on foot, and
+    where a flash is ready, with `share` of the weight on the same with one flash. Arrays as in `Ways`; out: f32 [E]."""
     for e in range(len(out)):
         end, at = s.end[e], row[s.end[e]]
         here, flashed = walk[at, s.cell_z[e], s.cell_x[e]], with_flash[at, s.cell_z[e], s.cell_x[e]]
         ready, left = s.flash_wait[e] == 0, _treasures_left(s, e)
-        best = flashed[end] if ready else here[end]
+        on_foot, best = here[end], flashed[end]
         if left:
-            best = np.float32(np.inf)
+            on_foot = best = np.float32(np.inf)
         for p in range(1, POINTS):
             if s.there[e, p]:
                 k = stop(p, end)
                 rest = without(left, k)
-                best = min(best, here[p] + (flash_tour if ready else tour)[at, k, rest])
+                on_foot = min(on_foot, here[p] + tour[at, k, rest])
                 if ready:
-                    best = min(best, flashed[p] + tour[at, k, rest])
-        out[e] = best
+                    best = min(best, here[p] + flash_tour[at, k, rest], flashed[p] + tour[at, k, rest])
+        out[e] = on_foot + share * (best - on_foot) if ready else on_foot
 
 
 @jit
