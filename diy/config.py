@@ -28,9 +28,7 @@ class Config:
     missed_points: float = 200.0  # taken off at the end for each treasure left behind
     step_points: float = 2.8  # taken off each step: what a step in the open wins by `way_points`
     way_points: float = 2.0  # for each cell by which the shortest tour over all treasures left to the end gets shorter
-    flash_share: float = (
-        0.5  # weight of that tour with one flash on the way, if it is ready; the rest is on foot (see below)
-    )
+    flash_share: float = 0.5  # weight of that tour with one flash on the way, if ready, against that on foot; see below
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
