@@ -54,6 +54,7 @@ from realm.user import load_hyper
 from realm.wire import Client, Codec
 from tools import runs
 
+CLUSTER = ("wrapper_type=remote", "eval_cpu_share=0")
 PEERS = runs.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench_peers.sh
 WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues fill meanwhile
 POLL_S = 0.2
@@ -89,8 +90,8 @@ def our_rows(total: int) -> list[Row]:
     rows = [
         Row("plain", "plain", "plain loop", "plain"),
         Row("plain-fp32", "plain", "plain loop, float32", "plain", ("precision='fp32'",)),
-        Row("tuner", "tuner", "as the tuner chooses", "cluster", ("eval_cpu_share=0",)),
-        Row("tuner-evaluator", "tuner", "as the tuner chooses, with the evaluator", "cluster"),
+        Row("tuner", "tuner", "as the tuner chooses", "cluster", CLUSTER),
+        Row("tuner-evaluator", "tuner", "as the tuner chooses, with the evaluator", "cluster", CLUSTER[:1]),
         Row("local", "local", "one process", "local", one),
     ]
     for workers in (1, 2, 4):
@@ -99,7 +100,7 @@ def our_rows(total: int) -> list[Row]:
         for where, place in (("central", "remote"), ("local", "local")):
             for backend in ("reverb", "native"):
                 settings = (
-                    "eval_cpu_share=0",
+                    *CLUSTER,
                     *cluster(workers, total // workers),
                     f"predict_local_or_remote={place}",
                     f"buffer_backend={backend}",
@@ -126,10 +127,7 @@ def slow_rows(plan: Plan, minibatch: int) -> list[Row]:
          (f"predict_local_or_remote={place}", *cluster(many, total // many))),
         ("flow", f"{other} flow, any lag", (f"flow={other}", "max_version_lag=free")),
     ]  # fmt: skip
-    return [
-        Row(f"slow-{name}", "slow", says, "cluster", ("eval_cpu_share=0", *settings))
-        for name, says, settings in changes
-    ]
+    return [Row(f"slow-{name}", "slow", says, "cluster", (*CLUSTER, *settings)) for name, says, settings in changes]
 
 
 def cluster(workers: int, envs: int) -> tuple[str, ...]:
@@ -734,11 +732,14 @@ def main() -> None:
             print("what the machine can do of each part alone (tools/limits.py) ...", flush=True)
             results["limits"] = limits.measure(args.config, args.set, args.limit_seconds, plan.cores)
         bench.run()
+        stopped = False
     except KeyboardInterrupt:
-        print("\nstopped", flush=True)
+        stopped = True
     add_ratios(results)
     runs.write_json(args.out, results)
     print(f"\n{table(results)}\n\n{caption(results)}\n{args.out}")
+    if stopped:
+        sys.exit("stopped: the table has what was measured before")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import gymnasium.vector
 import numpy as np
+from torch import nn
 
 if not hasattr(gymnasium.vector, "AutoresetMode"):  # gymnasium before 1.1, which some peers ask for
     gymnasium.vector.AutoresetMode = type("AutoresetMode", (), {"NEXT_STEP": "NextStep"})
@@ -101,6 +103,18 @@ class Realms:
             final = obs["features"]
             obs, _ = self._envs.reset(options={"reset_mask": ended})
         return Step(obs["features"], obs["legal"], reward, terminated, truncated, final)
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """One of the two networks, as diy/algorithm/model.py makes them."""
+    sizes, gains = (inputs, hidden, hidden, outputs), (math.sqrt(2), math.sqrt(2), 1.0 if outputs == 1 else 0.01)
+    layers: list[nn.Module] = []
+    for before, after, gain in zip(sizes, sizes[1:], gains, strict=False):
+        layer = nn.Linear(before, after)
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
 
 
 def report(env_steps: int, updates: int, scores: list[float]) -> None:
