@@ -49,7 +49,7 @@ class Config:
     entropy_end: float = 0.0  # ... and at total_env_steps, linear between
 
     # the optimizer (Adam)
-    total_env_steps: int = 10_000_000  # horizon of both schedules; training may go on after it with the end values
+    total_env_steps: int = 18_000_000  # horizon of both schedules; training may go on after it with the end values
     lr_start: float = 1e-3  # learning rate at the first step ...
     lr_end: float = 5e-5  # ... and at total_env_steps, linear between
     adam_eps: float = 1e-5  # Adam's epsilon
