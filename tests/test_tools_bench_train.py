@@ -40,12 +40,13 @@ def test_every_row_is_a_start_that_the_configuration_allows():
         plan = make_plan(load_config(path).app, this_machine())
         rows = [*bench_train.our_rows(plan.round_size), *bench_train.slow_rows(plan, minibatch=64)]
         assert len({row.name for row in rows}) == len(rows)
+        assert not {row.name for row in rows} & {row.group for row in rows}
         ours = [row for row in rows if row.kind in ("local", "cluster") and "reverb" not in row.name]
         for row in ours:
             app = load_config(path, row.settings).app
             made = make_plan(app, this_machine())
             assert (app.wrapper_type == "local") == (row.kind == "local")
-            if row.group in ("local", "cluster"):
+            if row.name == "local" or row.group == "cluster":
                 assert made.round_size == plan.round_size, row.name
 
 
@@ -188,8 +189,8 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
     )
     config = load_config(SMOKE, TINY)
     rows = [row for row in bench_train.our_rows(8) if row.name in ("plain", "cluster-1-local-native")]
-    rows.append(Row("broken", "plain", "is wrong", "plain", ("no_such_field=1",)))
-    results = {"about": {}, "setup": {}, "limits": None, "rows": {}}
+    rows.append(Row("broken", "yardstick", "is wrong", "plain", ("no_such_field=1",)))
+    results = {"about": {}, "setup": {"to_score": None}, "limits": None, "rows": {}}
     for row in rows:
         known = {"group": row.group, "kind": row.kind, "says": row.says, "settings": list(row.settings)}
         results["rows"][row.name] = {**known, "rounds": [], "failed": ""}

@@ -88,11 +88,11 @@ def our_rows(total: int) -> list[Row]:
     """The plain loop, one process, and clusters. total: environments."""
     one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
     rows = [
-        Row("plain", "plain", "plain loop", "plain"),
-        Row("plain-fp32", "plain", "plain loop, float32", "plain", ("precision='fp32'",)),
-        Row("tuner", "tuner", "as the tuner chooses", "cluster", CLUSTER),
-        Row("tuner-evaluator", "tuner", "as the tuner chooses, with the evaluator", "cluster", CLUSTER[:1]),
-        Row("local", "local", "one process", "local", one),
+        Row("plain", "yardstick", "plain loop", "plain"),
+        Row("plain-fp32", "yardstick", "plain loop, float32", "plain", ("precision='fp32'",)),
+        Row("tuner", "default", "as the tuner chooses", "cluster", CLUSTER),
+        Row("tuner-evaluator", "default", "as the tuner chooses, with the evaluator", "cluster", CLUSTER[:1]),
+        Row("local", "yardstick", "one process", "local", one),
     ]
     for workers in (1, 2, 4):
         if workers > total:
@@ -154,7 +154,7 @@ def chosen_rows(rows: Sequence[Row], names: Sequence[str], slow: bool) -> list[R
         if name not in known:
             raise ConfigError(f"--rows {name}: there is no such row; allowed is what --list shows, or a group of it")
     if names:
-        return [row for row in rows if row.name in names or row.group in names]
+        return [row for row in rows if row.name in names or row.group in names]  # no group has the name of a row
     return [row for row in rows if slow or row.group != "slow"]
 
 
@@ -164,6 +164,7 @@ def chosen_rows(rows: Sequence[Row], names: Sequence[str], slow: bool) -> list[R
 class Start(NamedTuple):
     command: list[str]
     environment: dict[str, str]
+    folder: Path = runs.ROOT  # to work in
 
 
 def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int) -> Start:
@@ -192,7 +193,7 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int) -> Start:
         # its own cache of kernels: its numba may be another one
         environment |= {"PYTHONPATH": str(runs.ROOT), "NUMBA_CACHE_DIR": str(PEERS / name / "numba")}
         environment |= allocator if row.allocator else {}
-        return Start([str(python), "-m", f"tools.peers.{name}", *same], environment)
+        return Start([str(python), "-m", f"tools.peers.{name}", *same], environment, run)  # some write where they are
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
     return Start(runs.start_command(config, [*row.settings, *place]), environment)
 
@@ -463,8 +464,8 @@ def measure(
     began, points = time.time(), list[Point]()
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            start.command, cwd=runs.ROOT, env=start.environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            start.command, cwd=start.folder, env=start.environment, stdout=output, stderr=output,
+            stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     seen, reader, sampled = Processes(process.pid), source(), 0.0
     threads: dict[tuple[psutil.Process, int], float] = {}
@@ -562,6 +563,7 @@ class Bench:
             if row.kind == "peer" and not self._small:
                 raise ConfigError("its script is for the small features, diy.features = 'small'")
             start = start_of(row, self._config, self._plan, run, seed=number)
+            start.folder.mkdir(exist_ok=True)
             found = measure(start, log, source, self._wanted, lambda text: self._show(row, number, text))
             entry["rounds"].append({"round": number, **found})
             log.unlink()
@@ -636,7 +638,7 @@ def table(results: Results) -> str:
             cell(entry["of_default"], ".2f"),
             cell(median(entry, "cpu_s_per_1000"), ".3f"),
             cell(median(entry, "pss_mb"), ",.0f"),
-            cell(median(entry, "seconds_to_score"), ",.0f"),
+            cell(median(entry, "seconds_to_score"), ",.0f", "not reached" if results["setup"]["to_score"] else "-"),
             cell(entry["eta"], ".2f"),
             cell(entry["tau"], ".2f"),
             threads_cell(entry["rounds"][-1]["threads"]) if entry["kind"] != "peer" else "-",
@@ -645,8 +647,8 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def cell(value: float | None, form: str, none: str = "-") -> str:
+    return none if value is None else format(value, form)
 
 
 def threads_cell(roles: Mapping[str, Sequence[Sequence[int]]]) -> str:

@@ -1,7 +1,7 @@
-"""PufferLib: PuffeRL, on one vector environment of its own kind; with action masks, in the policy network.
+"""PufferLib: PuffeRL; action masks.
 
-It draws segments of a batch by the size of their advantages, as many as three passes would use; Adam in place of its
-Muon, float32, one process.
+All environments are one vector environment of its own kind, and the policy network masks. It draws segments of a batch
+by the size of their advantages, as many as three passes would use; Adam in place of its Muon, float32, one process.
 """
 
 # requires: pufferlib==3.0.0

@@ -1,6 +1,7 @@
-"""RLlib: PPO with its new API, environments in one vector environment, learner in the driver; with action masks.
+"""RLlib: PPO, new API; action masks.
 
-Processes for sampling are as many as there are spare cores; each has its share of the environments.
+Each sampling process, as many as there are spare cores, has its share of the environments in one vector environment;
+the learner is in the driver, and the policy network masks.
 """
 
 # requires: ray[rllib]==2.60.0

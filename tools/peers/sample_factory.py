@@ -1,6 +1,7 @@
-"""Sample Factory: APPO, asynchronous, one process for each share of the environments; without action masks.
+"""Sample Factory: APPO, asynchronous; no action masks.
 
-It has none: an illegal flash is a step on foot, as in the game. Its minibatches are drawn from chunks in turn.
+Each sampling process, as many as there are spare cores, has its share of the environments in one vector environment. It
+knows no masks: an illegal flash is a step on foot, as in the game.
 """
 
 # requires: sample-factory==2.1.1

@@ -1,4 +1,7 @@
-"""Stable-Baselines3: MaskablePPO of sb3-contrib on one vector environment; with action masks."""
+"""Stable-Baselines3: MaskablePPO of sb3-contrib; action masks.
+
+All environments are one vector environment.
+"""
 
 # requires: stable-baselines3==2.9.2 sb3-contrib==2.9.2
 

@@ -1,4 +1,7 @@
-"""Tianshou: PPO with its on-policy trainer on one vector environment; with action masks, in the policy network."""
+"""Tianshou: PPO, on-policy trainer; action masks.
+
+All environments are one vector environment; the policy network masks.
+"""
 
 # requires: tianshou==2.0.1
 

@@ -1,6 +1,7 @@
-"""TorchRL: its collector, GAE, replay buffer and ClipPPOLoss, as in its example; with action masks.
+"""TorchRL: PPO as in its example; action masks.
 
-The loop is that of `sota-implementations/ppo`, without compiling or CUDA graphs; the policy network masks.
+Its collector, GAE, replay buffer and ClipPPOLoss in the loop of `sota-implementations/ppo`, without compiling or CUDA
+graphs. All environments are one vector environment; the policy network masks.
 """
 
 # requires: torchrl==0.14.1
