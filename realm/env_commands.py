@@ -358,7 +358,7 @@ def ask_oracle(map_: Map, start: int, end: int, treasures: tuple[int, ...], max_
         return Answer(Bound(steps, score, tuple(best)), plan, said["actions"])
     except (OSError, ValueError, LookupError, TypeError):  # there is none, or it is damaged
         pass
-    with busy("preparing the map's distances, up to a minute the first time"):
+    with busy("preparing the map's distances, about two minutes the first time"):
         prepared = oracle.make_oracle(map_, start, end, treasures, max_step)
     with busy("playing the best plans"):
         solution = oracle.solve(prepared, treasures, max_step)

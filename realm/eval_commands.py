@@ -142,7 +142,7 @@ def _evaluate_realm(
         with _progress("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
     else:
-        with busy("the oracle's bounds (once for a map, a start and an end: up to a minute)"):
+        with busy("the oracle's bounds (once for a map, a start and an end: about two minutes)"):
             limits = report.bound_limits(map_, layouts, CACHE)
     rounds = list[Outcome]()
     for explore in request.explores:

@@ -28,7 +28,7 @@ from realm.env.options import Episode
 from realm.evaluate import Outcome
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
-FEW = 6  # treasures; so many are bounded in seconds, all of them in a minute, but that can be used again and again
+FEW = 6  # treasures; so many are bounded in seconds, all of them in two minutes, but that can be used again and again
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class Limits(NamedTuple):
 def bound_limits(map_: Map, layouts: Sequence[Episode], cache: Path | None) -> Limits:
     """The bound: no policy can score more, or take everything in fewer steps.
 
-    cache: a folder. Each pair of start and end takes up to a minute unless it is there.
+    cache: a folder. Each pair of start and end takes about two minutes unless it is there.
     """
     score, steps = np.zeros(len(layouts)), np.zeros(len(layouts), np.int64)
     for start, end in sorted({(one.start, one.end) for one in layouts}):
@@ -123,8 +123,8 @@ def executed_limits(
 ) -> Limits:
     """The oracle's own play of each layout, which a policy may beat.
 
-    Takes a few tenths of a second for each one that is not in the cache, and up to a minute for each pair of start and
-    end. show: gets how many layouts are done, and how many of these had to be played.
+    Takes a few tenths of a second for each one that is not in the cache, and about two minutes for each pair of
+    start and end. show: gets how many layouts are done, and how many of these had to be played.
     """
     score, steps = np.zeros(len(layouts)), np.zeros(len(layouts), np.int64)
     done = played = new = 0

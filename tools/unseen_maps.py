@@ -5,7 +5,7 @@
 MODEL is what `realm eval` takes: a run, its ckpt folder, one checkpoint, `shipped`, or nothing for the newest run. On
 each map it plays 25 layouts of each of 2 random pairs of start and end, and prints a line. "all %": the end was reached
 with every treasure. "excess %": how many more steps that took than the oracle's bound, which nobody can beat; a pair's
-bounds take a minute once and are kept in .cache/oracle. --no-oracle leaves them out, --executed takes its own play
+bounds take two minutes once and are kept in .cache/oracle. --no-oracle leaves them out, --executed takes its own play
 instead (a few tenths of a second a layout).
 
 "Never seen" means: neither trained on ([env]) nor used to choose the best model ([eval_env]). The map is no secret to
