@@ -414,7 +414,9 @@ def test_an_episode_is_shown_in_a_terminal_and_its_end_stays_there() -> None:
 
 
 def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
-    code = EPISODE + "from realm import cli\ncli._agent_episode = lambda _: recording\n"
+    # a program that was started in the background of a script ignores SIGINT, and hands that on to all it starts
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += EPISODE + "from realm import cli\ncli._agent_episode = lambda _: recording\n"
     code += 'raise SystemExit(cli.main(["play", "--speed", "0.5"]))'
     process, terminal = start_in_terminal(code)
     settings = termios.tcgetattr(terminal)
