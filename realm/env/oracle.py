@@ -223,13 +223,17 @@ def _new_legs(
         if after == 0 or fine == lattice.FINE:
             leg[after], last[after] = _measure(grids[after], queues, node, point, begin, flashes + 1, 0)
             continue
-        leg[after, 0], last[after, 0] = _walks(grids[after], queues, node, point, begin)
         # few of the best ways flash after the buff, so this may be coarser
         grid = lattice.make_lattice(map_, end, closed, frame)
         begin = lattice.nodes_at(*map_.points[start])
         flash_leg, flash_last = _flashes(grid, fine, queues, node, point, begin, flashes)
-        leg[after, 1:] = np.minimum(leg[after, 0], flash_leg)
-        last[after, 1:] = np.minimum(last[after, 0], flash_last)
+        # no way begins elsewhere while the buff lasts
+        near = np.flatnonzero(flash_leg[-1][:, np.flatnonzero(point == 0)].min(1) < HASTE + lattice.SLACK)
+        walk_leg, walk_last = _walks(grids[after], queues, node, point, near)
+        leg[after], last[after] = leg[0], last[0]
+        leg[after, 0][:, near], last[after, 0, near] = walk_leg, walk_last
+        leg[after, 1:, :, near] = np.moveaxis(np.minimum(walk_leg, flash_leg[..., near]), -1, 0)
+        last[after, 1:, near] = np.minimum(walk_last, flash_last[:, near]).T
     # what overlapping discs make possible
     inside = np.flatnonzero(node < 0)
     for a in inside:
@@ -256,28 +260,28 @@ def _new_legs(
 
 @jit
 def _walks(
-    grid: Lattice, q: lattice.Queues, node: NDArray[np.int32], point: NDArray[np.int32], begin: NDArray[np.int32]
+    grid: Lattice, q: lattice.Queues, node: NDArray[np.int32], point: NDArray[np.int32], sources: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Distances between contacts without a flash, on a lattice for walks. node: i32 [C], -1 for the inside of the disc
-    of `point` (i32 [C]); begin: the nodes of the start. Returns a quarter of Oracle.leg and .last, K being 1."""
-    count = len(node)
-    leg = np.full((count, count + 1), FAR, dtype=np.int32)
-    last = np.full(count + 1, FAR, dtype=np.int32)
+    """Distances without a flash from some contacts (i64 [S]) to all, i32 [C, S], and to the end, i32 [S], on a lattice
+    for walks. node: i32 [C], -1 for the inside of the disc of `point` (i32 [C])."""
+    leg = np.full((len(node), len(sources)), FAR, dtype=np.int32)
+    last = np.full(len(sources), FAR, dtype=np.int32)
     cost = np.empty(len(grid.edges), dtype=np.int32)
     at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
-    for a in range(count + 1):
-        if a < count and node[a] < 0 and point[a] == 0:  # the buff counts from where one has landed
+    for s in range(len(sources)):
+        a = sources[s]
+        if node[a] >= 0:
+            lattice.walks_from(grid, q, node[a : a + 1], cost)
+        elif point[a] == 0:  # the buff counts from where one has landed
             lattice.walks_from(grid, q, lattice.corners(grid, 0), cost)
-        elif a < count and node[a] < 0:  # one is left by flash only, but another disc may begin right there
+        else:  # one is left by flash only, but another disc may begin right there
             cost[:] = FAR
             cost[lattice.corners(grid, point[a])] = 0
-        else:
-            lattice.walks_from(grid, q, begin if a == count else node[a : a + 1], cost)
-        for c in range(count):
+        for c in range(len(node)):
             if node[c] >= 0:
-                leg[c, a] = cost[node[c]]
+                leg[c, s] = cost[node[c]]
         for square in at_end:
-            last[a] = min(last[a], lattice.corners_min(cost, square, grid.side))
+            last[s] = min(last[s], lattice.corners_min(cost, square, grid.side))
     return leg, last
 
 
