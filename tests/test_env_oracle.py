@@ -49,7 +49,7 @@ def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool, fine: int) -> No
     grid = lattice.make_lattice(games.map, 1, True, frame, fine)
     cost = np.empty(len(grid.edges), np.int32)
     begin = lattice.nodes_at(*games.map.points[2], fine=fine)
-    lattice.walks_from(grid, lattice.make_queues(grid.side + 1), begin, cost)
+    lattice.walks_from(grid, lattice.make_queues(grid.side + 1), begin, lattice.EVERYWHERE, cost)
     rng, state = np.random.default_rng(1), games.state
     direction = rng.integers(8, size=200)
     for t in range(1, 301):
@@ -121,9 +121,16 @@ def test_distances_are_the_shortest(fine: int) -> None:
         walks = lowered(grid, seeds)
         flashes = flashed(grid, walks)
         for slack in (0, lattice.SLACK):
-            lattice.distances_from(grid, queues, np.array([source]), True, slack, cost, landed)
+            lattice.distances_from(grid, queues, np.array([source]), True, slack, lattice.EVERYWHERE, cost, landed)
             assert (cost[0] == walks).all()
-            assert (cost[1] == lowered(grid, np.minimum(flashes, np.minimum(walks + slack, lattice.FAR)))).all()
+            truth = lowered(grid, np.minimum(flashes, np.minimum(walks + slack, lattice.FAR)))
+            assert (cost[1] == truth).all()
+            # asked for a few nodes only, it may stop early
+            near = np.flatnonzero(walks < 20 * lattice.STEP)[::97].astype(np.int32)
+            lattice.distances_from(grid, queues, np.array([source]), True, slack, near, cost, landed)
+            assert (cost[0, near] == walks[near]).all()
+            assert (cost[1, near] == truth[near]).all()
+            assert (cost[0] != walks).any()
 
 
 # ---- exhaustive search ----
@@ -246,6 +253,42 @@ def brute_steps(oracle: Oracle, treasures: tuple[int, ...]) -> int:
 def test_table_equals_enumeration(oracle: Oracle) -> None:
     for part in subsets(TREASURES):
         assert oracle.steps[oracles.set_index(oracle, part)] == brute_steps(oracle, part)
+
+
+def brute_rest(oracle: Oracle, tail: list[int]) -> NDArray[np.int64]:
+    """Length from each contact of the buff, just taken, over the blocks `tail` in order to the end, without a flash."""
+    buff = len(oracle.treasures)
+    blocks = [slice(oracle.block[k], oracle.block[k + 1]) for k in range(buff + 1)]
+    count = blocks[buff].stop - blocks[buff].start
+    rest = np.empty(count, np.int64)
+    after = brute_rest(oracle, tail[tail.index(buff) + 1 :]) if buff in tail else None
+    for c in range(count):
+        since, here = np.full(count, lattice.FAR, dtype=np.int64), buff
+        since[c] = 0
+        for k in tail[: tail.index(buff) + 1 if buff in tail else None]:
+            slow, fast = oracle.leg[:, 0, blocks[k], blocks[here]].astype(np.int64)
+            since, here = (np.where(since < oracles.HASTE, fast, slow) + since).min(1), k
+        slow, fast = oracle.last[:, 0, blocks[here]].astype(np.int64)
+        onward = np.where(since < oracles.HASTE, fast, slow) if after is None else after
+        rest[c] = (since + onward).min()
+    return np.where(rest >= 70 * lattice.STEP, rest - 20 * lattice.STEP, rest * 5 // 7)
+
+
+def test_two_buffs_equal_enumeration(oracle: Oracle) -> None:
+    buff = len(oracle.treasures)
+    value = np.full((1, 3, 2**buff, oracle.leg.shape[-1]), lattice.FAR, np.int32)
+    oracles._fill(oracle.leg[:, :1].copy(), oracle.last[:, :1].copy(), oracle.block, value)
+    for part in subsets((0, 1, 2)):
+        truth = lattice.FAR
+        for order in set(itertools.permutations((*part, buff, buff))):
+            first = order.index(buff)
+            rest = brute_rest(oracle, list(order[first + 1 :]))
+            for k in reversed(range(first + 1)):
+                here = slice(oracle.block[order[k]], oracle.block[order[k] + 1])
+                before = slice(oracle.block[order[k - 1]], oracle.block[order[k - 1] + 1]) if k else slice(-1, None)
+                rest = (oracle.leg[0, 0, here, before].astype(np.int64) + rest[:, None]).min(0)
+            truth = min(truth, int(rest[0]))
+        assert value[0, 2, sum(1 << k for k in part), -1] == truth
 
 
 def test_plans_are_the_best_orders(oracle: Oracle) -> None:

@@ -48,7 +48,7 @@ class Oracle(NamedTuple):
 
     Contacts are the nodes on the border of each trigger disc, and one that stands for its inside; those of treasures[k]
     are block[k] .. block[k + 1] - 1, then come the buff's, then the start. A is their number, C without the start. The
-    first axis of `leg`, `last` and `value` is 0 before any buff, 1 after one.
+    first axis of `leg` and `last` is 1 while one has the buff, else 0.
     """
 
     map: Map
@@ -59,7 +59,7 @@ class Oracle(NamedTuple):
     block: NDArray[np.int32]  # [n + 3]
     leg: NDArray[np.int32]  # [2, K, C, A] length from contact [.., a] to contact [.., c, .] with up to k flashes
     last: NDArray[np.int32]  # [2, K, A] the same to the end
-    value: NDArray[np.int32]  # [2, K, B, 2**n, A] from contact a over all of a set and b more buffs to the end
+    value: NDArray[np.int32]  # [K, B, 2**n, A] from contact a over all of a set and b buffs to the end
     steps: NDArray[np.int32]  # [2**n] least steps of an episode that takes all of the set, FAR if there is none
 
 
@@ -134,9 +134,9 @@ def make_oracle(
     flashes = buffs = 1
     block, leg, last = _legs(map_, start, end, ids, flashes, fine, cache)
     while True:
-        value = np.empty((2, flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), dtype=np.int32)
+        value = np.full((flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), FAR, dtype=np.int32)
         _fill(leg, last, block, value)
-        steps = _steps(value[0, ..., -1], max_step)
+        steps = _steps(value[..., -1], max_step)
         # with one more of these a long episode could be shorter
         longest = min(int(steps.max(initial=0)), max_step)  # what is out of reach so far may need them, too
         more_flashes = longest > FLASH_PERIOD * flashes + 1
@@ -211,29 +211,22 @@ def _new_legs(
     closed = lattice.end_is_clear(map_, start, end, discs)
     frames = (physics.WALK_FRAME, physics.BUFF_FRAME)  # with the buff a frame may cut more of a corner
     grids = [lattice.make_lattice(map_, end, closed, frame, fine) for frame in frames]
+    ends = [lattice.make_lattice(map_, end, False, frame, fine) for frame in frames]
     borders = [lattice.border(grids[1], i) for i in discs]
     node = np.concatenate([np.append(border, -1) for border in borders]).astype(np.int32)  # -1: inside
     owner = np.repeat(np.arange(len(discs)), [len(border) + 1 for border in borders])
     point = np.array(discs, dtype=np.int32)[owner]
-    leg = np.empty((2, flashes + 1, len(node), len(node) + 1), dtype=np.int32)
-    last = np.empty((2, flashes + 1, len(node) + 1), dtype=np.int32)
+    begin = lattice.nodes_at(*map_.points[start], fine=fine)
     queues = lattice.make_queues(grids[0].side + 1)
-    for after, frame in enumerate(frames):
-        begin = lattice.nodes_at(*map_.points[start], fine=fine)
-        if after == 0 or fine == lattice.FINE:
-            leg[after], last[after] = _measure(grids[after], queues, node, point, begin, flashes + 1, 0)
-            continue
+    ways, ways_to_end = _measure(grids[0], ends[0], queues, node, point, begin, flashes + 1, 0)
+    leg, last = np.stack([ways, ways]), np.stack([ways_to_end, ways_to_end])
+    if fine == lattice.FINE:
+        leg[1], last[1] = _measure(grids[1], ends[1], queues, node, point, begin, flashes + 1, 0)
+    else:
+        leg[1, :], last[1, :] = _measure(grids[1], ends[1], queues, node, point, begin, 1, 0)
         # few of the best ways flash after the buff, so this may be coarser
-        grid = lattice.make_lattice(map_, end, closed, frame)
-        begin = lattice.nodes_at(*map_.points[start])
-        flash_leg, flash_last = _flashes(grid, fine, queues, node, point, begin, flashes)
-        # no way begins elsewhere while the buff lasts
-        near = np.flatnonzero(flash_leg[-1][:, np.flatnonzero(point == 0)].min(1) < HASTE + lattice.SLACK)
-        walk_leg, walk_last = _walks(grids[after], queues, node, point, near)
-        leg[after], last[after] = leg[0], last[0]
-        leg[after, 0][:, near], last[after, 0, near] = walk_leg, walk_last
-        leg[after, 1:, :, near] = np.moveaxis(np.minimum(walk_leg, flash_leg[..., near]), -1, 0)
-        last[after, 1:, near] = np.minimum(walk_last, flash_last[:, near]).T
+        ways, ways_to_end = _flashes(map_, start, end, closed, fine, queues, node, point, flashes)
+        leg[1, 1:], last[1, 1:] = np.minimum(leg[1, 1:], ways), np.minimum(last[1, 1:], ways_to_end)
     # what overlapping discs make possible
     inside = np.flatnonzero(node < 0)
     for a in inside:
@@ -258,55 +251,33 @@ def _new_legs(
     return block, leg, last
 
 
-@jit
-def _walks(
-    grid: Lattice, q: lattice.Queues, node: NDArray[np.int32], point: NDArray[np.int32], sources: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Distances without a flash from some contacts (i64 [S]) to all, i32 [C, S], and to the end, i32 [S], on a lattice
-    for walks. node: i32 [C], -1 for the inside of the disc of `point` (i32 [C])."""
-    leg = np.full((len(node), len(sources)), FAR, dtype=np.int32)
-    last = np.full(len(sources), FAR, dtype=np.int32)
-    cost = np.empty(len(grid.edges), dtype=np.int32)
-    at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
-    for s in range(len(sources)):
-        a = sources[s]
-        if node[a] >= 0:
-            lattice.walks_from(grid, q, node[a : a + 1], cost)
-        elif point[a] == 0:  # the buff counts from where one has landed
-            lattice.walks_from(grid, q, lattice.corners(grid, 0), cost)
-        else:  # one is left by flash only, but another disc may begin right there
-            cost[:] = FAR
-            cost[lattice.corners(grid, point[a])] = 0
-        for c in range(len(node)):
-            if node[c] >= 0:
-                leg[c, s] = cost[node[c]]
-        for square in at_end:
-            last[s] = min(last[s], lattice.corners_min(cost, square, grid.side))
-    return leg, last
-
-
 def _flashes(
-    grid: Lattice,
+    map_: Map,
+    start: int,
+    end: int,
+    closed: bool,
     fine: int,
     q: lattice.Queues,
     node: NDArray[np.int32],
     point: NDArray[np.int32],
-    begin: NDArray[np.int32],
     flashes: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Distances between contacts with up to 1 .. `flashes` flashes: i32 [flashes, C, C + 1], and to the end: i32
-    [flashes, C + 1]. `node` is of the lattice with `fine`, `begin` of `grid`, which is coarser: of a contact between
-    its nodes it measures the ways from and to all nodes around it, and the shortest one counts. As a way's length is
-    linear between those, this is not longer than the true one, and between a contact and the next one it changes no
+    """Distances after a buff between contacts with up to 1 .. `flashes` flashes: i32 [flashes, C, C + 1], and to the
+    end: i32 [flashes, C + 1]. `node` is of the lattice with `fine`, but they are measured on a coarser one: of a
+    contact between its nodes the ways from and to all nodes around it, and the shortest one counts. As a way's length
+    is linear between those, this is not longer than the true one, and between a contact and the next one it changes no
     faster than linearly, so the best place is still a contact.
     """
+    grid, open_ = (lattice.make_lattice(map_, end, shut, physics.BUFF_FRAME) for shut in (closed, False))
     inside = np.flatnonzero(node < 0)
     places = [np.array(divmod(int(n), SIZE * fine + 1)) * CELL / fine for n in node]
     around = [lattice.nodes_at(x, z) for z, x in places]
     spots = np.unique(np.concatenate([around[c] for c in np.flatnonzero(node >= 0)]))
     targets = np.concatenate([spots, np.full(len(inside), -1)]).astype(np.int32)
     owners = np.concatenate([np.zeros(len(spots)), point[inside]]).astype(np.int32)
-    leg, last = (part[1:] for part in _measure(grid, q, targets, owners, begin, flashes + 1, lattice.SLACK))
+    begin = lattice.nodes_at(*map_.points[start])
+    ways, ways_to_end = _measure(grid, open_, q, targets, owners, begin, flashes + 1, lattice.SLACK)
+    leg, last = ways[1:], ways_to_end[1:]
     # up to four nodes of each contact
     at = np.stack([np.resize(np.searchsorted(spots, nodes), 4) for nodes in around])
     at[inside] = len(spots) + np.arange(len(inside))[:, None]
@@ -321,6 +292,7 @@ def _flashes(
 @jit
 def _measure(
     grid: Lattice,
+    end: Lattice,
     q: lattice.Queues,
     node: NDArray[np.int32],
     point: NDArray[np.int32],
@@ -328,29 +300,56 @@ def _measure(
     layers: int,
     slack: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """As `_walks`, with up to 0, 1 .. layers - 1 flashes: i32 [layers, C, C + 1] and i32 [layers, C + 1]. `slack`: see
-    `distances_from`."""
-    count = len(node)
+    """Distances with up to 0, 1 .. layers - 1 flashes, of which `slack` is told at `lattice.distances_from`: from each
+    of C contacts and the start, which is at the nodes `begin`, to each contact, i32 [layers, C, C + 1], and to the end,
+    i32 [layers, C + 1]. node: i32 [C], -1 for the inside of the disc of `point` (i32 [C]). end: as `grid`, with the
+    end's disc open.
+
+    A way back is as long, so each border node is measured only to those that come after it, the farthest from the buff
+    first: what is left is near together, and the search may end early. Nobody walks into an inside. One of the
+    treasures' is left by flash only, but another disc may begin right there; and the buff counts from where one has
+    landed, so from its inside one may walk.
+    """
+    count, nowhere = len(node), node[:0]
     leg = np.full((layers, count, count + 1), FAR, dtype=np.int32)
     last = np.full((layers, count + 1), FAR, dtype=np.int32)
     cost = np.empty((layers, len(grid.edges)), dtype=np.int32)
     landed = np.empty((layers, END_BIT + 1), dtype=np.int32)
-    at_end = np.flatnonzero(grid.discs >> END_BIT & 1)
-    for a in range(count + 1):
-        if a == count:
-            sources = begin
-        elif node[a] >= 0:
-            sources = node[a : a + 1]
-        else:
-            sources = lattice.corners(grid, point[a])
-        walk = a == count or node[a] >= 0 or point[a] == 0
-        lattice.distances_from(grid, q, sources, walk, slack, cost, landed)
+    inside, border = np.flatnonzero(node < 0), np.flatnonzero(node >= 0)
+
+    lattice.distances_from(end, q, lattice.corners(end, END_BIT), True, slack, nowhere, cost, landed)
+    for k in range(layers):
+        for c in range(count):
+            last[k, c] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
+            if node[c] < 0 and point[c] == 0:
+                last[k, c] = min(last[k, c], cost[k][lattice.corners(grid, 0)].min())
+        last[k, count] = cost[k][begin].min()
+    lattice.distances_from(grid, q, begin, True, slack, nowhere, cost, landed)
+    for k in range(layers):
+        for c in range(count):
+            leg[k, c, count] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
+    for a in inside:
+        corners = lattice.corners(grid, point[a])
+        lattice.distances_from(grid, q, corners, False, slack, nowhere, cost, landed)
         for k in range(layers):
-            for c in range(count):
-                leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
-            last[k, a] = landed[k, END_BIT]
-            for s in at_end:
-                last[k, a] = min(last[k, a], lattice.corners_min(cost[k], s, grid.side))
+            leg[k, inside, a] = landed[k][point[inside]]
+            for c in border:
+                if k > 0:
+                    leg[k, a, c] = cost[k, node[c]]
+                leg[k, c, a] = min(cost[k, node[c]], cost[0, node[c]])
+        if point[a] == 0:
+            lattice.distances_from(grid, q, corners, True, slack, nowhere, cost, landed)
+            for k in range(layers):
+                for c in range(count):
+                    leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
+    lattice.walks_from(grid, q, lattice.corners(grid, 0), nowhere, cost[0])
+    todo = border[np.argsort(-cost[0][node[border]])]
+    for s in range(len(todo)):
+        a, others = todo[s], todo[s:]
+        lattice.distances_from(grid, q, node[a : a + 1], True, slack, node[others], cost, landed)
+        for k in range(layers):
+            for c in others:
+                leg[k, c, a] = leg[k, a, c] = cost[k, node[c]]
     return leg, last
 
 
@@ -424,55 +423,49 @@ def _needed(rest: NDArray[np.int32], way: NDArray[np.int32], needed: NDArray[np.
 
 @jit
 def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]) -> None:
-    """Oracle.value from what comes before it there. Sets only ever look at smaller ones, or at fewer buffs."""
-    _, layers, buffs, sets, count = value.shape
+    """Oracle.value, FAR so far. Sets only ever look at smaller ones, or at fewer buffs."""
+    layers, buffs, sets, count = value.shape
     n = len(block) - 3
     needed = np.empty(count, dtype=np.int64)
-    last_buff = np.empty((0, 0, 0), dtype=np.int32)
+    with_buff = np.full((layers, block[n + 1] - block[n], sets), FAR, dtype=np.int32)
     for b in range(buffs):
-        if b == 1:
-            last_buff = _after_last_buff(leg, last, block, value[0, :, 0])
+        if b == 0:
+            value[:, 0, 0] = last[0]
+        else:
+            with_buff = _with_buff(leg, last, block, value[:, b - 1], with_buff, b == 1)
         for left in range(sets):
-            for after in range(2):
+            for j in range(n + 1):
+                if (j == n and b == 0) or (j < n and not left >> j & 1):
+                    continue
+                begin, end = block[j], block[j + 1]
                 for f in range(layers):
-                    value[after, f, b, left] = FAR
-                    if left == 0 and b == 0:
-                        value[after, f, b, left] = last[after, f]
-                if after == 1 and b == buffs - 1 and b > 0:
-                    continue  # one more buff than is asked for
-                for j in range(n + 1):
-                    if (j == n and b == 0) or (j < n and not left >> j & 1):
-                        continue
-                    begin, end = block[j], block[j + 1]
-                    for f in range(layers):
-                        if j == n:
-                            rest = (
-                                last_buff[f, :, left].copy() if b == 1 else value[1, f, b - 1, left, begin:end].copy()
-                            )
-                            for c in range(len(rest)):
-                                rest[c] = boost(int(rest[c])) if rest[c] < FAR else FAR
-                        else:
-                            rest = value[after, f, b, left ^ (1 << j), begin:end].copy()
-                        for m in range(_needed(rest, leg[after, 0, begin:end, begin:end], needed)):
-                            c = needed[m]
-                            for k in range(layers - f):
-                                out = value[after, f + k, b, left]
-                                # contacts of the set itself are never asked for
-                                for i in range(n + 2):
-                                    if i >= n or not left >> i & 1:
-                                        _lower(
-                                            out[block[i] : block[i + 1]],
-                                            leg[after, k, begin + c, block[i] : block[i + 1]],
-                                            rest[c],
-                                        )
+                    rest = with_buff[f, :, left].copy() if j == n else value[f, b, left ^ (1 << j), begin:end].copy()
+                    for m in range(_needed(rest, leg[0, 0, begin:end, begin:end], needed)):
+                        c = needed[m]
+                        for k in range(layers - f):
+                            out = value[f + k, b, left]
+                            # contacts of the set itself are never asked for
+                            for i in range(n + 2):
+                                if i >= n or not left >> i & 1:
+                                    _lower(
+                                        out[block[i] : block[i + 1]],
+                                        leg[0, k, begin + c, block[i] : block[i + 1]],
+                                        rest[c],
+                                    )
 
 
 @jit
-def _after_last_buff(
-    leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]
+def _with_buff(
+    leg: NDArray[np.int32],
+    last: NDArray[np.int32],
+    block: NDArray[np.int32],
+    value: NDArray[np.int32],
+    again: NDArray[np.int32],
+    final: bool,
 ) -> NDArray[np.int32]:
-    """Length from each of the D contacts of the buff over all of a set to the end, after the last buff and before
-    `boost`; i32 [K, D, 2**n]. value: i32 [K, 2**n, A], Oracle.value without any buff.
+    """Length from each of the D contacts of the buff, just taken, over all of a set to the end; i32 [K, D, 2**n].
+    `value`: i32 [K, 2**n, A], Oracle.value with as many buffs as are still to come. `again`: what this gave for the
+    next one of them; not looked at if this one is the `final` buff.
 
     Ways between contacts that begin within HASTE of the buff are those of a hero who has it, and the others are not.
     So this goes forward, over the sets that can be taken in that time: of two ways to the same contact over the same
@@ -482,7 +475,7 @@ def _after_last_buff(
     n = len(block) - 3
     first, discs = block[n], block[n + 1] - block[n]
     onward = leg[1].transpose((0, 2, 1)).copy()  # [K, A, C], from, to
-    final = _one_more(leg, last, block, value).transpose((0, 2, 1)).copy()  # [K, A, 2**n]
+    and_on = _one_more(leg, last, block, value, again, final).transpose((0, 2, 1)).copy()  # [K, A, 2**n]
     rest = np.full((layers, discs, sets), FAR, dtype=np.int32)
     length = np.full((sets, layers, count), FAR, dtype=np.int32)  # to a contact of one of the set, from the buff
     reached = np.zeros(sets, dtype=np.bool_)
@@ -514,7 +507,7 @@ def _after_last_buff(
                                         way,
                                     )
                             # this way is the last one with the buff, or rather: not longer than if it were
-                            out, then, left = rest[k + f, s], final[f, a], others
+                            out, then, left = rest[k + f, s], and_on[f, a], others
                             while True:  # over all parts of `others`
                                 out[taken | left] = min(out[taken | left], np.int32(way + then[left]))
                                 if left == 0:
@@ -522,26 +515,37 @@ def _after_last_buff(
                                 left = (left - 1) & others
             length[taken] = FAR
             reached[taken] = False
-    return np.minimum(rest, FAR).astype(np.int32)
+    for k in range(layers):
+        for s in range(discs):
+            for part in range(sets):
+                rest[k, s, part] = boost(int(rest[k, s, part])) if rest[k, s, part] < FAR else FAR
+    return rest
 
 
 @jit
 def _one_more(
-    leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]
+    leg: NDArray[np.int32],
+    last: NDArray[np.int32],
+    block: NDArray[np.int32],
+    value: NDArray[np.int32],
+    again: NDArray[np.int32],
+    final: bool,
 ) -> NDArray[np.int32]:
-    """As `value` (i32 [K, 2**n, A], without any buff), but the way to the next contact is one with the buff."""
+    """As `value` (i32 [K, 2**n, A]), but the way to the next contact is one with the buff. `again`, `final`: see
+    `_with_buff`."""
     layers, sets, count = value.shape
     n = len(block) - 3
     needed = np.empty(count, dtype=np.int64)
     result = np.full(value.shape, FAR, dtype=np.int32)
-    result[:, 0] = last[1]
+    if final:
+        result[:, 0] = last[1]
     for left in range(sets):
-        for j in range(n):
-            if not left >> j & 1:
+        for j in range(n + 1):
+            if (j == n and final) or (j < n and not left >> j & 1):
                 continue
             begin, end = block[j], block[j + 1]
             for f in range(layers):
-                rest = value[f, left ^ (1 << j), begin:end].copy()
+                rest = again[f, :, left].copy() if j == n else value[f, left ^ (1 << j), begin:end].copy()
                 for m in range(_needed(rest, leg[1, 0, begin:end, begin:end], needed)):
                     for k in range(layers - f):
                         for i in range(n + 1):
@@ -609,7 +613,7 @@ def plans(oracle: Oracle, treasures: Sequence[int], number: int = 1) -> list[Pla
     everything = set_index(oracle, treasures)
     if oracle.steps[everything] >= FAR:
         return []
-    length = oracle.value[0, :, :, everything : everything + 1, -1]
+    length = oracle.value[:, :, everything : everything + 1, -1]
     # no more flashes than the bound needs
     flashes = min(range(len(length)), key=lambda f: (int(_steps(length[: f + 1], oracle.max_step)[0]), f))
     found: list[Plan] = []
@@ -642,18 +646,16 @@ def _shortest(oracle: Oracle, everything: int, flashes: int, buffs: int, number:
 
 
 def _length(oracle: Oracle, done: tuple[int, ...], left: int, buffs: int, flashes: int, closed: bool) -> int:
-    """The least length of a way that begins with the blocks `done` in order and goes on as is best, or ends."""
+    """The least length of a way that begins with the blocks `done` in order and goes on as is best, or ends. (That one
+    gets around corners a little better with the buff is left out here: it hardly changes which order is best.)"""
     block, leg, buff = oracle.block, oracle.leg, len(oracle.treasures)
     where = [slice(-1, None), *(slice(block[k], block[k + 1]) for k in done)]
-    after = int(buff in done)
-    if closed:
-        rest = oracle.last[after, : flashes + 1, where[-1]]
-    else:
-        rest = oracle.value[after, : flashes + 1, buffs, left, where[-1]]
+    rest = oracle.last[0] if closed else oracle.value[:, buffs, left]
+    rest = rest[: flashes + 1, where[-1]]
     for m in range(len(done) - 1, -1, -1):
         if done[m] == buff:
             rest = boosted(rest)
-        way = leg[int(buff in done[:m]), :, where[m + 1], where[m]]
+        way = leg[0, :, where[m + 1], where[m]]
         rest = np.stack(
             [np.min([(way[k] + rest[f - k, :, None]).min(0) for k in range(f + 1)], axis=0) for f in range(flashes + 1)]
         )

@@ -187,11 +187,12 @@ def _around(squares: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 @jit
 def corners(lattice: Lattice, i: int) -> NDArray[np.int32]:
-    """The nodes of the squares of disc i where one can stand; i32 [n]."""
+    """The nodes of the squares of disc i (END_BIT: of the end) where one can stand, for the end also of the squares
+    that one can only walk over; i32 [n]."""
     nodes = lattice.side + 1
     of_disc = np.zeros(nodes * nodes, dtype=np.bool_)
     for square in range(len(lattice.stand)):
-        if lattice.stand[square] == 1 and lattice.discs[square] >> i & 1:
+        if (lattice.stand[square] == 1 or i == END_BIT) and lattice.discs[square] >> i & 1:
             node = square // lattice.side * nodes + square % lattice.side
             of_disc[node] = of_disc[node + 1] = of_disc[node + nodes] = of_disc[node + nodes + 1] = True
     return np.flatnonzero(of_disc).astype(np.int32)
@@ -216,6 +217,7 @@ class Queues(NamedTuple):
 
 
 SEED = 8  # instead of a direction: reached over no edge
+EVERYWHERE = np.empty(0, dtype=np.int32)  # as `targets` of `spread`: all nodes
 
 
 def make_queues(nodes: int = NODES) -> Queues:
@@ -227,11 +229,18 @@ def make_queues(nodes: int = NODES) -> Queues:
 
 @jit
 def spread(
-    edges: NDArray[np.uint16], nodes: int, straight: int, cost: NDArray[np.int32], q: Queues, seeds: int
+    edges: NDArray[np.uint16],
+    nodes: int,
+    straight: int,
+    cost: NDArray[np.int32],
+    q: Queues,
+    seeds: int,
+    targets: NDArray[np.int32],
 ) -> None:
     """Dijkstra from several nodes of a lattice of `nodes` x `nodes`, whose axis-aligned edges are `straight` long.
     q.seed holds `seeds` nodes with rising costs, already in `cost` (i32 [nodes * nodes], FAR elsewhere), which is
-    lowered to the distances.
+    lowered to the distances: of all nodes if there are no `targets` (i32 [n], nodes), else of those that are not
+    farther than any of these. What is beyond keeps too high a cost.
 
     The nodes between n and n + 1 times `straight` away wait in one of four queues and are taken in any order: edges are
     no shorter than that, so none of them leads to another. (They lead at most two queues ahead.) And of all shortest
@@ -255,11 +264,16 @@ def spread(
     size = np.zeros(4, dtype=np.int64)
     at = 0  # seeds taken
     now = 0
+    reached = 0  # targets
     while True:
         if size[0] + size[1] + size[2] + size[3] == 0:
             if at == seeds:
                 return
             now = int(q.seed[at] >> 32) // straight
+        while reached < len(targets) and cost[targets[reached]] < now * straight:
+            reached += 1
+        if 0 < len(targets) == reached:
+            return
         entry, count = q.entry[now & 3], size[now & 3]
         while at < seeds and (q.seed[at] >> 32) // straight == now:
             entry[count] = (q.seed[at] & 0xFFFFFFFF) << 4 | SEED
@@ -393,13 +407,16 @@ def _seeds(lattice: Lattice, straight: int, cost: NDArray[np.int32], rest: NDArr
 
 
 @jit
-def walks_from(lattice: Lattice, q: Queues, nodes: NDArray[np.int32], cost: NDArray[np.int32]) -> None:
-    """Distances from any of `nodes` (i32 [n]) without a flash; cost: i32 [N * N], overwritten."""
+def walks_from(
+    lattice: Lattice, q: Queues, nodes: NDArray[np.int32], targets: NDArray[np.int32], cost: NDArray[np.int32]
+) -> None:
+    """Distances from any of `nodes` (i32 [n]) without a flash; cost: i32 [N * N], overwritten. `targets`: see
+    `spread`."""
     cost[:] = FAR
     for n in range(len(nodes)):
         cost[nodes[n]] = 0
         put(q, n, nodes[n], 0)
-    spread(lattice.edges, lattice.side + 1, STRAIGHT * SQUARES // lattice.side, cost, q, len(nodes))
+    spread(lattice.edges, lattice.side + 1, STRAIGHT * SQUARES // lattice.side, cost, q, len(nodes), targets)
 
 
 @jit
@@ -409,31 +426,37 @@ def distances_from(
     nodes: NDArray[np.int32],
     walk: bool,
     slack: int,
+    targets: NDArray[np.int32],
     cost: NDArray[np.int32],
     landed: NDArray[np.int32],
 ) -> None:
     """Distances with 0, up to 1, .. K - 1 flashes on the way, a flash counting as long as a step.
 
-    From any of `nodes` (i32 [n]); without `walk`, they can only be left by flash. cost: i32 [K, N * N]. landed: i32
-    [K, 17], the same to the disc of each point (16: the end), if the last thing before was the flash. Both are
-    overwritten. In cost[1:], ways without a flash are taken to be longer by `slack`: if a finer lattice knows them
-    better, they shall not hide ways with a flash that are almost as short.
+    From any of `nodes` (i32 [n]); without `walk`, they can only be left by flash, and cost[1:] is of ways that do.
+    cost: i32 [K, N * N]. landed: i32 [K, 17], the same to the disc of each point (16: the end), if the last thing
+    before was the flash. Both are overwritten. In cost[1:], ways without a flash are taken to be longer by `slack`
+    (less than a step): if a finer lattice knows them better, they shall not hide ways with a flash that are almost as
+    short. With `targets` (see `spread`) the distances to these are right, but `landed` is not.
     """
     q.near[:] = FAR
     landed[:] = FAR
     if walk:
-        walks_from(lattice, q, nodes, cost[0])
+        walks_from(lattice, q, nodes, targets, cost[0])
     else:
         cost[0] = FAR
         cost[0, nodes] = 0
     straight = STRAIGHT * SQUARES // lattice.side
     for k in range(1, len(cost)):
-        for node in range(len(cost[k])):
-            cost[k, node] = min(FAR, cost[k - 1, node] + (slack if k == 1 else 0))
+        if k == 1 and not walk:
+            cost[k] = FAR
+        else:
+            for node in range(len(cost[k])):
+                cost[k, node] = min(FAR, cost[k - 1, node] + (slack if k == 1 else 0))
         rest = cost[k].copy()
         _flash(lattice, cost[k - 1], cost[k], landed[k], q)
         # only what a flash makes better has to be spread
-        spread(lattice.edges, lattice.side + 1, straight, cost[k], q, _seeds(lattice, straight, cost[k], rest, q))
+        seeds = _seeds(lattice, straight, cost[k], rest, q)
+        spread(lattice.edges, lattice.side + 1, straight, cost[k], q, seeds, targets)
 
 
 @jit

@@ -86,8 +86,9 @@ def field(player: Player, order: tuple[int, ...], flashes: int) -> NDArray[np.in
             length[f, disc] = np.minimum(length[f, disc], done)
             new = np.flatnonzero(length[f] < (length[f - 1] if f > 0 else FAR))
             new = new[np.argsort(length[f, new], kind="stable")]
-            player.queues.seed[: len(new)] = length[f, new].astype(np.int64) << 32 | new
-            lattice.spread(player.edges, NODES, lattice.STRAIGHT, length[f], player.queues, len(new))
+            q = player.queues
+            q.seed[: len(new)] = length[f, new].astype(np.int64) << 32 | new
+            lattice.spread(player.edges, NODES, lattice.STRAIGHT, length[f], q, len(new), lattice.EVERYWHERE)
         if len(player.fields) >= FIELDS_KEPT:
             player.fields.pop(next(iter(player.fields)))
         player.fields[key] = length
