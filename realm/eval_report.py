@@ -171,9 +171,9 @@ def _every_bound(
         ways, block, value = (
             np.zeros((2, 0, 0, 0), np.int32),
             np.zeros(0, np.int32),
-            np.zeros((0, 0, 0, 0), np.int32),
+            np.zeros((1, 0, 0, 0), np.int32),
         )
-        return oracle.Oracle(map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, steps)
+        return oracle.Oracle(map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, value[0], steps)
     found = oracle.make_oracle(map_, start, end, ids, max_step)
     if file:
         with suppress(OSError):  # where nothing can be kept, it is made again

@@ -277,7 +277,7 @@ def brute_rest(oracle: Oracle, tail: list[int]) -> NDArray[np.int64]:
 def test_two_buffs_equal_enumeration(oracle: Oracle) -> None:
     buff = len(oracle.treasures)
     value = np.full((1, 3, 2**buff, oracle.leg.shape[-1]), lattice.FAR, np.int32)
-    oracles._fill(oracle.leg[:, :1].copy(), oracle.last[:, :1].copy(), oracle.block, value)
+    oracles._fill_all(oracle.leg[:, :1].copy(), oracle.last[:, :1].copy(), oracle.block, value)
     for part in subsets((0, 1, 2)):
         truth = lattice.FAR
         for order in set(itertools.permutations((*part, buff, buff))):

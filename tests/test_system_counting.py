@@ -34,6 +34,10 @@ ENOUGH = "max_env_steps=30000"
 def check_accounts(run, samples_once):
     """What one role sent is what the other got."""
     workers, buffer, learner = run.totals("aisrv"), run.totals("buffer"), run.totals("learner")
+    actor = run.totals("actor")
+    assert sum(n for name, n in actor.items() if name.startswith("batch_rows_to_")) == actor.get("forwards", 0)
+    assert workers["predict_wait_s"] > 0
+    assert workers["add_wait_s"] > 0
     assert learner["updates"] > 10
     assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
     refused = buffer["refused_old_epoch"] + buffer["refused_stale"]

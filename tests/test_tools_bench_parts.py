@@ -86,7 +86,7 @@ def write_run(run, values, steps, totals):
     for number, step in enumerate(steps):
         board.write({tag: value + number for tag, value in values.items()}, step)
     board.close()
-    (run / "summary.json").write_text(json.dumps({"processes": {"actor-0": totals}}))
+    (run / "summary.json").write_text(json.dumps({"processes": {"actor-0.1": totals}}))
 
 
 def test_meters_are_means_without_the_first_two_and_the_last(make_bench, tmp_path):

@@ -535,6 +535,8 @@ METERS = {  # what it is called here, and its tag in TensorBoard
     "actor: rows/s": "rate/actor/actions_per_s",
     "actor: a forward, median ms": "actor/forward_median_ms",
     "actor: weights from published to used, ms": "actor/publish_to_use_ms",
+    "aisrv: wait for predictions, cores": "share/aisrv/predict_wait",
+    "aisrv: wait for room in the buffer, cores": "share/aisrv/add_wait",
     "aisrv: a prediction, median ms": "aisrv/predict_median_ms",
     "aisrv: a prediction, p99 ms": "aisrv/predict_p99_ms",
     "buffer: a round waits for room, ms": "buffer/producer_wait_ms",
@@ -574,9 +576,10 @@ def meters_of(run: Path, bench: Bench, lines: Sequence[dict[str, Any]]) -> dict[
     found["learner: is idle"] = 1.0 - found.get("learner: trains", 0.0)
     found["actor: is idle"] = 1.0 - found.get("actor: answers", 0.0)
     found["aisrv: is idle, of one"] = 1.0 - used["aisrv"] / bench.plan.workers
-    for name, count in runs.read_json(run / "summary.json", "processes")["processes"].get("actor-0", {}).items():
-        if name.startswith(SIZES):
-            found[f"actor: forwards of at most {name.removeprefix(SIZES)} rows"] = count
+    processes = runs.read_json(run / "summary.json", "processes")["processes"]
+    actor = processes.get("actor-0.1", {})  # none where workers predict themselves
+    for name in sorted((name for name in actor if name.startswith(SIZES)), key=lambda name: (len(name), name)):
+        found[f"actor: forwards of at most {name.removeprefix(SIZES)} rows"] = actor[name]
 
     def alone(what: str) -> float:
         """CPU seconds of one unit alone; NaN if that was not measured."""

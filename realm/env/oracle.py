@@ -60,6 +60,7 @@ class Oracle(NamedTuple):
     leg: NDArray[np.int32]  # [2, K, C, A] length from contact [.., a] to contact [.., c, .] with up to k flashes
     last: NDArray[np.int32]  # [2, K, A] the same to the end
     value: NDArray[np.int32]  # [K, B, 2**n, A] from contact a over all of a set and b buffs to the end
+    fast: NDArray[np.int32]  # [K, 2**n, A] as value[:, 0], but as if one had the buff all the way
     steps: NDArray[np.int32]  # [2**n] least steps of an episode that takes all of the set, FAR if there is none
 
 
@@ -135,14 +136,17 @@ def make_oracle(
     block, leg, last = _legs(map_, start, end, ids, flashes, fine, cache)
     while True:
         value = np.full((flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), FAR, dtype=np.int32)
-        _fill(leg, last, block, value)
+        _fill_all(leg, last, block, value)
         steps = _steps(value[..., -1], max_step)
         # with one more of these a long episode could be shorter
         longest = min(int(steps.max(initial=0)), max_step)  # what is out of reach so far may need them, too
         more_flashes = longest > FLASH_PERIOD * flashes + 1
         more_buffs = longest > BUFF_PERIOD * buffs + 1
         if not (more_flashes or more_buffs):
-            return Oracle(map_, start, end, ids, max_step, block, leg, last, value, steps)
+            fast = np.full(value[:, 0].shape, FAR, dtype=np.int32)
+            fast[:, 0] = last[1]
+            _fill(leg[1], block, fast)
+            return Oracle(map_, start, end, ids, max_step, block, leg, last, value, fast, steps)
         flashes, buffs = flashes + more_flashes, buffs + more_buffs
         if more_flashes:
             block, leg, last = _legs(map_, start, end, ids, flashes, fine, cache)
@@ -422,36 +426,61 @@ def _needed(rest: NDArray[np.int32], way: NDArray[np.int32], needed: NDArray[np.
 
 
 @jit
-def _fill(leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]) -> None:
-    """Oracle.value, FAR so far. Sets only ever look at smaller ones, or at fewer buffs."""
-    layers, buffs, sets, count = value.shape
+def _fill_all(
+    leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]
+) -> None:
+    """Oracle.value, FAR so far."""
+    layers, buffs, sets, _ = value.shape
     n = len(block) - 3
-    needed = np.empty(count, dtype=np.int64)
     with_buff = np.full((layers, block[n + 1] - block[n], sets), FAR, dtype=np.int32)
     for b in range(buffs):
         if b == 0:
             value[:, 0, 0] = last[0]
         else:
             with_buff = _with_buff(leg, last, block, value[:, b - 1], with_buff, b == 1)
-        for left in range(sets):
-            for j in range(n + 1):
-                if (j == n and b == 0) or (j < n and not left >> j & 1):
-                    continue
-                begin, end = block[j], block[j + 1]
-                for f in range(layers):
-                    rest = with_buff[f, :, left].copy() if j == n else value[f, b, left ^ (1 << j), begin:end].copy()
-                    for m in range(_needed(rest, leg[0, 0, begin:end, begin:end], needed)):
-                        c = needed[m]
-                        for k in range(layers - f):
-                            out = value[f + k, b, left]
-                            # contacts of the set itself are never asked for
-                            for i in range(n + 2):
-                                if i >= n or not left >> i & 1:
-                                    _lower(
-                                        out[block[i] : block[i + 1]],
-                                        leg[0, k, begin + c, block[i] : block[i + 1]],
-                                        rest[c],
-                                    )
+            for left in range(sets):
+                _lower_all(leg[0], block, with_buff[:, :, left].copy(), left, n, value[:, b])
+        _fill(leg[0], block, value[:, b])
+
+
+@jit
+def _fill(leg: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]) -> None:
+    """Lower lengths over all of a set to the end (i32 [K, 2**n, A]) where one of its treasures may come first. Sets
+    only ever look at smaller ones. leg: i32 [K, C, A]."""
+    n = len(block) - 3
+    for left in range(value.shape[1]):
+        for j in range(n):
+            if left >> j & 1:
+                rest = value[:, left ^ (1 << j), block[j] : block[j + 1]].copy()
+                _lower_all(leg, block, rest, left, j, value)
+
+
+@jit
+def _lower_all(
+    leg: NDArray[np.int32],
+    block: NDArray[np.int32],
+    rest: NDArray[np.int32],
+    left: int,
+    j: int,
+    value: NDArray[np.int32],
+) -> None:
+    """Lower `value` of the set `left` (as in `_fill`) by ways that go to the disc of block j first; rest: i32 [K, N],
+    what is left from its contacts."""
+    layers, begin, end = len(rest), block[j], block[j + 1]
+    n = len(block) - 3
+    needed = np.empty(end - begin, dtype=np.int64)
+    for f in range(layers):
+        for m in range(_needed(rest[f], leg[0, begin:end, begin:end], needed)):
+            c = needed[m]
+            for k in range(layers - f):
+                # contacts of the set itself are never asked for
+                for i in range(n + 2):
+                    if i >= n or not left >> i & 1:
+                        _lower(
+                            value[f + k, left, block[i] : block[i + 1]],
+                            leg[k, begin + c, block[i] : block[i + 1]],
+                            rest[f, c],
+                        )
 
 
 @jit
@@ -533,28 +562,17 @@ def _one_more(
 ) -> NDArray[np.int32]:
     """As `value` (i32 [K, 2**n, A]), but the way to the next contact is one with the buff. `again`, `final`: see
     `_with_buff`."""
-    layers, sets, count = value.shape
     n = len(block) - 3
-    needed = np.empty(count, dtype=np.int64)
     result = np.full(value.shape, FAR, dtype=np.int32)
     if final:
         result[:, 0] = last[1]
-    for left in range(sets):
-        for j in range(n + 1):
-            if (j == n and final) or (j < n and not left >> j & 1):
-                continue
-            begin, end = block[j], block[j + 1]
-            for f in range(layers):
-                rest = again[f, :, left].copy() if j == n else value[f, left ^ (1 << j), begin:end].copy()
-                for m in range(_needed(rest, leg[1, 0, begin:end, begin:end], needed)):
-                    for k in range(layers - f):
-                        for i in range(n + 1):
-                            if i == n or not left >> i & 1:
-                                _lower(
-                                    result[f + k, left, block[i] : block[i + 1]],
-                                    leg[1, k, begin + needed[m], block[i] : block[i + 1]],
-                                    rest[needed[m]],
-                                )
+    for left in range(value.shape[1]):
+        for j in range(n):
+            if left >> j & 1:
+                rest = value[:, left ^ (1 << j), block[j] : block[j + 1]].copy()
+                _lower_all(leg[1], block, rest, left, j, result)
+        if not final:
+            _lower_all(leg[1], block, again[:, :, left].copy(), left, n, result)
     return result
 
 
@@ -646,16 +664,17 @@ def _shortest(oracle: Oracle, everything: int, flashes: int, buffs: int, number:
 
 
 def _length(oracle: Oracle, done: tuple[int, ...], left: int, buffs: int, flashes: int, closed: bool) -> int:
-    """The least length of a way that begins with the blocks `done` in order and goes on as is best, or ends. (That one
-    gets around corners a little better with the buff is left out here: it hardly changes which order is best.)"""
+    """The least length of a way that begins with the blocks `done` in order and goes on as is best, or ends. (For how
+    long one gets around corners better after a buff is not asked here: it hardly changes which order is best.)"""
     block, leg, buff = oracle.block, oracle.leg, len(oracle.treasures)
     where = [slice(-1, None), *(slice(block[k], block[k + 1]) for k in done)]
-    rest = oracle.last[0] if closed else oracle.value[:, buffs, left]
+    after = int(buff in done)
+    rest = oracle.last[after] if closed else oracle.fast[:, left] if after else oracle.value[:, buffs, left]
     rest = rest[: flashes + 1, where[-1]]
     for m in range(len(done) - 1, -1, -1):
         if done[m] == buff:
             rest = boosted(rest)
-        way = leg[0, :, where[m + 1], where[m]]
+        way = leg[int(buff in done[:m]), :, where[m + 1], where[m]]
         rest = np.stack(
             [np.min([(way[k] + rest[f - k, :, None]).min(0) for k in range(f + 1)], axis=0) for f in range(flashes + 1)]
         )

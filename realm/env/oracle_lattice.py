@@ -386,15 +386,17 @@ def _least(out: NDArray[np.int32], values: NDArray[np.int32], more: int) -> None
 
 
 @jit
-def _seeds(lattice: Lattice, straight: int, cost: NDArray[np.int32], rest: NDArray[np.int32], q: Queues) -> int:
-    """Write seeds for `spread`: the nodes where `cost` is less than `rest`, but not those to which a neighbour leads
-    as fast. Returns their number."""
+def _seeds(
+    lattice: Lattice, straight: int, cost: NDArray[np.int32], before: NDArray[np.int32], slack: int, q: Queues
+) -> int:
+    """Write seeds for `spread`: the nodes where `cost` is less than `before` + slack, but not those to which a
+    neighbour leads as fast. Returns their number."""
     nodes = lattice.side + 1
     offset = np.array([1, nodes + 1, nodes, nodes - 1, -1, -nodes - 1, -nodes, -nodes + 1])
     diagonal = straight * DIAGONAL // STRAIGHT
     seeds = 0
     for node in range(len(cost)):
-        if cost[node] < rest[node]:
+        if cost[node] < min(FAR, before[node] + slack):
             bits = lattice.edges[node]
             for d in range(8):
                 if bits >> d & 1 and cost[node + offset[d]] + (diagonal if d & 1 else straight) <= cost[node]:
@@ -447,15 +449,12 @@ def distances_from(
         cost[0, nodes] = 0
     straight = STRAIGHT * SQUARES // lattice.side
     for k in range(1, len(cost)):
-        if k == 1 and not walk:
-            cost[k] = FAR
-        else:
-            for node in range(len(cost[k])):
-                cost[k, node] = min(FAR, cost[k - 1, node] + (slack if k == 1 else 0))
-        rest = cost[k].copy()
+        more = 0 if k > 1 else slack if walk else FAR
+        for node in range(len(cost[k])):
+            cost[k, node] = min(FAR, cost[k - 1, node] + more)
         _flash(lattice, cost[k - 1], cost[k], landed[k], q)
         # only what a flash makes better has to be spread
-        seeds = _seeds(lattice, straight, cost[k], rest, q)
+        seeds = _seeds(lattice, straight, cost[k], cost[k - 1], more, q)
         spread(lattice.edges, lattice.side + 1, straight, cost[k], q, seeds, targets)
 
 

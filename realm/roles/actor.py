@@ -65,6 +65,7 @@ def run(job: Job) -> None:
         meters.count("actions", row)
         meters.count("forwards")
         meters.put("batch_rows", row)
+        meters.count(f"batch_rows_to_{1 << (row - 1).bit_length()}")  # a histogram over powers of two
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 

@@ -5,6 +5,7 @@ Predictions come from the actor, or from a copy of the weights in this process; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from realm.contract import Chunk, ContractError, Version, WorkflowContext, chunk_to_arrays
@@ -30,6 +31,10 @@ def run(job: Job) -> None:
             if command.kind == "buffer_restarted":
                 gate.refill()
 
+    def predicted(seconds: float) -> None:
+        meters.timing("predict", seconds)
+        meters.count("predict_wait_s", seconds)
+
     policy: LocalPolicy | RemotePolicy
     if plan.predict_local:
         policy, to_policy = _policy_here(job, hyper, gate, tick)
@@ -42,7 +47,7 @@ def run(job: Job) -> None:
             plan.envs_per_worker,
             gate,
             tick,
-            lambda seconds: meters.timing("predict", seconds),
+            predicted,
         )
     context = WorkflowContext(job.spec, hyper, job.seed, job.index, job.incarnation, meters)
     link.ready([to_policy, to_buffer])
@@ -63,7 +68,9 @@ def run(job: Job) -> None:
         meters.count("items", len(items["worker"]))
         meters.count("rounds")
         meters.totals["actions"] = policy.actions
+        started = time.monotonic()
         sender.add(items)
+        meters.count("add_wait_s", time.monotonic() - started)
         for status, rounds in sender.answers.items():
             meters.totals[f"rounds_{status}"] = rounds
 
@@ -77,7 +84,9 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
 
     def refresh() -> Version:
+        started = time.monotonic()
         version = models.wait(gate.minimum, tick)
+        job.link.meters.count("predict_wait_s", time.monotonic() - started)
         job.link.meters.totals["models_loaded"] = models.loaded
         return version
 
