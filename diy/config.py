@@ -36,7 +36,7 @@ class Config:
     gamma_end: float = 0.995  # ... and at total_env_steps; 1 - gamma falls geometrically between
     advantage: str = "gae"  # how advantages and the critic's targets are estimated: "gae" or "vtrace"; see below
     lam: float = 0.8  # lambda of either: 0 trusts the critic, 1 the sampled return
-    value_source: str = "actor"  # values in these: as the "actor" computed them, or again by the "learner"
+    value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
 
     # the objective
     clip: float = 0.2  # PPO's clip range of the probability ratio

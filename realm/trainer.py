@@ -93,7 +93,8 @@ class Trainer:
         meters = self._meters
         meters.put_all(metrics)
         meters.put("sample_reuse", float(info.times_sampled.mean()))
-        meters.put("versions_in_batch", float(len(np.unique(items["version"].reshape(-1, 2), axis=0))))
+        version = items["version"].reshape(-1, 2)
+        meters.put("versions_in_batch", float(len(np.unique(version[:, 0] << 32 | version[:, 1]))))
         meters.put("update_s", now - started)
         meters.count("busy_s", now - started)
         meters.count("updates")

@@ -45,6 +45,7 @@ TINY = Config(
     lr_end=1e-3,
     gamma_start=0.9,
     gamma_end=0.9,
+    value_source="actor",
 )
 
 
@@ -96,7 +97,8 @@ def play(agent: Agent, num_envs: int = 8) -> Iterator[Chunk]:
     """Endless chunks of the corridor; the agent may learn between two of them."""
     game = Corridor(num_envs)
     obs = game.obs()
-    chunks = ChunkBuilder(SPEC, obs)
+    extra = {name: one for name, one in SPEC.extra.items() if name != "value" or agent.config.value_source == "actor"}
+    chunks = ChunkBuilder(dataclasses.replace(SPEC, extra=extra), obs)
     while True:
         action, extra = agent.predict(obs, context(num_envs))
         reward, terminated, truncated, obs = game.step(action)
@@ -334,7 +336,10 @@ def test_a_shared_trunk_learns_from_both_heads() -> None:
     ("fields", "sentence"),
     [
         ({"advantage": "td"}, "diy.advantage is 'td', it must be one of 'gae', 'vtrace'"),
-        ({"advantage": "vtrace"}, "diy.value_source is 'actor', it must be 'learner' if advantage is 'vtrace'"),
+        (
+            {"advantage": "vtrace", "value_source": "actor"},
+            "diy.value_source is 'actor', it must be 'learner' if advantage is 'vtrace'",
+        ),
         ({**VTRACE, "decoupled": True}, "diy.decoupled is True, it must be false if advantage is 'vtrace'"),
         (
             {"features": "reference", "shared_trunk": True},
@@ -477,3 +482,26 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
     metrics, _ = agent.learn(chunks.take(), info(4))
     assert metrics["skipped"] == 0
     assert np.log(8) - 0.01 < metrics["entropy"] < np.log(16) + 0.01  # nearly uniform, some rows without a flash
+
+
+@pytest.mark.parametrize("fields", [{}, {"shared_trunk": True}])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_acts_with_the_weights_that_were_learned_or_loaded(precision: str, fields: dict[str, Any]) -> None:
+    config = dataclasses.replace(TINY, precision=precision, **fields)
+    agent, other = make_agent(config), make_agent(config, seed=7)
+    chunk = recorded(3)[2]
+    obs = {name: array[:, 0] for name, array in chunk.obs.items()}
+    values = []
+    for _ in range(3):
+        agent.learn(chunk, info(8))
+        other.model.load_state_dict(agent.model.state_dict())
+        truth = agent.model({name: torch.from_numpy(array) for name, array in obs.items()})[1].detach().numpy()
+        for one in (agent, other):
+            np.testing.assert_array_equal(one.predict(obs, context(len(truth)))[1]["value"], truth)
+        values.append(truth)
+    assert (values[0] != values[1]).any()
+
+
+def test_values_are_not_asked_for_where_the_learner_computes_them() -> None:
+    agent = make_agent(dataclasses.replace(TINY, value_source="learner"))
+    assert set(agent.predict(Corridor(4).obs(), context(4))[1]) == {"log_prob"}

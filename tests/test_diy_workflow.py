@@ -36,7 +36,7 @@ class CountingPolicy:
     def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
         self.calls += 1
         self.firsts.append(first.copy())
-        extra = {name: np.full(len(first), float(self.calls), np.float32) for name in ("log_prob", "value")}
+        extra = {name: np.full(len(first), float(self.calls), np.float32) for name in ("log_prob",)}
         return Prediction(np.zeros(len(first), np.int64), extra, Version(1, self.calls))
 
 
@@ -62,7 +62,7 @@ def test_chunks_come_in_order_and_before_the_next_question() -> None:
         assert policy.calls == T * (n + 1)
         check_arrays(chunk_to_arrays(chunk), chunk_fields(shapes), (E,), "chunk")
         np.testing.assert_array_equal(chunk.version[:, :, 1], np.tile(np.arange(1, T + 1) + T * n, (E, 1)))
-        np.testing.assert_array_equal(chunk.extra["value"], chunk.version[:, :, 1])
+        np.testing.assert_array_equal(chunk.extra["log_prob"], chunk.version[:, :, 1])
         assert (chunk.worker == 5).all()
         assert (chunk.incarnation == 2).all()
         np.testing.assert_array_equal(chunk.env, range(E))

@@ -92,10 +92,8 @@ def main() -> None:
     parser.add_argument("--maps", nargs="+", default=["default", "1", "2", "3", "4", "5"])
     parser.add_argument("--layouts", type=int, default=715, help="play only so many of each map")
     parser.add_argument("--sets", action="store_true", help="play all sets of treasures instead of layouts of nine")
-    parser.add_argument(
-        "--tries", type=int, default=oracles.TRIES, help="orders of the treasures that a play is sought for"
-    )
-    parser.add_argument("--width", type=int, default=oracles.WIDTH, help="states of that search")
+    parser.add_argument("--tries", type=int, default=8, help="orders of the treasures that a play is sought for")
+    parser.add_argument("--width", type=int, default=200, help="states of that search")
     parser.add_argument("--out", type=Path, default=Path("train/oracle.json"))
     parser.add_argument("--cache", type=Path, default=Path(".cache/oracle"))
     args = parser.parse_args()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import dataclasses
 import json
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -49,26 +48,19 @@ TRIALS = 3  # updates for each number of threads that is tried; the first of the
 # ---- playing ----
 
 
-class Player:
-    """The policy, for playing: a copy whose hidden layers have the weights in the precision that they compute in."""
+class Actions:
+    """Draws them from the policy, with the noise of a whole round made at once."""
 
-    def __init__(self, model: nn.Module, num_envs: int, actions: int, length: int, seed: int) -> None:
-        self._model = copy.deepcopy(model)
-        if model.bf16:
-            for name, part in self._model.named_children():
-                if not name.endswith("head"):  # heads are float32
-                    part.to(torch.bfloat16)
-        self._weights = list(zip(self._model.parameters(), model.parameters(), strict=True))
+    def __init__(self, agent: Agent, num_envs: int, actions: int, length: int, seed: int) -> None:
+        self._player = agent.player
         self._random = np.random.default_rng(seed)
         self._noise = np.empty((length, num_envs, actions), np.float32)
         self._t = 0
-        self._no_value = np.zeros(num_envs, np.float32)  # the critic's are computed by `learn`
 
     @torch.no_grad()
     def begin(self) -> None:
         """Take the newest weights, and draw the noise of all steps to come (Gumbel's trick, as in the agent)."""
-        for mine, newest in self._weights:
-            mine.copy_(newest)
+        self._model = self._player.model()
         self._random.standard_exponential(out=self._noise, dtype=np.float32)
         np.log(np.maximum(self._noise, 1e-38, out=self._noise), out=self._noise)
         self._t = 0
@@ -80,8 +72,9 @@ class Player:
         log_probs = returns.masked_log_softmax(self._model.actor(seen), seen["legal"])
         action = (log_probs - torch.from_numpy(self._noise[self._t])).argmax(dim=-1, keepdim=True)
         self._t += 1
-        extra = {"log_prob": log_probs.gather(-1, action).squeeze(-1).numpy(), "value": self._no_value}
-        return Prediction(action.squeeze(-1).numpy(), extra, version)
+        return Prediction(
+            action.squeeze(-1).numpy(), {"log_prob": log_probs.gather(-1, action).squeeze(-1).numpy()}, version
+        )
 
 
 def rollouts(
@@ -92,7 +85,7 @@ def rollouts(
     obs, _ = envs.reset()
     shapes = spec(envs, config)
     chunks = ChunkBuilder(shapes, obs)
-    player = Player(agent.model, num_envs, shapes.action.n, config.chunk_length, seed)
+    player = Actions(agent, num_envs, shapes.action.n, config.chunk_length, seed)
     while True:
         player.begin()
         while not chunks.full:
@@ -173,7 +166,7 @@ def main() -> None:
     enter_learner_environment(plan)  # threads and allocator, as a learner has them
     hyper = load_hyper("diy", loaded.hyper, loaded.places)
     try:
-        config = dataclasses.replace(hyper, value_source="learner", **pairs(args.set))
+        config = dataclasses.replace(hyper, **{**pairs(args.set), "value_source": "learner"})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--set: {error}") from error
     options = loaded.env | pairs(args.env)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diy.algorithm.model import make_model
+from diy.algorithm.model import Player, make_model
 from diy.config import Config
 from realm import returns
 from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spec
@@ -69,6 +69,7 @@ class Agent:
         with torch.random.fork_rng(devices=[]):  # the first weights depend on the seed alone
             torch.manual_seed(seed)
             self.model: nn.Module = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
+        self.player = Player(self.model)
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), config.lr_start, eps=config.adam_eps, fused=self.device.type in ("cpu", "cuda")
@@ -83,10 +84,15 @@ class Agent:
         """Choose an action for each row: drawn from the policy where explore is 1, the most likely where it is 0.
 
         obs: name -> [N, ...]
-        Returns action i64 [N] and extra: log_prob f32 [N] of that action, value f32 [N].
+        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if it is asked for.
         """
         seen = {name: self._tensor(array) for name, array in obs.items()}
-        logits, value = self.model(seen)
+        model: Any = self.player.model()
+        if self.config.value_source == "actor":
+            logits, value = model(seen)
+            extra = {"value": value.cpu().numpy()}
+        else:
+            logits, extra = model.actor(seen), {}
         log_probs = returns.masked_log_softmax(logits, seen["legal"])
         # Gumbel's trick: the largest sum of log-probability and this noise is a draw from the policy. The noise
         # stays below 105, so an illegal action (ILLEGAL_LOGIT) never wins.
@@ -94,7 +100,7 @@ class Agent:
         explore = self._tensor(context.explore).unsqueeze(-1)
         action = (log_probs + explore * noise.to(self.device)).argmax(dim=-1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return action.cpu().numpy(), {"log_prob": log_prob.cpu().numpy(), "value": value.cpu().numpy()}
+        return action.cpu().numpy(), {"log_prob": log_prob.cpu().numpy(), **extra}
 
     # ---- learning ----
 
@@ -120,6 +126,7 @@ class Agent:
                     skipped += 1
                 else:
                     made.append(metrics)
+        self.player.outdate()
         self.env_steps += count
         self.updates += 1
         result = dataclasses.asdict(now) | {"skipped": float(skipped), "rows": float(count)}

@@ -7,6 +7,7 @@ the heads are always float32, since eight bits of a value near 10 would drown th
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -16,6 +17,35 @@ from diy.config import Config
 from realm.contract import Spec
 
 Obs = dict[str, Tensor]
+
+
+class Player:
+    """A model for acting: with bf16 a copy whose hidden layers have their weights in bfloat16 already. (Autocast would
+    convert all of them again at each forward, which takes longer than the forward itself of a few rows.)"""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._weights: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._stale = False
+        if model.bf16:
+            self._model = copy.deepcopy(model).requires_grad_(False)
+            for name, part in self._model.named_children():
+                if not name.endswith("head"):
+                    part.to(torch.bfloat16)
+            self._weights = list(zip(self._model.parameters(), model.parameters(), strict=True))
+            model.register_load_state_dict_post_hook(lambda *_: self.outdate())  # type: ignore[no-untyped-call]
+
+    def outdate(self) -> None:
+        """To be called when weights have changed otherwise than by being loaded."""
+        self._stale = True
+
+    def model(self) -> nn.Module:
+        """It, with the newest weights."""
+        if self._stale:
+            self._stale = False
+            for mine, newest in self._weights:
+                mine.copy_(newest)
+        return self._model
 
 
 def make_model(spec: Spec, config: Config, bf16: bool) -> nn.Module:

@@ -70,10 +70,11 @@ def spec(envs: VectorEnv[Any, Any, Any], config: Config) -> Spec:
     """The shapes of what these environments give and of what `Agent.predict` adds."""
     part = envs.parts[0] if isinstance(envs, JoinedEnvs) else envs
     assert isinstance(part, FeatureEnvs)
+    extra = ("log_prob", "value") if config.value_source == "actor" else ("log_prob",)
     return Spec(
         obs=part.fields,
         action=ActionSpec(n=ACTIONS),
-        extra={"log_prob": Field((), "float32"), "value": Field((), "float32")},
+        extra={name: Field((), "float32") for name in extra},
         chunk_length=config.chunk_length,
     )
 
