@@ -132,7 +132,7 @@ class AppConfig(BaseModel):
     """Worker processes (N)."""
     aisrv_connect_to_kaiwu_env_count: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
     """Environments of one worker (E)."""
-    predict_local_or_remote: Literal["remote", "local"] = "remote"
+    predict_local_or_remote: Literal["remote", "local"] | Auto = "auto"
     """Predict at the shared actor, or in the worker with its own copy of the weights."""
     predict_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
     """The most rows that the actor puts into one forward pass; a larger request is a batch of its own."""

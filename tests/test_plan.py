@@ -35,7 +35,7 @@ def test_two_cores_alternate_strictly() -> None:
     assert one.preload == one.batch
     assert one.capacity >= one.batch + one.round_size
     assert (one.on_policy, one.sampler, one.ratio) == (True, "Fifo", 1.0)
-    assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 2, False)
+    assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 2, True)
     assert any(re.match(r"max_version_lag = 0: ", reason) for reason in one.why)
 
 
@@ -53,6 +53,9 @@ def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:
     assert (one.device, one.backend) == ("cuda", "native")
     assert plan(Machine(2, 1, True)).max_version_lag == 1  # a GPU trains while the cores play
     assert plan(GPU, device="cpu").device == "cpu"
+    assert (one.predict_local, plan(GPU, device="cpu").predict_local) == (False, True)
+    assert plan(GPU, predict_local_or_remote="local").predict_local
+    assert not plan(SMALL, predict_local_or_remote="remote").predict_local
     assert plan(SMALL, buffer_backend="native").backend == "native"
 
 

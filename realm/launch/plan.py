@@ -122,6 +122,14 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         spare = max(1, cores - workers - 1)
         threads = auto("torch_num_threads", app.torch_num_threads, spare, "the cores that workers and actor leave")
     device = auto("device", app.device, "cuda" if gpus else "cpu", "a GPU is there" if gpus else "no GPU is there")
+    if local:
+        place = "local"
+    elif device == "cpu":
+        reason = "on a CPU the way to an actor and back takes longer than the forward itself"
+        place = auto("predict_local_or_remote", app.predict_local_or_remote, "local", reason)
+    else:
+        reason = "one forward on the GPU for all workers"
+        place = auto("predict_local_or_remote", app.predict_local_or_remote, "remote", reason)
 
     preload_ratio = app.preload_ratio
     if lag is not None and app.replay_buffer_capacity == "auto":
@@ -143,7 +151,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     return Plan(
         workers=workers,
         envs_per_worker=envs,
-        predict_local=local or app.predict_local_or_remote == "local",
+        predict_local=place == "local",
         backend=backend,
         on_policy=on_policy,
         sampler=sampler,
