@@ -15,7 +15,7 @@ from realm.buffer import NativeStorage
 from realm.config import AppConfig, ConfigError
 from realm.contract import ActionSpec, Field, Spec
 from realm.flow import check_flow
-from realm.launch.plan import Machine, make_plan, this_machine
+from realm.launch.plan import Machine, make_plan, slow_choices, this_machine
 from realm.plan import Plan, make_replay_buffer
 
 SMALL = Machine(cores=2, gpus=0, has_reverb=True)
@@ -189,3 +189,29 @@ def test_a_plans_buffer_has_its_numbers() -> None:
 def test_the_sampler_follows_the_policy() -> None:
     assert plan().sampler == "Fifo"
     assert plan(algorithm_on_policy_or_off_policy="off-policy").sampler == "Uniform"
+
+
+@pytest.mark.parametrize(
+    ("machine", "keys", "word"),
+    [
+        (SMALL, {"torch_num_threads": 16}, "torch_num_threads is 16"),
+        (SMALL, {"aisrv_count": 16}, "aisrv_count is 16"),
+        (SMALL, {"aisrv_count": 1, "aisrv_connect_to_kaiwu_env_count": 4}, "there are 4 environments in all"),
+        (SMALL, {"predict_local_or_remote": "remote"}, "predict_local_or_remote is remote"),
+        (GPU, {"predict_local_or_remote": "local"}, "predict_local_or_remote is local"),
+        (GPU, {"predict_batch_size": 2}, "predict_batch_size is 2"),
+        (SMALL, {"max_version_lag": "free"}, "workers play during an update"),
+        (LARGE, {"max_version_lag": 0}, "max_version_lag is 0"),
+    ],
+)
+def test_slow_choices_are_warned_of(machine: Machine, keys: dict[str, Any], word: str) -> None:
+    app = AppConfig(**keys)
+    (sentence,) = slow_choices(app, make_plan(app, machine))
+    assert sentence.startswith(word)
+
+
+@pytest.mark.parametrize("machine", [SMALL, LARGE, GPU, Machine(1, 0, False)])
+@pytest.mark.parametrize("wrapper_type", ["local", "remote"])
+def test_the_tuner_chooses_nothing_slow(machine: Machine, wrapper_type: Any) -> None:
+    app = AppConfig(wrapper_type=wrapper_type)
+    assert slow_choices(app, make_plan(app, machine)) == []

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from realm.config import ConfigError, load_config
-from realm.launch.plan import make_plan, this_machine
+from realm.launch.plan import Machine, make_plan, slow_choices, this_machine
 from realm.monitor import TensorBoard
 from tools import bench_train, plain_ppo
 from tools.bench_train import Point, Row
@@ -38,7 +38,8 @@ def test_every_row_is_a_start_that_the_configuration_allows():
     for conf in ("configure_app.toml", "reference.toml", "local.toml"):
         path = ROOT / "conf" / conf
         plan = make_plan(load_config(path).app, this_machine())
-        rows = [*bench_train.our_rows(plan.round_size), *bench_train.slow_rows(plan, minibatch=64)]
+        rows = [*bench_train.our_rows(plan.round_size), *bench_train.slow_rows(plan)]
+        rows += bench_train.scale_rows(plan, 256, 128)
         assert len({row.name for row in rows}) == len(rows)
         assert not {row.name for row in rows} & {row.group for row in rows}
         ours = [row for row in rows if row.kind in ("local", "cluster") and "reverb" not in row.name]
@@ -50,13 +51,24 @@ def test_every_row_is_a_start_that_the_configuration_allows():
                 assert made.round_size == plan.round_size, row.name
 
 
+@pytest.mark.parametrize("cores", [2, 16])
+def test_a_start_warns_of_every_slow_row_and_not_of_the_tuners_choice(cores):
+    path = ROOT / "conf" / "configure_app.toml"
+    machine = Machine(cores=cores, gpus=0, has_reverb=True)
+    app = load_config(path).app
+    plan = make_plan(app, machine)
+    assert slow_choices(app, plan) == []
+    for row in bench_train.slow_rows(plan):
+        changed = load_config(path, row.settings).app
+        assert slow_choices(changed, make_plan(changed, machine)), row.name
+
+
 def test_rows_are_chosen_by_name_and_by_group():
     rows = [Row("a", "x", "", "plain"), Row("b", "x", "", "plain"), Row("c", "slow", "", "plain")]
-    names = [[row.name for row in bench_train.chosen_rows(rows, *how)] for how in (([], False), ([], True))]
-    assert names == [["a", "b"], ["a", "b", "c"]]
-    assert [row.name for row in bench_train.chosen_rows(rows, ["slow", "b"], False)] == ["b", "c"]
+    assert [row.name for row in bench_train.chosen_rows(rows, [])] == ["a", "b"]
+    assert [row.name for row in bench_train.chosen_rows(rows, ["slow", "b"])] == ["b", "c"]
     with pytest.raises(ConfigError, match="d: there is no such row"):
-        bench_train.chosen_rows(rows, ["d"], False)
+        bench_train.chosen_rows(rows, ["d"])
 
 
 def test_every_peer_has_two_rows_and_says_why_it_cannot_run(tmp_path, monkeypatch):

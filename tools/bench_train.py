@@ -4,7 +4,8 @@
     python tools/bench_train.py --out train/bench_train.json
     python tools/bench_train.py --config conf/reference.toml --rows plain local tuner
     python tools/bench_train.py --rows plain tuner sb3 --to-score 1150
-    python tools/bench_train.py --slow --rows tuner slow        # combinations that one should not take
+    python tools/bench_train.py --rows tuner slow               # combinations that one should not take
+    python tools/bench_train.py --rows tuner scale              # more workers, environments, steps, neurons
     python tools/bench_train.py --list
 
 Every row trains the same environments with the same features, network, chunk length, minibatch and epochs, those of
@@ -56,6 +57,7 @@ from tools import runs
 
 CLUSTER = ("wrapper_type=remote", "eval_cpu_share=0")
 PEERS = runs.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench_peers.sh
+ASKED_FOR = ("slow", "scale")  # groups of rows that only run where they are named
 WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues fill meanwhile
 POLL_S = 0.2
 SAMPLE_S = 1.0  # between two looks at CPU time
@@ -111,23 +113,40 @@ def our_rows(total: int) -> list[Row]:
     return rows
 
 
-def slow_rows(plan: Plan, minibatch: int) -> list[Row]:
-    """What one should not do, each a change of what the tuner chooses."""
+def slow_rows(plan: Plan) -> list[Row]:
+    """What one should not do, each a change of what the tuner chooses; a start warns of it (plan.slow_choices)."""
     total = plan.round_size
     many = min(total, 8 * plan.cores)
     place = "remote" if plan.predict_local else "local"
-    other = "overlapping" if plan.max_version_lag == 0 else "alternating"
+    flow: tuple[str, tuple[str, ...]] = ("alternating flow", ("flow=alternating", "max_version_lag=0"))
+    if plan.max_version_lag == 0:
+        flow = ("overlapping flow, any lag", ("flow=overlapping", "max_version_lag=free"))
     changes: list[tuple[str, str, tuple[str, ...]]] = [
         ("threads", f"{8 * plan.cores} torch threads", (f"torch_num_threads={8 * plan.cores}",)),
         ("workers", f"{many} workers", cluster(many, total // many)),
         ("batch", "4 environments, so batches of 4 chunks", cluster(1, 4)),
-        ("minibatch", f"minibatches of {minibatch // 32}", (f"diy.minibatch_size={max(1, minibatch // 32)}",)),
         ("place", f"prediction {place}", (f"predict_local_or_remote={place}",)),
         ("place-many", f"prediction {place}, {many} workers",
          (f"predict_local_or_remote={place}", *cluster(many, total // many))),
-        ("flow", f"{other} flow, any lag", (f"flow={other}", "max_version_lag=free")),
+        ("flow", *flow),
     ]  # fmt: skip
     return [Row(f"slow-{name}", "slow", says, "cluster", (*CLUSTER, *settings)) for name, says, settings in changes]
+
+
+def scale_rows(plan: Plan, hidden: int, chunk_length: int) -> list[Row]:
+    """The tuner's choice with one number smaller or larger. hidden, chunk_length: what the configuration has."""
+    workers, envs = plan.workers, plan.envs_per_worker
+    rows = []
+    for name, say, usual, numbers, settings in (
+        ("workers", "{} workers", workers, (1, 2, 4, 8, 16), lambda n: cluster(n, envs)),
+        ("envs", "{} environments a worker", envs, (1, 4, 16, 64, 256), lambda n: cluster(workers, n)),
+        ("chunk", "chunks of {} steps", chunk_length, (16, 32, 64, 128, 256), lambda n: (f"diy.chunk_length={n}",)),
+        ("hidden", "layers of {}", hidden, (64, 128, 256, 512, 1024), lambda n: (f"diy.hidden={n}",)),
+    ):
+        for n in numbers:
+            if n != usual:
+                rows.append(Row(f"{name}-{n}", "scale", say.format(n), "cluster", (*CLUSTER, *settings(n))))
+    return rows
 
 
 def cluster(workers: int, envs: int) -> tuple[str, ...]:
@@ -147,15 +166,15 @@ def peer_rows() -> list[Row]:
     return rows
 
 
-def chosen_rows(rows: Sequence[Row], names: Sequence[str], slow: bool) -> list[Row]:
-    """By name or by group; without names all, of which the slow ones only with `slow`."""
+def chosen_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """By name or by group; without names all but those of the groups ASKED_FOR."""
     known = {row.name for row in rows} | {row.group for row in rows}
     for name in names:
         if name not in known:
             raise ConfigError(f"--rows {name}: there is no such row; allowed is what --list shows, or a group of it")
     if names:
         return [row for row in rows if row.name in names or row.group in names]  # no group has the name of a row
-    return [row for row in rows if slow or row.group != "slow"]
+    return [row for row in rows if row.group not in ASKED_FOR]
 
 
 # ---- starting a row ----
@@ -675,7 +694,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=runs.ROOT / "conf" / "configure_app.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every row, repeatable")
     parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="these rows or groups, see --list")
-    parser.add_argument("--slow", action="store_true", help="the rows that one should not take, too")
     parser.add_argument("--list", action="store_true", help="say what would run, and end")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="that count, of each row and round")
@@ -710,8 +728,8 @@ def main() -> None:
         raise ConfigError(f"{args.config}: algo is {config.app.algo!r}; allowed is diy, whose network all rows have")
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
     plan = make_plan(config.app, this_machine())
-    every = [*our_rows(plan.round_size), *peer_rows(), *slow_rows(plan, hyper.minibatch_size)]
-    rows = chosen_rows(every, args.rows, args.slow)
+    scale = scale_rows(plan, hyper.hidden, hyper.chunk_length)
+    rows = chosen_rows([*our_rows(plan.round_size), *peer_rows(), *slow_rows(plan), *scale], args.rows)
     if args.list:
         for row in rows:
             print(f"{row.group:8} {row.name:26} {row.says:52} {' '.join(row.settings)}")

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _FEW_CORES = 4
 _ENVS_PER_ROUND = 128
+_FEW_ENVS = 32  # in all: below, a forward costs more than its rows
 
 
 @dataclass(frozen=True)
@@ -168,3 +169,38 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         device=device,
         why=tuple(why),
     )
+
+
+def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
+    """A sentence for each choice of the user's that is known to be slow here; `tools/bench_train.py --rows slow`
+    measures them (docs/performance.md has the table)."""
+    found = []
+    if plan.learner_threads > plan.cores:
+        found.append(f"torch_num_threads is {plan.learner_threads}, but there are {plan.cores} cores to compute on")
+    if plan.workers > 2 * plan.cores:
+        found.append(f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers to step on")
+    if plan.round_size < _FEW_ENVS:
+        found.append(
+            f"there are {plan.round_size} environments in all, and a forward of so few rows takes nearly as long as "
+            f"one of {_FEW_ENVS}"
+        )
+    if not plan.predict_local and app.predict_batch_size < plan.envs_per_worker:
+        found.append(
+            f"predict_batch_size is {app.predict_batch_size}, so each worker's question for "
+            f"{plan.envs_per_worker} environments is a forward of its own"
+        )
+    if app.wrapper_type == "remote" and plan.predict_local and plan.device != "cpu":
+        found.append("predict_local_or_remote is local, so workers predict on their cores while there is a GPU")
+    if not plan.predict_local and plan.device == "cpu":
+        found.append(
+            "predict_local_or_remote is remote, but on a CPU the way to the actor and back takes longer than the "
+            "forward itself"
+        )
+    few = plan.cores <= _FEW_CORES and plan.device == "cpu"
+    if app.wrapper_type == "remote" and few and plan.max_version_lag != 0:
+        found.append(
+            f"workers play during an update (flow, max_version_lag) and take the learner's {plan.cores} cores away"
+        )
+    if app.wrapper_type == "remote" and not few and plan.max_version_lag == 0:
+        found.append("max_version_lag is 0, so workers and learner wait for each other, though there is room for both")
+    return found

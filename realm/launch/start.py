@@ -24,7 +24,7 @@ from rich.table import Table
 from realm.config import ConfigError, RunConfig, to_toml
 from realm.contract import Spec, check_arrays
 from realm.launch.board import Board
-from realm.launch.plan import make_plan, this_machine
+from realm.launch.plan import make_plan, slow_choices, this_machine
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
 from realm.user import UserCodeError, calling, check_agent, load_definition, load_hyper, load_workflow
@@ -207,6 +207,8 @@ def _say_hello(prepared: Prepared) -> None:
         logger.warning(warning)
     for reason in prepared.plan.why:
         logger.info("chosen: {}", reason)
+    for sentence in slow_choices(prepared.config.app, prepared.plan):
+        logger.warning("slow: {}", sentence)
     logger.info("run directory: {}", prepared.run_dir)
 
 
