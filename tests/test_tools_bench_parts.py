@@ -104,7 +104,7 @@ def test_meters_are_means_without_the_first_two_and_the_last(make_bench, tmp_pat
 
 def test_cores_for_other_things_are_what_the_parts_alone_do_not_explain(make_bench, tmp_path):
     bench = make_bench("default")
-    tags = ("rate/env_steps_per_s", "rate/actor/actions_per_s", "rate/learner/env_steps_trained_per_s")
+    tags = ("rate/env_steps_per_s", "rate/aisrv/actions_per_s", "rate/learner/env_steps_trained_per_s")
     write_run(tmp_path, dict.fromkeys(tags, 1000.0) | {"share/learner/cpu": 4.0, "actor/batch_rows": 50.0}, (10,), {})
     names = ("env step, features, reward, 4 envs", "predict, 64 rows", "gradient step, 16 rows")
     lines = [{"what": what, "amount": 2, "cpu_seconds": [0.001]} for what in names]

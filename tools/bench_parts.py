@@ -524,6 +524,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 # ---- a run ----
 
+PLACES = ("local", "remote")  # in the workers, at the actor
 ROLES = ("aisrv", "actor", "buffer", "learner", "model_pool", "evaluator")
 METERS = {  # what it is called here, and its tag in TensorBoard
     "env steps/s": "rate/env_steps_per_s",
@@ -532,7 +533,7 @@ METERS = {  # what it is called here, and its tag in TensorBoard
     "learner: an update, s": "learner/update_s",
     "actor: answers": "share/actor/busy",
     "actor: rows of a forward": "actor/batch_rows",
-    "actor: rows/s": "rate/actor/actions_per_s",
+    "predictions/s": "rate/aisrv/actions_per_s",
     "actor: a forward, median ms": "actor/forward_median_ms",
     "actor: weights from published to used, ms": "actor/publish_to_use_ms",
     "aisrv: wait for predictions, cores": "share/aisrv/predict_wait",
@@ -552,13 +553,15 @@ METERS = {  # what it is called here, and its tag in TensorBoard
 SIZES = "batch_rows_to_"  # totals of the actor, where it counts forwards by size: those of at most so many rows
 
 
-def cluster(bench: Bench, seconds: float, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Start a run, wait for its end, and read its meters. lines: of this network's parts."""
-    words = [*bench.overrides, f"log_dir={bench.folder}", "run_name=run", f"max_seconds={seconds:g}"]
-    log = bench.folder / "log" / "run.log"
+def cluster(bench: Bench, place: str, seconds: float, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Start a run with predictions in this place, wait for its end, and read its meters. lines: of this network's
+    parts."""
+    place_word = f"predict_local_or_remote={place}"
+    words = [*bench.overrides, place_word, f"log_dir={bench.folder}", f"run_name={place}", f"max_seconds={seconds:g}"]
+    log = bench.folder / "log" / f"{place}.log"
     if code := runs.run_process(runs.start_command(bench.config, words), log):
         raise ConfigError(f"the run ended with exit code {code}: {log.read_text()[-2000:]}")
-    return meters_of(bench.folder / "run", bench, lines)
+    return meters_of(bench.folder / place, bench, lines)
 
 
 def meters_of(run: Path, bench: Bench, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -586,10 +589,10 @@ def meters_of(run: Path, bench: Bench, lines: Sequence[dict[str, Any]]) -> dict[
         each = [statistics.median(one["cpu_seconds"]) / one["amount"] for one in lines if one["what"].startswith(what)]
         return each[0] if each else float("nan")
 
-    rows = 1 << min(10, round(np.log2(max(1.0, found.get("actor: rows of a forward", 1.0)))))
+    rows = 1 << min(10, round(np.log2(found.get("actor: rows of a forward", float(bench.plan.envs_per_worker)))))
     needed = (
         alone("env step, features") * found.get("env steps/s", 0.0)
-        + alone(f"predict, {rows} rows") * found.get("actor: rows/s", 0.0)
+        + alone(f"predict, {rows} rows") * found.get("predictions/s", 0.0)
         + alone("gradient step") * bench.hyper.epochs * found.get("samples trained/s", 0.0)
     )
     found["cores used: all but the evaluator"] = sum(used.values()) - used["evaluator"]
@@ -629,9 +632,10 @@ def main() -> None:
                 bench.end.close()
             found["lines"] += lines
             print(f"\n{network}: {bench.config.name}\n{table(lines)}", flush=True)
-            if "cluster" in args.only:
-                found["runs"][network] = meters = cluster(bench, run_seconds, lines)
-                print("\n" + "\n".join(f"{name:42}{value:>12,.3f}" for name, value in meters.items()), flush=True)
+            for place in PLACES if "cluster" in args.only else ():
+                found["runs"][f"{network}, {place}"] = meters = cluster(bench, place, run_seconds, lines)
+                print(f"\npredictions: {place}")
+                print("\n".join(f"{name:42}{value:>12,.3f}" for name, value in meters.items()), flush=True)
     if args.out:
         runs.write_json(args.out, found)
 
