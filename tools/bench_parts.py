@@ -265,8 +265,8 @@ def env_lines(bench: Bench) -> Iterator[Line]:
     yield Line(f"features, {count} envs", count, "env steps", whole._observe, *obs)
     yield Line(f"env step, features, reward, {count} envs", count, "env steps", both, *obs)
     one = bench.setting.envs(1, 2)  # what a step costs however many there are, for tools/pipeline.py
-    each = copying(one._observe())
-    yield Line("env step, features, reward, 1 envs", 1, "env steps", limits.make_env_step(one), *each)
+    step = limits.make_env_step(one)
+    yield Line("env step, features, reward, 1 envs", 1, "env steps", step, *copying(one._observe()))
 
 
 def asked(bench: Bench) -> tuple[Arrays, Message]:
