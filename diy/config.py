@@ -34,7 +34,7 @@ class Config:
     chunk_length: int = 128  # T, steps of one environment that travel together
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.995  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    advantage: str = "gae"  # how advantages and the critic's targets are estimated: "gae" or "vtrace"; see below
+    advantage: str = "vtrace"  # how advantages and the critic's targets are estimated: "gae" or "vtrace"; see below
     lam: float = 0.8  # lambda of either: 0 trusts the critic, 1 the sampled return
     value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
 
@@ -60,10 +60,10 @@ class Config:
     # `tours` puts a planner into the features: the best order of the treasures, for walking without flash and buff, is
     # worked out and not learned. It makes maps that were never seen playable; the default does without.
     #
-    # V-trace estimates for the policy before the update what an older one has played. Its targets are corrections of
-    # the critic being trained, so it takes the learner's values: those of an older critic would bring the lag back. Its
-    # advantages are weighted by the ratio of the two policies already; so the loss clips around the policy before the
-    # update, and `decoupled` would weigh a sample twice.
+    # V-trace estimates for the policy before the update what an older one has played, so a lag of some updates costs
+    # little. Its targets are corrections of the critic being trained, so it takes the learner's values: those of an
+    # older critic would bring the lag back. Its advantages are weighted by the ratio of the two policies already; so
+    # the loss clips around the policy before the update, and `decoupled` would weigh a sample twice.
 
     # With `flash_share` 1 a flash in a wrong place costs so much that some agents give flashing up before they know the
     # right one.

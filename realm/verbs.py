@@ -25,6 +25,7 @@ from realm.contract import (
     Agent,
     Array,
     Arrays,
+    ContractError,
     Field,
     Fields,
     ModelTag,
@@ -107,8 +108,11 @@ class LocalPolicy:
     there) and says which version the agent has now.
     """
 
-    def __init__(self, agent: Agent, num_envs: int, gate: VersionGate, refresh: Callable[[], Version]) -> None:
+    def __init__(
+        self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], Version]
+    ) -> None:
         self._agent, self._gate, self._refresh = agent, gate, refresh
+        self._fields, self._extra = reply_fields(spec), tuple(spec.extra)
         self._slot = np.arange(num_envs)
         self.actions = 0
 
@@ -116,9 +120,9 @@ class LocalPolicy:
         version = self._refresh()
         self._gate.see(version)
         context = PredictContext(self._slot, first, np.full(len(first), explore, np.float32))
-        action, extra = self._agent.predict(obs, context)
+        answer = checked_answer(self._agent.predict(obs, context), self._fields, len(first))
         self.actions += len(first)
-        return Prediction(action, extra, version)
+        return Prediction(answer["action"], {name: answer[f"extra.{name}"] for name in self._extra}, version)
 
 
 class RemotePolicy:
@@ -187,6 +191,20 @@ def request_fields(spec: Spec) -> Fields:
 def reply_fields(spec: Spec) -> Fields:
     """Name -> Field of the actor's reply, without its leading E."""
     return {"action": spec.action.field, **{f"extra.{name}": one for name, one in spec.extra.items()}}
+
+
+def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
+    """What Agent.predict returned, as the arrays of a reply. Raises ContractError where the agent is, not where its
+    answer goes."""
+    what = "what Agent.predict returned"
+    if not (isinstance(predicted, tuple) and len(predicted) == 2 and isinstance(predicted[1], dict)):
+        raise ContractError(f"{what}: must be an array and a dict of arrays")
+    answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
+    strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
+    if strange:
+        raise ContractError(f"{what}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
+    check_arrays(answer, fields, (rows,), what)
+    return answer
 
 
 def parse_request(message: Message, fields: Fields) -> PredictRequest:

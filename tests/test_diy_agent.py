@@ -45,6 +45,7 @@ TINY = Config(
     lr_end=1e-3,
     gamma_start=0.9,
     gamma_end=0.9,
+    advantage="gae",
     value_source="actor",
 )
 

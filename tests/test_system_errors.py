@@ -159,13 +159,15 @@ def test_a_round_of_another_size_than_the_plans_is_not_waited_for(tmp_path):
     assert "it must be 8" in done.stderr
 
 
-def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path):
+@pytest.mark.parametrize(("place", "role"), [("local", "aisrv-0"), ("remote", "actor-0")])
+def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, role):
     package = tmp_path / "wrong"
     shutil.copytree(ROOT / "tests" / "counting", package)
     agent = package / "algorithm" / "agent.py"
     source = agent.read_text()
     assert "count.copy()}" in source
     agent.write_text(source.replace("count.copy()}", "count.astype('float32')}"))
-    done = start(tmp_path, "algo=wrong", "wrapper_type=remote", "buffer_backend=native", cwd=tmp_path)
+    settings = ["wrapper_type=remote", "buffer_backend=native", f"predict_local_or_remote={place}"]
+    done = start(tmp_path, "algo=wrong", *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "actor-0: what Agent.predict returned: extra.echo must be int64" in done.stderr
+    assert f"{role}: what Agent.predict returned: extra.echo must be int64" in done.stderr

@@ -302,12 +302,12 @@ def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
 def test_the_remedies_for_lag_have_the_flow_of_the_plain_clip():
     rows = {row.name: row for row in experiments.changes(CONFIG, experiments.COMMON)}
     found = {name: experiments.meaning(CONFIG, [*experiments.COMMON, *rows[name].settings])
-             for name in ("lag-4", "lag-4-decoupled", "lag-4-vtrace")}  # fmt: skip
-    plan, hyper, _, _ = found["lag-4"]
+             for name in ("lag-4", "lag-4-decoupled", "lag-4-gae")}  # fmt: skip
+    plan, hyper, _, _ = found["lag-4-gae"]
     assert (hyper.advantage, hyper.decoupled) == ("gae", False)
     assert [found[name][0] for name in found] == [plan] * 3
-    assert found["lag-4-decoupled"][1].decoupled
-    assert found["lag-4-vtrace"][1].advantage == "vtrace"
+    assert (found["lag-4-decoupled"][1].advantage, found["lag-4-decoupled"][1].decoupled) == ("gae", True)
+    assert found["lag-4"][1].advantage == "vtrace"
 
 
 def test_a_change_is_one_of_the_default_that_is_asked_for():

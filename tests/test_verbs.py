@@ -298,7 +298,7 @@ def make_policy(request: pytest.FixtureRequest, cluster: Cluster, models: Models
         reader = ModelReader(
             cluster.client("model_pool", f"aisrv-{worker}"), lambda weights: load_bytes(agent.model, weights)
         )
-        return LocalPolicy(agent, 2, gate, lambda: reader.wait(gate.minimum, ticked))
+        return LocalPolicy(agent, SPEC, 2, gate, lambda: reader.wait(gate.minimum, ticked))
 
     return make
 

@@ -94,23 +94,21 @@ def all_changes(reward_scale: float, batch: int) -> list[Change]:
         way = ("algorithm_on_policy_or_off_policy=off-policy", "reverb_sampler=Uniform")
         return (*way, f"replay_buffer_capacity={batches * batch}", f"preload_ratio={batches}")
 
-    four = ("max_version_lag=4", *lag(4))
+    four, gae = ("max_version_lag=4", *lag(4)), 'diy.advantage="gae"'
     return [
+        Change("gae", "gae", "GAE, not V-trace", (gae,)),
         Change("gae", "lam-0", "lambda 0: one step, then the critic", ("diy.lam=0.0",)),
         Change("gae", "lam-1", "lambda 1: all rewards to the chunk's end", ("diy.lam=1.0",)),
         *(Change("normalise", f"normalise-{how}", how, (f'diy.normalise_advantage="{how}"',)) for how in NORMALISE),
         Change("scale", "scale-0.1", "x 0.1", (f"diy.reward_scale={reward_scale * 0.1:.6g}",)),
         Change("scale", "scale-10", "x 10", (f"diy.reward_scale={reward_scale * 10:.6g}",)),
-        *(
-            Change("value", f"value-{who}", f"of the {who}", (f'diy.value_source="{who}"',))
-            for who in ("actor", "learner")
-        ),
+        Change("value", "value-actor", "of the actor, GAE", (gae, 'diy.value_source="actor"')),
         Change("lag", "lag-0", "0, strict", ("wrapper_type=remote", "max_version_lag=0")),
         Change("lag", "lag-1", "1", ("max_version_lag=1", *lag(1))),
-        Change("lag", "lag-4", "4, plain clip", four),
-        Change("lag", "lag-4-decoupled", "4, decoupled", (*four, "diy.decoupled=true")),
-        Change("lag", "lag-4-vtrace", "4, V-trace", (*four, 'diy.advantage="vtrace"', 'diy.value_source="learner"')),
-        Change("lag", "lag-free", "free, plain clip", ("max_version_lag=free", *lag(4))),
+        Change("lag", "lag-4", "4, V-trace", four),
+        Change("lag", "lag-4-gae", "4, plain clip, GAE", (*four, gae)),
+        Change("lag", "lag-4-decoupled", "4, decoupled, GAE", (*four, gae, "diy.decoupled=true")),
+        Change("lag", "lag-free", "free, V-trace", ("max_version_lag=free", *lag(4))),
         *(Change("reuse", f"epochs-{n}", f"{n}", (f"diy.epochs={n}",)) for n in (1, 3, 10)),
         Change("sampler", "uniform-2", "Uniform from 2 batches", uniform(2)),
         Change("sampler", "uniform-32", "Uniform from 32 batches", uniform(32)),

@@ -70,7 +70,7 @@ def run(
 
     # no gate: a batch is trained on as soon as it is there, so the newest weights always play
     policy = LocalPolicy(
-        agent, plan.envs_per_worker, VersionGate(None, plan.batch, plan.round_size), lambda: trainer.version
+        agent, spec, plan.envs_per_worker, VersionGate(None, plan.batch, plan.round_size), lambda: trainer.version
     )
     sender = LocalBuffer(buffer, make_room)
     context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)

@@ -8,15 +8,14 @@ word often names the process that steps environments.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 
 from realm.checkpoint import load_bytes
-from realm.contract import NO_VERSION, Arrays, ContractError, Fields, PredictContext, PredictRequest, check_arrays
+from realm.contract import NO_VERSION, ContractError, PredictContext, PredictRequest
 from realm.job import Job
 from realm.user import load_agent, load_hyper
-from realm.verbs import ModelReader, parse_request, reply_fields, request_fields
+from realm.verbs import ModelReader, checked_answer, parse_request, reply_fields, request_fields
 from realm.wire import Message, WireError, wait_any
 
 
@@ -55,7 +54,7 @@ def run(job: Job) -> None:
             first=np.concatenate([one.first for one in requests]),
             explore=np.concatenate([one.explore for one in requests]),
         )
-        answer = _answer(agent.predict(obs, context), answer_fields, len(context.first))
+        answer = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
         for peer, request in batch:
             rows = slice(row, row + len(request.first))
@@ -68,19 +67,6 @@ def run(job: Job) -> None:
         meters.count(f"batch_rows_to_{1 << (row - 1).bit_length()}")  # a histogram over powers of two
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
-
-
-def _answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
-    """What Agent.predict returned, as the arrays of a reply. Raises ContractError here, not at the worker it is for."""
-    what = "what Agent.predict returned"
-    if not (isinstance(predicted, tuple) and len(predicted) == 2 and isinstance(predicted[1], dict)):
-        raise ContractError(f"{what}: must be an array and a dict of arrays")
-    answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
-    strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
-    if strange:
-        raise ContractError(f"{what}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
-    check_arrays(answer, fields, (rows,), what)
-    return answer
 
 
 def _take_batch(

@@ -90,4 +90,4 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
         job.link.meters.totals["models_loaded"] = models.loaded
         return version
 
-    return LocalPolicy(agent, job.plan.envs_per_worker, gate, refresh), to_pool
+    return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, gate, refresh), to_pool
