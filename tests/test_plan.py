@@ -39,13 +39,21 @@ def test_two_cores_alternate_strictly() -> None:
     assert any(re.match(r"max_version_lag = 0: ", reason) for reason in one.why)
 
 
+def test_workers_that_predict_themselves_have_a_core_each_while_they_play() -> None:
+    for cores, remote in ((1, 2), (2, 2), (4, 2)):
+        one = plan(Machine(cores, 0, True))
+        assert (one.workers, one.round_size, one.max_version_lag) == (cores, 128, 0)
+        assert plan(Machine(cores, 0, True), predict_local_or_remote="remote").workers == remote
+
+
 def test_many_cores_overlap() -> None:
     one = plan(LARGE)
     assert one.workers == 16
     assert one.max_version_lag == 1
-    assert one.learner_threads == 32 - 16 - 1
+    assert one.learner_threads == 32 - 16
+    assert plan(LARGE, predict_local_or_remote="remote").learner_threads == 32 - 16 - 1
     assert plan(Machine(10, 0, True)).workers == 8
-    assert plan(Machine(10, 0, True)).learner_threads == 1
+    assert plan(Machine(10, 0, True)).learner_threads == 2
 
 
 def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:
@@ -159,7 +167,7 @@ def test_the_learner_has_all_cores_only_while_everybody_waits() -> None:
     assert plan(SMALL, flow="alternating").learner_threads == 2
     assert plan(SMALL, flow="alternating", max_version_lag=1).learner_threads == 1
     assert plan(SMALL, flow="alternating", max_version_lag="free").learner_threads == 1
-    assert plan(LARGE, flow="alternating", max_version_lag=1).learner_threads == 32 - 2 - 1
+    assert plan(LARGE, flow="alternating", max_version_lag=1).learner_threads == 32 - 16
     assert plan(SMALL, flow="alternating", max_version_lag=1, wrapper_type="local").learner_threads == 2
 
 

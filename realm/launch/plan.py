@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _FEW_CORES = 4
 _ENVS_PER_ROUND = 128
+_MOST_WORKERS = 16
 _FEW_ENVS = 32  # in all: below, a forward costs more than its rows
 
 
@@ -67,16 +68,28 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
             "allowed is auto or cpu"
         )
 
+    device = auto("device", app.device, "cuda" if gpus else "cpu", "a GPU is there" if gpus else "no GPU is there")
+    if local:
+        place = "local"
+    elif device == "cpu":
+        reason = "on a CPU the way to an actor and back takes longer than the forward itself"
+        place = auto("predict_local_or_remote", app.predict_local_or_remote, "local", reason)
+    else:
+        reason = "one forward on the GPU for all workers"
+        place = auto("predict_local_or_remote", app.predict_local_or_remote, "remote", reason)
+
     few = cores <= _FEW_CORES and gpus == 0
     flow = auto("flow", app.flow, "alternating" if few else "overlapping", f"{cores} cores, {gpus} GPUs")
     alternating = flow == "alternating"
 
     if local:
         workers = 1
+    elif alternating and place == "local":
+        workers = auto("aisrv_count", app.aisrv_count, min(cores, _MOST_WORKERS), "a core each while they play")
     elif alternating:
         workers = auto("aisrv_count", app.aisrv_count, 2, "one plays while the actor answers the other")
     else:
-        workers = auto("aisrv_count", app.aisrv_count, min(max(1, cores - 2), 16), "a core each")
+        workers = auto("aisrv_count", app.aisrv_count, min(max(1, cores - 2), _MOST_WORKERS), "a core each")
     envs = auto(
         "aisrv_connect_to_kaiwu_env_count",
         app.aisrv_connect_to_kaiwu_env_count,
@@ -120,17 +133,8 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         # with any other lag the workers go on playing during an update, whatever the flow is called
         threads = auto("torch_num_threads", app.torch_num_threads, cores, "everyone else waits while it trains")
     else:
-        spare = max(1, cores - workers - 1)
+        spare = max(1, cores - workers - (place == "remote"))
         threads = auto("torch_num_threads", app.torch_num_threads, spare, "the cores that workers and actor leave")
-    device = auto("device", app.device, "cuda" if gpus else "cpu", "a GPU is there" if gpus else "no GPU is there")
-    if local:
-        place = "local"
-    elif device == "cpu":
-        reason = "on a CPU the way to an actor and back takes longer than the forward itself"
-        place = auto("predict_local_or_remote", app.predict_local_or_remote, "local", reason)
-    else:
-        reason = "one forward on the GPU for all workers"
-        place = auto("predict_local_or_remote", app.predict_local_or_remote, "remote", reason)
 
     preload_ratio = app.preload_ratio
     if lag is not None and app.replay_buffer_capacity == "auto":
