@@ -28,32 +28,33 @@ def plan(machine: Machine = SMALL, **keys: Any) -> Plan:
     return make_plan(AppConfig(**keys), machine)
 
 
-def test_two_cores_alternate_strictly() -> None:
-    one = plan()
-    assert (one.workers, one.envs_per_worker, one.batch, one.round_size) == (2, 64, 128, 128)
+def test_one_core_alternates_strictly() -> None:
+    one = plan(Machine(1, 0, True))
+    assert (one.workers, one.envs_per_worker, one.batch, one.round_size) == (1, 128, 128, 128)
     assert one.max_version_lag == 0
     assert one.preload == one.batch
     assert one.capacity >= one.batch + one.round_size
     assert (one.on_policy, one.sampler, one.ratio) == (True, "Fifo", 1.0)
-    assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 2, True)
+    assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 1, True)
     assert any(re.match(r"max_version_lag = 0: ", reason) for reason in one.why)
 
 
-def test_workers_that_predict_themselves_have_a_core_each_while_they_play() -> None:
+def test_who_asks_for_no_lag_gets_all_cores_for_play_and_then_for_training() -> None:
     for cores, remote in ((1, 2), (2, 2), (4, 2)):
+        one = plan(Machine(cores, 0, True), max_version_lag=0)
+        assert (one.workers, one.round_size, one.learner_threads) == (cores, 128, cores)
+        other = plan(Machine(cores, 0, True), max_version_lag=0, predict_local_or_remote="remote")
+        assert (other.workers, other.learner_threads) == (remote, cores)
+
+
+def test_two_cores_and_more_overlap() -> None:
+    for cores, workers in ((2, 1), (4, 1), (8, 2), (32, 8), (128, 16)):
         one = plan(Machine(cores, 0, True))
-        assert (one.workers, one.round_size, one.max_version_lag) == (cores, 128, 0)
-        assert plan(Machine(cores, 0, True), predict_local_or_remote="remote").workers == remote
-
-
-def test_many_cores_overlap() -> None:
-    one = plan(LARGE)
-    assert one.workers == 16
-    assert one.max_version_lag == 1
-    assert one.learner_threads == 32 - 16
-    assert plan(LARGE, predict_local_or_remote="remote").learner_threads == 32 - 16 - 1
-    assert plan(Machine(10, 0, True)).workers == 8
-    assert plan(Machine(10, 0, True)).learner_threads == 2
+        assert (one.workers, one.learner_threads, one.max_version_lag) == (workers, cores - workers, 1)
+        assert one.round_size == 128
+        actor = plan(Machine(cores, 0, True), predict_local_or_remote="remote")
+        assert actor.learner_threads == max(1, cores - workers - 1)
+    assert plan(Machine(10, 1, True)).workers == 8
 
 
 def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:
@@ -107,7 +108,7 @@ def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
         ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 128"),
         ({"max_version_lag": 3, "train_batch_size": 100}, r"train_batch_size is 100, .*lag 3 .*multiple of 128"),
         ({"replay_buffer_capacity": 255}, r"replay_buffer_capacity is 255, .*128 .*at least 256"),
-        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 128"),
+        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 256"),
         ({"production_consume_ratio": 2.0}, r"production_consume_ratio is 2, .*allowed is 1 "),
         ({"reverb_sampler": "Uniform"}, r"reverb_sampler is Uniform, .*allowed is Fifo"),
         ({**OFF_POLICY, "reverb_sampler": "Fifo"}, r"reverb_sampler is Fifo, .*Uniform or Prioritized"),
@@ -202,13 +203,12 @@ def test_the_sampler_follows_the_policy() -> None:
 @pytest.mark.parametrize(
     ("machine", "keys", "word"),
     [
-        (SMALL, {"torch_num_threads": 16}, "torch_num_threads is 16"),
         (SMALL, {"aisrv_count": 16}, "aisrv_count is 16"),
         (SMALL, {"aisrv_count": 1, "aisrv_connect_to_kaiwu_env_count": 4}, "there are 4 environments in all"),
         (SMALL, {"predict_local_or_remote": "remote"}, "predict_local_or_remote is remote"),
         (GPU, {"predict_local_or_remote": "local"}, "predict_local_or_remote is local"),
         (GPU, {"predict_batch_size": 2}, "predict_batch_size is 2"),
-        (SMALL, {"max_version_lag": "free"}, "workers play during an update"),
+        (SMALL, {"max_version_lag": 0}, "max_version_lag is 0"),
         (LARGE, {"max_version_lag": 0}, "max_version_lag is 0"),
     ],
 )

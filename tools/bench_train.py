@@ -118,17 +118,13 @@ def slow_rows(plan: Plan) -> list[Row]:
     total = plan.round_size
     many = min(total, 8 * plan.cores)
     place = "remote" if plan.predict_local else "local"
-    flow: tuple[str, tuple[str, ...]] = ("alternating flow", ("flow=alternating", "max_version_lag=0"))
-    if plan.max_version_lag == 0:
-        flow = ("overlapping flow, any lag", ("flow=overlapping", "max_version_lag=free"))
     changes: list[tuple[str, str, tuple[str, ...]]] = [
-        ("threads", f"{8 * plan.cores} torch threads", (f"torch_num_threads={8 * plan.cores}",)),
         ("workers", f"{many} workers", cluster(many, total // many)),
         ("batch", "4 environments, so batches of 4 chunks", cluster(1, 4)),
         ("place", f"prediction {place}", (f"predict_local_or_remote={place}",)),
         ("place-many", f"prediction {place}, {many} workers",
          (f"predict_local_or_remote={place}", *cluster(many, total // many))),
-        ("flow", *flow),
+        ("flow", "alternating flow, no lag", ("flow=alternating", "max_version_lag=0")),
     ]  # fmt: skip
     return [Row(f"slow-{name}", "slow", says, "cluster", (*CLUSTER, *settings)) for name, says, settings in changes]
 

@@ -20,7 +20,6 @@ from realm.plan import Plan
 
 T = TypeVar("T")
 
-_FEW_CORES = 4
 _ENVS_PER_ROUND = 128
 _MOST_WORKERS = 16
 _FEW_ENVS = 32  # in all: below, a forward costs more than its rows
@@ -78,8 +77,12 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         reason = "one forward on the GPU for all workers"
         place = auto("predict_local_or_remote", app.predict_local_or_remote, "remote", reason)
 
-    few = cores <= _FEW_CORES and gpus == 0
-    flow = auto("flow", app.flow, "alternating" if few else "overlapping", f"{cores} cores, {gpus} GPUs")
+    if app.max_version_lag == 0:
+        flow = auto("flow", app.flow, "alternating", "max_version_lag is 0")
+    elif cores == 1 and gpus == 0:
+        flow = auto("flow", app.flow, "alternating", "there is one core")
+    else:
+        flow = auto("flow", app.flow, "overlapping", f"{cores} cores, {gpus} GPUs: some play while the learner trains")
     alternating = flow == "alternating"
 
     if local:
@@ -88,6 +91,9 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         workers = auto("aisrv_count", app.aisrv_count, min(cores, _MOST_WORKERS), "a core each while they play")
     elif alternating:
         workers = auto("aisrv_count", app.aisrv_count, 2, "one plays while the actor answers the other")
+    elif device == "cpu":
+        share = min(max(1, cores // 4), _MOST_WORKERS)
+        workers = auto("aisrv_count", app.aisrv_count, share, "on a CPU training takes most of the time")
     else:
         workers = auto("aisrv_count", app.aisrv_count, min(max(1, cores - 2), _MOST_WORKERS), "a core each")
     envs = auto(
@@ -179,8 +185,6 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
     """A sentence for each choice of the user's that is known to be slow here; `tools/bench_train.py --rows slow`
     measures them (docs/performance.md has the table)."""
     found = []
-    if plan.learner_threads > plan.cores:
-        found.append(f"torch_num_threads is {plan.learner_threads}, but there are {plan.cores} cores to compute on")
     if plan.workers > 2 * plan.cores:
         found.append(f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers to step on")
     if app.wrapper_type == "remote" and plan.round_size < _FEW_ENVS:
@@ -200,11 +204,6 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
             "predict_local_or_remote is remote, but on a CPU the way to the actor and back takes longer than the "
             "forward itself"
         )
-    few = plan.cores <= _FEW_CORES and plan.device == "cpu"
-    if app.wrapper_type == "remote" and few and plan.max_version_lag != 0:
-        found.append(
-            f"workers play during an update (flow, max_version_lag) and take the learner's {plan.cores} cores away"
-        )
-    if app.wrapper_type == "remote" and not few and plan.max_version_lag == 0:
+    if app.wrapper_type == "remote" and plan.max_version_lag == 0 and (plan.cores > 1 or plan.device != "cpu"):
         found.append("max_version_lag is 0, so workers and learner wait for each other, though there is room for both")
     return found
