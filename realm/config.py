@@ -139,7 +139,7 @@ class AppConfig(BaseModel):
     torch_num_threads: Threads | Auto = "auto"
     """Torch threads of the learner."""
     flow: Literal["alternating", "overlapping"] | Auto = "auto"
-    """Workers wait while the learner trains (few cores), or both run at once: what the other `auto` keys aim for."""
+    """Workers wait while the learner trains (one core, no lag), or both run at once: what other `auto` keys aim for."""
 
     buffer_backend: Literal["reverb", "native"] | Auto = "auto"
     """Reverb, or the project's own NumPy buffer; auto takes reverb where it is installed."""
