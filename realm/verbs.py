@@ -112,7 +112,7 @@ class LocalPolicy:
         self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], Version]
     ) -> None:
         self._agent, self._gate, self._refresh = agent, gate, refresh
-        self._fields, self._extra = reply_fields(spec), tuple(spec.extra)
+        self._fields = reply_fields(spec)
         self._slot = np.arange(num_envs)
         self.actions = 0
 
@@ -120,9 +120,10 @@ class LocalPolicy:
         version = self._refresh()
         self._gate.see(version)
         context = PredictContext(self._slot, first, np.full(len(first), explore, np.float32))
-        answer = checked_answer(self._agent.predict(obs, context), self._fields, len(first))
+        predicted = self._agent.predict(obs, context)
+        checked_answer(predicted, self._fields, len(first))
         self.actions += len(first)
-        return Prediction(answer["action"], {name: answer[f"extra.{name}"] for name in self._extra}, version)
+        return Prediction(*predicted, version)
 
 
 class RemotePolicy:

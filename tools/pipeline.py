@@ -13,6 +13,7 @@ the longer of playing and training counts.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import re
 import statistics
@@ -26,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm.config import ConfigError, load_config
-from realm.launch.plan import Machine, make_plan
+from realm.launch.plan import make_plan, this_machine
 from realm.user import load_hyper
 from tools import runs
 
@@ -64,9 +65,9 @@ def read_parts(lines: Sequence[dict[str, Any]], backend: str) -> Parts:
     """From the lines that bench_parts wrote for one network. Raises ConfigError if one is missing."""
 
     def found(pattern: str) -> list[tuple[int, float, float]]:
-        """The number in its name, seconds of a call, and what a call is about."""
+        """The number in its name, if any, seconds of a call, and what a call is about."""
         each = [
-            (int(match[1]), statistics.median(one["seconds"]), float(one["amount"]))
+            (int(match[1]) if match.re.groups else 1, statistics.median(one["seconds"]), float(one["amount"]))
             for one in lines
             if (match := re.fullmatch(pattern, one["what"]))
         ]
@@ -86,16 +87,8 @@ def read_parts(lines: Sequence[dict[str, Any]], backend: str) -> Parts:
         # the way from buffer to learner is as long as that from worker to buffer
         2 * one(rf"push (\d+) chunks, {backend}") + one(rf"sample (\d+) chunks, {backend}"),
         one(r"update of (\d+) gradient steps"),
-        sum(s for what in ("publish weights to the pool", "verify and load weights") for s in [of(lines, what)]),
+        one("publish weights to the pool") + one("verify and load weights"),
     )
-
-
-def of(lines: Sequence[dict[str, Any]], what: str) -> float:
-    """Seconds of a call of this part."""
-    for one in lines:
-        if one["what"] == what:
-            return statistics.median(one["seconds"])
-    raise ConfigError(f"the parts have no line {what!r}; tools/pipeline.py --help says how to measure them")
 
 
 def at(known: tuple[list[int], list[float]], n: int) -> float:
@@ -133,7 +126,9 @@ def measured_rates(results: dict[str, Any]) -> dict[str, float]:
 
 def shapes(plan: Any, chunk_length: int) -> list[tuple[str, str, Shape]]:
     """(what it is, the row of bench_train that measures it, its shape)."""
-    usual = Shape(plan.workers, plan.envs_per_worker, chunk_length, plan.cores, plan.max_version_lag != 0)
+    overlapping = plan.max_version_lag != 0
+    cores = max(1, plan.cores - plan.learner_threads) if overlapping else plan.cores
+    usual = Shape(plan.workers, plan.envs_per_worker, chunk_length, cores, overlapping)
     rows = [("as the tuner chooses", "tuner", usual)]
     rows += [(f"{n} workers", f"workers-{n}", usual._replace(workers=n)) for n in (1, 2, 4, 8, 16)]
     rows += [(f"{n} environments a worker", f"envs-{n}", usual._replace(envs=n)) for n in (1, 4, 16, 64, 256)]
@@ -160,7 +155,7 @@ def main() -> None:
     lines = [one for one in runs.read_json(args.parts, "lines")["lines"] if one["network"] == "default"]
     rates = measured_rates(runs.read_json(args.measured, "rows")) if args.measured else {}
     config = load_config(args.config)
-    machine = Machine(cores=2, gpus=0, has_reverb=any("reverb" in one["what"] for one in lines))
+    machine = dataclasses.replace(this_machine(), has_reverb=any("reverb" in one["what"] for one in lines))
     plan = make_plan(config.app, machine)
     parts = read_parts(lines, plan.backend)
     hyper: Any = load_hyper(config.app.algo, config.hyper, config.places)

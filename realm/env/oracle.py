@@ -145,7 +145,7 @@ def make_oracle(
         if not (more_flashes or more_buffs):
             fast = np.full(value[:, 0].shape, FAR, dtype=np.int32)
             fast[:, 0] = last[1]
-            _fill(leg[1], block, fast)
+            _fill(leg[1], block, fast, np.full((len(fast), block[-2] - block[-3], 2 ** len(ids)), FAR, np.int32), fast)
             return Oracle(map_, start, end, ids, max_step, block, leg, last, value, fast, steps)
         flashes, buffs = flashes + more_flashes, buffs + more_buffs
         if more_flashes:
@@ -222,15 +222,15 @@ def _new_legs(
     point = np.array(discs, dtype=np.int32)[owner]
     begin = lattice.nodes_at(*map_.points[start], fine=fine)
     queues = lattice.make_queues(grids[0].side + 1)
-    ways, ways_to_end = _measure(grids[0], ends[0], queues, node, point, begin, flashes + 1, 0)
-    leg, last = np.stack([ways, ways]), np.stack([ways_to_end, ways_to_end])
+    slow = _measure(grids[0], ends[0], queues, node, point, begin, flashes + 1, 0)
     if fine == lattice.FINE:
-        leg[1], last[1] = _measure(grids[1], ends[1], queues, node, point, begin, flashes + 1, 0)
+        fast = _measure(grids[1], ends[1], queues, node, point, begin, flashes + 1, 0)
     else:
-        leg[1, :], last[1, :] = _measure(grids[1], ends[1], queues, node, point, begin, 1, 0)
+        walks = _measure(grids[1], ends[1], queues, node, point, begin, 1, 0)
         # few of the best ways flash after the buff, so this may be coarser
-        ways, ways_to_end = _flashes(map_, start, end, closed, fine, queues, node, point, flashes)
-        leg[1, 1:], last[1, 1:] = np.minimum(leg[1, 1:], ways), np.minimum(last[1, 1:], ways_to_end)
+        flashed = _flashes(map_, start, end, closed, fine, queues, node, point, flashes)
+        fast = tuple(np.concatenate([a, np.minimum(a, b)]) for a, b in zip(walks, flashed, strict=True))
+    leg, last = (np.stack(pair) for pair in zip(slow, fast, strict=True))
     # what overlapping discs make possible
     inside = np.flatnonzero(node < 0)
     for a in inside:
@@ -320,13 +320,14 @@ def _measure(
     cost = np.empty((layers, len(grid.edges)), dtype=np.int32)
     landed = np.empty((layers, END_BIT + 1), dtype=np.int32)
     inside, border = np.flatnonzero(node < 0), np.flatnonzero(node >= 0)
+    buff = lattice.corners(grid, 0)
 
     lattice.distances_from(end, q, lattice.corners(end, END_BIT), True, slack, nowhere, cost, landed)
     for k in range(layers):
         for c in range(count):
             last[k, c] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
             if node[c] < 0 and point[c] == 0:
-                last[k, c] = min(last[k, c], cost[k][lattice.corners(grid, 0)].min())
+                last[k, c] = min(last[k, c], cost[k][buff].min())
         last[k, count] = cost[k][begin].min()
     lattice.distances_from(grid, q, begin, True, slack, nowhere, cost, landed)
     for k in range(layers):
@@ -342,11 +343,11 @@ def _measure(
                     leg[k, a, c] = cost[k, node[c]]
                 leg[k, c, a] = min(cost[k, node[c]], cost[0, node[c]])
         if point[a] == 0:
-            lattice.distances_from(grid, q, corners, True, slack, nowhere, cost, landed)
+            lattice.distances_from(grid, q, buff, True, slack, nowhere, cost, landed)
             for k in range(layers):
                 for c in range(count):
                     leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
-    lattice.walks_from(grid, q, lattice.corners(grid, 0), nowhere, cost[0])
+    lattice.walks_from(grid, q, buff, nowhere, cost[0])
     todo = border[np.argsort(-cost[0][node[border]])]
     for s in range(len(todo)):
         a, others = todo[s], todo[s:]
@@ -430,29 +431,40 @@ def _fill_all(
     leg: NDArray[np.int32], last: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]
 ) -> None:
     """Oracle.value, FAR so far."""
-    layers, buffs, sets, _ = value.shape
+    layers, buffs, sets, count = value.shape
     n = len(block) - 3
-    with_buff = np.full((layers, block[n + 1] - block[n], sets), FAR, dtype=np.int32)
+    with_buff = np.full((layers, block[n + 1] - block[n], sets), FAR, dtype=np.int32)  # what `_with_buff` gives
     for b in range(buffs):
         if b == 0:
             value[:, 0, 0] = last[0]
         else:
-            with_buff = _with_buff(leg, last, block, value[:, b - 1], with_buff, b == 1)
-            for left in range(sets):
-                _lower_all(leg[0], block, with_buff[:, :, left].copy(), left, n, value[:, b])
-        _fill(leg[0], block, value[:, b])
+            # as with one buff less to come, but the way to the next contact is one with the buff
+            onward = np.full((layers, sets, count), FAR, dtype=np.int32)
+            if b == 1:
+                onward[:, 0] = last[1]
+            _fill(leg[1], block, value[:, b - 1], with_buff, onward)
+            with_buff = _with_buff(leg, block, onward)
+        _fill(leg[0], block, value[:, b], with_buff, value[:, b])
 
 
 @jit
-def _fill(leg: NDArray[np.int32], block: NDArray[np.int32], value: NDArray[np.int32]) -> None:
-    """Lower lengths over all of a set to the end (i32 [K, 2**n, A]) where one of its treasures may come first. Sets
-    only ever look at smaller ones. leg: i32 [K, C, A]."""
+def _fill(
+    leg: NDArray[np.int32],
+    block: NDArray[np.int32],
+    value: NDArray[np.int32],
+    with_buff: NDArray[np.int32],
+    out: NDArray[np.int32],
+) -> None:
+    """Lower lengths over all of a set to the end, `out` (i32 [K, 2**n, A]), where one of its treasures comes next, from
+    where it is as `value` says (the same, perhaps `out` itself: sets only ever look at smaller ones), or the buff, from
+    where it is as `with_buff` says (i32 [K, D, 2**n]). leg: i32 [K, C, A]."""
     n = len(block) - 3
-    for left in range(value.shape[1]):
+    for left in range(out.shape[1]):
         for j in range(n):
             if left >> j & 1:
                 rest = value[:, left ^ (1 << j), block[j] : block[j + 1]].copy()
-                _lower_all(leg, block, rest, left, j, value)
+                _lower_all(leg, block, rest, left, j, out)
+        _lower_all(leg, block, with_buff[:, :, left].copy(), left, n, out)
 
 
 @jit
@@ -462,9 +474,9 @@ def _lower_all(
     rest: NDArray[np.int32],
     left: int,
     j: int,
-    value: NDArray[np.int32],
+    out: NDArray[np.int32],
 ) -> None:
-    """Lower `value` of the set `left` (as in `_fill`) by ways that go to the disc of block j first; rest: i32 [K, N],
+    """Lower `out` of the set `left` (as in `_fill`) by ways that go to the disc of block j first; rest: i32 [K, N],
     what is left from its contacts."""
     layers, begin, end = len(rest), block[j], block[j + 1]
     n = len(block) - 3
@@ -477,34 +489,26 @@ def _lower_all(
                 for i in range(n + 2):
                     if i >= n or not left >> i & 1:
                         _lower(
-                            value[f + k, left, block[i] : block[i + 1]],
+                            out[f + k, left, block[i] : block[i + 1]],
                             leg[k, begin + c, block[i] : block[i + 1]],
                             rest[f, c],
                         )
 
 
 @jit
-def _with_buff(
-    leg: NDArray[np.int32],
-    last: NDArray[np.int32],
-    block: NDArray[np.int32],
-    value: NDArray[np.int32],
-    again: NDArray[np.int32],
-    final: bool,
-) -> NDArray[np.int32]:
+def _with_buff(leg: NDArray[np.int32], block: NDArray[np.int32], onward: NDArray[np.int32]) -> NDArray[np.int32]:
     """Length from each of the D contacts of the buff, just taken, over all of a set to the end; i32 [K, D, 2**n].
-    `value`: i32 [K, 2**n, A], Oracle.value with as many buffs as are still to come. `again`: what this gave for the
-    next one of them; not looked at if this one is the `final` buff.
+    onward: i32 [K, 2**n, A], the same from all contacts if the way to the next one is the last with the buff.
 
     Ways between contacts that begin within HASTE of the buff are those of a hero who has it, and the others are not.
     So this goes forward, over the sets that can be taken in that time: of two ways to the same contact over the same
     set the longer one is never better, as what follows it can only be slower.
     """
-    layers, sets, count = value.shape
+    layers, sets, count = onward.shape
     n = len(block) - 3
     first, discs = block[n], block[n + 1] - block[n]
-    onward = leg[1].transpose((0, 2, 1)).copy()  # [K, A, C], from, to
-    and_on = _one_more(leg, last, block, value, again, final).transpose((0, 2, 1)).copy()  # [K, A, 2**n]
+    ways = leg[1].transpose((0, 2, 1)).copy()  # [K, A, C], from, to
+    and_on = onward.transpose((0, 2, 1)).copy()  # [K, A, 2**n]
     rest = np.full((layers, discs, sets), FAR, dtype=np.int32)
     length = np.full((sets, layers, count), FAR, dtype=np.int32)  # to a contact of one of the set, from the buff
     reached = np.zeros(sets, dtype=np.bool_)
@@ -532,7 +536,7 @@ def _with_buff(
                                     reached[taken | 1 << i] = True
                                     _lower(
                                         length[taken | 1 << i, k + f, block[i] : block[i + 1]],
-                                        onward[f, a, block[i] : block[i + 1]],
+                                        ways[f, a, block[i] : block[i + 1]],
                                         way,
                                     )
                             # this way is the last one with the buff, or rather: not longer than if it were
@@ -549,31 +553,6 @@ def _with_buff(
             for part in range(sets):
                 rest[k, s, part] = boost(int(rest[k, s, part])) if rest[k, s, part] < FAR else FAR
     return rest
-
-
-@jit
-def _one_more(
-    leg: NDArray[np.int32],
-    last: NDArray[np.int32],
-    block: NDArray[np.int32],
-    value: NDArray[np.int32],
-    again: NDArray[np.int32],
-    final: bool,
-) -> NDArray[np.int32]:
-    """As `value` (i32 [K, 2**n, A]), but the way to the next contact is one with the buff. `again`, `final`: see
-    `_with_buff`."""
-    n = len(block) - 3
-    result = np.full(value.shape, FAR, dtype=np.int32)
-    if final:
-        result[:, 0] = last[1]
-    for left in range(value.shape[1]):
-        for j in range(n):
-            if left >> j & 1:
-                rest = value[:, left ^ (1 << j), block[j] : block[j + 1]].copy()
-                _lower_all(leg[1], block, rest, left, j, result)
-        if not final:
-            _lower_all(leg[1], block, again[:, :, left].copy(), left, n, result)
-    return result
 
 
 # ---- bounds ----

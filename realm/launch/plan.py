@@ -23,6 +23,7 @@ T = TypeVar("T")
 _ENVS_PER_ROUND = 128
 _MOST_WORKERS = 16
 _FEW_ENVS = 32  # in all: below, a forward costs more than its rows
+_ACTOR_ON_CPU = "on a CPU the way to an actor and back takes longer than the forward itself"
 
 
 @dataclass(frozen=True)
@@ -70,19 +71,17 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     device = auto("device", app.device, "cuda" if gpus else "cpu", "a GPU is there" if gpus else "no GPU is there")
     if local:
         place = "local"
-    elif device == "cpu":
-        reason = "on a CPU the way to an actor and back takes longer than the forward itself"
-        place = auto("predict_local_or_remote", app.predict_local_or_remote, "local", reason)
     else:
-        reason = "one forward on the GPU for all workers"
-        place = auto("predict_local_or_remote", app.predict_local_or_remote, "remote", reason)
+        on_gpu = ("remote", "one forward on the GPU for all workers")
+        choice = ("local", _ACTOR_ON_CPU) if device == "cpu" else on_gpu
+        place = auto("predict_local_or_remote", app.predict_local_or_remote, *choice)
 
+    choice = ("overlapping", f"{cores} cores, {gpus} GPUs: some play while the learner trains")
     if app.max_version_lag == 0:
-        flow = auto("flow", app.flow, "alternating", "max_version_lag is 0")
+        choice = ("alternating", "max_version_lag is 0")
     elif cores == 1 and gpus == 0:
-        flow = auto("flow", app.flow, "alternating", "there is one core")
-    else:
-        flow = auto("flow", app.flow, "overlapping", f"{cores} cores, {gpus} GPUs: some play while the learner trains")
+        choice = ("alternating", "there is one core")
+    flow = auto("flow", app.flow, *choice)
     alternating = flow == "alternating"
 
     if local:
@@ -200,10 +199,7 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
     if app.wrapper_type == "remote" and plan.predict_local and plan.device != "cpu":
         found.append("predict_local_or_remote is local, so workers predict on their cores while there is a GPU")
     if not plan.predict_local and plan.device == "cpu":
-        found.append(
-            "predict_local_or_remote is remote, but on a CPU the way to the actor and back takes longer than the "
-            "forward itself"
-        )
+        found.append(f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}")
     if app.wrapper_type == "remote" and plan.max_version_lag == 0 and (plan.cores > 1 or plan.device != "cpu"):
         found.append("max_version_lag is 0, so workers and learner wait for each other, though there is room for both")
     return found
