@@ -193,8 +193,6 @@ class Agent:
         """Put a batch on the device and estimate its advantages."""
         config = self.config
         obs = {name: self._tensor(array) for name, array in batch.obs.items()}
-        if self.model.bf16:  # once, and not again for each minibatch of each epoch
-            obs = {name: x.to(torch.bfloat16) if x.dtype == torch.float32 else x for name, x in obs.items()}
         reward, valid = self._tensor(batch.reward), self._tensor(batch.valid)
         chunks, steps = reward.shape
         if config.value_source == "learner":

@@ -58,7 +58,7 @@ def make_model(spec: Spec, config: Config, bf16: bool) -> nn.Module:
 
 
 class SmallModel(nn.Module):
-    """Two MLPs with two hidden layers over `features` f32 [n, F]."""
+    """Two MLPs with two hidden layers over `features`, bfloat16 as i16 [n, F]."""
 
     def __init__(self, features: int, actions: int, hidden: int, bf16: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class SmallModel(nn.Module):
 
 
 class SharedModel(nn.Module):
-    """One MLP with two hidden layers over `features` f32 [n, F], with both heads on it."""
+    """One MLP with two hidden layers over `features`, bfloat16 as i16 [n, F], with both heads on it."""
 
     def __init__(self, features: int, actions: int, hidden: int, bf16: bool) -> None:
         super().__init__()
@@ -135,12 +135,13 @@ class ReferenceModel(nn.Module):
 
 def _mlp(inputs: int, hidden: int) -> nn.Sequential:
     layers = [_linear(inputs, hidden, math.sqrt(2)), _linear(hidden, hidden, math.sqrt(2))]
-    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU())
 
 
 def _small_body(body: nn.Module, obs: Obs, bf16: bool) -> Tensor:
-    with torch.autocast(obs["features"].device.type, torch.bfloat16, enabled=bf16):
-        return body(obs["features"])  # type: ignore[no-any-return]
+    features = obs["features"].view(torch.bfloat16)
+    with torch.autocast(features.device.type, torch.bfloat16, enabled=bf16):
+        return body(features if bf16 else features.float())  # type: ignore[no-any-return]
 
 
 def _layer(inputs: int, outputs: int) -> nn.Sequential:

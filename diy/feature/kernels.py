@@ -119,6 +119,17 @@ def write_small(
 
 
 @jit
+def to_bfloat16(values: NDArray[np.float32], out: NDArray[np.int16]) -> None:
+    """The upper half of each float32's bits, rounded to nearest, ties to even. values: f32 [E, F], finite; out: i16
+    [E, F], for torch to view as bfloat16."""
+    bits = values.view(np.uint32)
+    for e in range(len(out)):
+        for i in range(out.shape[1]):
+            b = bits[e, i]
+            out[e, i] = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@jit
 def write_useful(s: State, w: World, out: NDArray[np.bool_]) -> None:
     """Which actions may be of use: all walks, and a flash that is ready where it lands on road (elsewhere it would be
     used up for nothing). out: bool [E, ACTIONS]."""

@@ -92,7 +92,7 @@ class Realms:
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Features f32 [E, F] and legal actions bool [E, A]."""
         obs, _ = self._envs.reset(seed=seed)
-        return obs["features"], obs["legal"]
+        return as_float32(obs["features"]), obs["legal"]
 
     def step(self, actions: np.ndarray) -> Step:
         """actions: i64 [E]"""
@@ -100,9 +100,14 @@ class Realms:
         final, ended = None, terminated | truncated
         if ended.any():
             self.scores += info["episode"]["score"][info["_episode"]].tolist()
-            final = obs["features"]
+            final = as_float32(obs["features"])
             obs, _ = self._envs.reset(options={"reset_mask": ended})
-        return Step(obs["features"], obs["legal"], reward, terminated, truncated, final)
+        return Step(as_float32(obs["features"]), obs["legal"], reward, terminated, truncated, final)
+
+
+def as_float32(bfloat16: np.ndarray) -> np.ndarray:
+    """bfloat16 as i16 [...] to f32 [...]."""
+    return (bfloat16.astype(np.uint32) << 16).view(np.float32)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -113,7 +118,7 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         layer = nn.Linear(before, after)
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
-        layers += [layer, nn.Tanh()]
+        layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 

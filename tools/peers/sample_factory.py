@@ -79,7 +79,7 @@ def main() -> None:
         "ppo_clip_value": 1e6, "learning_rate": ppo.lr_start, "adam_eps": ppo.adam_eps, "use_rnn": False,
         "max_grad_norm": ppo.max_grad_norm, "value_loss_coeff": ppo.vf_coef, "value_bootstrap": True,
         "exploration_loss_coeff": ppo.entropy_start, "encoder_mlp_layers": [ppo.hidden, ppo.hidden],
-        "nonlinearity": "tanh", "actor_critic_share_weights": False, "normalize_input": False,
+        "nonlinearity": "relu", "actor_critic_share_weights": False, "normalize_input": False,
         "normalize_returns": False, "set_workers_cpu_affinity": False, "log_to_file": False,
         "env_gpu_observations": False, "decorrelate_envs_on_one_worker": False,
     }  # fmt: skip

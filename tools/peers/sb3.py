@@ -77,5 +77,5 @@ if __name__ == "__main__":
         "MlpPolicy", envs, learning_rate=ppo.lr_start, n_steps=ppo.chunk_length, batch_size=setup.minibatch,
         n_epochs=ppo.epochs, gamma=ppo.gamma_start, gae_lambda=ppo.lam, clip_range=ppo.clip,
         ent_coef=ppo.entropy_start, vf_coef=ppo.vf_coef, max_grad_norm=ppo.max_grad_norm, seed=setup.seed, device="cpu",
-        policy_kwargs={"net_arch": {"pi": layers, "vf": layers}, "activation_fn": nn.Tanh},
+        policy_kwargs={"net_arch": {"pi": layers, "vf": layers}, "activation_fn": nn.ReLU},
     ).learn(10**12, callback=Tell())  # fmt: skip
