@@ -13,6 +13,7 @@ import torch
 
 from diy.algorithm.agent import Agent
 from diy.config import Config
+from diy.feature.kernels import to_bfloat16
 from realm.chunk import ChunkBuilder
 from realm.contract import (
     ActionSpec,
@@ -31,7 +32,7 @@ from realm.contract import (
 
 STATES, ACTIONS, T = 5, 6, 16
 SPEC = Spec(
-    obs={"features": Field((STATES,), "float32"), "legal": Field((ACTIONS,), "bool")},
+    obs={"features": Field((STATES,), "int16"), "legal": Field((ACTIONS,), "bool")},
     action=ActionSpec(n=ACTIONS),
     extra={"log_prob": Field((), "float32"), "value": Field((), "float32")},
     chunk_length=T,
@@ -48,6 +49,13 @@ TINY = Config(
     advantage="gae",
     value_source="actor",
 )
+
+
+def bfloat16(values: Array) -> Array:
+    """As the small features are: i16."""
+    out = np.empty(values.shape, np.int16)
+    to_bfloat16(values.astype(np.float32), out)
+    return out
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +78,7 @@ class Corridor:
     def obs(self) -> Arrays:
         legal = np.ones((len(self.at), ACTIONS), np.bool_)
         legal[np.arange(len(self.at)), 2 + self.at % 4] = False
-        return {"features": np.eye(STATES, dtype=np.float32)[self.at], "legal": legal}
+        return {"features": bfloat16(np.eye(STATES))[self.at], "legal": legal}
 
     def step(self, action: Array) -> tuple[Array, Array, Array, Arrays]:
         assert self.obs()["legal"][np.arange(len(self.at)), action].all(), "an illegal action"
@@ -127,7 +135,7 @@ def test_illegal_actions_are_never_chosen() -> None:
     for explore in (0.0, 1.0):
         for _ in range(50):
             obs = {
-                "features": rng.normal(size=(64, STATES)).astype(np.float32),
+                "features": bfloat16(rng.normal(size=(64, STATES))),
                 "legal": rng.random((64, ACTIONS)) < 0.3,
             }
             obs["legal"][np.arange(64), rng.integers(ACTIONS, size=64)] = True
@@ -142,7 +150,7 @@ def test_actions_follow_the_policy_or_are_its_best() -> None:
     with torch.no_grad():
         agent.model.actor_head.weight.normal_(0, 1)
     n = 20_000
-    obs = {"features": np.ones((n, STATES), np.float32), "legal": np.ones((n, ACTIONS), np.bool_)}
+    obs = {"features": bfloat16(np.ones((n, STATES))), "legal": np.ones((n, ACTIONS), np.bool_)}
     obs["legal"][:, 4] = False
     with torch.no_grad():
         logits = agent.model.actor({name: torch.from_numpy(x[:1]) for name, x in obs.items()})[0].double().numpy()
@@ -394,7 +402,7 @@ def test_what_is_not_finite_changes_no_weight_and_is_counted() -> None:
     metrics, _ = agent.learn(bad, info(8))
     assert metrics["skipped"] == agent.config.epochs * 2  # all of them: advantages are normalised over the batch
     bad = copied(chunk)
-    bad.obs["features"][:, :, 0] = np.inf
+    bad.obs["features"][:, :, 0] = bfloat16(np.array([[np.inf]]))[0, 0]
     metrics, _ = agent.learn(bad, info(8))
     assert metrics["skipped"] > 0
     for name, x in agent.model.state_dict().items():

@@ -15,7 +15,7 @@ import pytest
 
 from diy.config import Config
 from diy.feature import kernels
-from diy.feature.definition import FeatureEnvs, make_envs, spec
+from diy.feature.definition import FeatureEnvs, as_float32, make_envs, spec
 from diy.feature.ways import Ways, make_ways
 from realm.contract import check_arrays
 from realm.env import map as maps
@@ -24,6 +24,7 @@ from realm.env.options import OptionError
 from realm.env.physics import DIRECTION
 
 NINE = {"treasure_random": 1, "treasure_num": 9}
+HALF_A_BIT = 2.0**-8  # relative, of a bfloat16
 CONFIGS = [Config(), Config(features="reference", reward="reference")]
 
 
@@ -52,7 +53,7 @@ def test_observations_are_what_the_spec_says(config: Config) -> None:
         check_arrays(obs, spec(envs, config).obs, (8,), "obs")
         for name in ("features", "vector"):
             if name in obs:
-                assert np.abs(obs[name]).max() <= 1.0
+                assert np.abs(as_float32(obs[name]) if name == "features" else obs[name]).max() <= 1.0
         assert obs["legal"][:, :8].all()
         np.testing.assert_array_equal(obs["legal"][:, 8:], flashes_of_use(envs, config))
         flashed |= bool((envs.game.state.flash_wait > 0).any())
@@ -66,23 +67,36 @@ def test_observations_are_what_the_spec_says(config: Config) -> None:
     assert flashed
 
 
+def test_features_are_rounded_as_torch_rounds_them() -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.uniform(-1, 1, 2000), [0.0, -0.0, 1.0, -1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-30]])
+    values = values.astype(np.float32).reshape(1, -1)
+    out = np.empty(values.shape, np.int16)
+    kernels.to_bfloat16(values, out)
+    want = torch.from_numpy(values).bfloat16()
+    assert torch.equal(torch.from_numpy(out), want.view(torch.int16))
+    np.testing.assert_array_equal(as_float32(out), want.float().numpy())
+
+
 def test_small_features_say_where_the_hero_is_and_what_is_left() -> None:
     envs = made()
     rng = np.random.default_rng(1)
     obs, _ = envs.reset()
     state, walk = envs.game.state, make_ways(envs.game.map, [1]).walk[0]
     for _ in range(40):
-        f = obs["features"]
+        f = as_float32(obs["features"])
         np.testing.assert_array_equal(f[:, :64].argmax(1), state.cell_x // 2)
         np.testing.assert_array_equal(f[:, 64:128].argmax(1), state.cell_z // 2)
         np.testing.assert_array_equal(f[:, :128].sum(1), 2)
-        np.testing.assert_allclose((state.cell_x + f[:, 130]) * 500, state.x, rtol=1e-4)
-        np.testing.assert_allclose((state.cell_z + f[:, 131]) * 500, state.z, rtol=1e-4)
+        np.testing.assert_allclose((state.cell_x + f[:, 130]) * 500, state.x, atol=500 * HALF_A_BIT)
+        np.testing.assert_allclose((state.cell_z + f[:, 131]) * 500, state.z, atol=500 * HALF_A_BIT)
         np.testing.assert_array_equal(f[:, 132:148], state.there)
         np.testing.assert_array_equal(f[:, 148:164].argmax(1), state.end)
         for e in range(8):
             x, z = state.cell_x[e], state.cell_z[e]
-            np.testing.assert_allclose(f[e, 164:180], np.minimum(walk[z, x] / 200, 1.0), rtol=1e-6)
+            np.testing.assert_allclose(f[e, 164:180], np.minimum(walk[z, x] / 200, 1.0), rtol=HALF_A_BIT)
         # the middle of the crop is the hero's own cell: road, and visited
         assert (f[:, 436 + 24] == 1).all()
         assert (f[:, 436 + 49 + 24] > 0).all()
@@ -97,7 +111,7 @@ def test_small_features_say_where_actions_lead() -> None:
     state, world, walk = envs.game.state, envs.game.world, make_ways(envs.game.map, [1]).walk[0]
     step = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
     for _ in range(30):
-        won = obs["features"][:, 180:436].reshape(8, 16, 16)
+        won = as_float32(obs["features"])[:, 180:436].reshape(8, 16, 16)
         for e in range(8):
             x, z = int(state.cell_x[e]), int(state.cell_z[e])
             shown = (state.there[e] == 1) | (np.arange(16) == state.end[e])
@@ -111,7 +125,7 @@ def test_small_features_say_where_actions_lead() -> None:
                     want = np.where(shown, np.clip((walk[z, x] - walk[tz, tx]) / most, -1, 1), 0)
                 else:
                     want = np.full(16, -1.0 if a < 8 else 0.0)
-                np.testing.assert_allclose(won[e, a], want, rtol=1e-5, err_msg=f"action {a}")
+                np.testing.assert_allclose(won[e, a], want, rtol=HALF_A_BIT, err_msg=f"action {a}")
         obs = envs.step(rng.integers(0, 8, 8))[0]
 
 

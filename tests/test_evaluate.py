@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from diy.config import Config
-from diy.feature.definition import make_envs
+from diy.feature.definition import as_float32, make_envs
 from realm import cli
 from realm import eval_report as report
 from realm.config import EVAL_SEED, ConfigError
@@ -45,7 +45,7 @@ class Walker:
         assert len(slot) == len(context.first) == len(context.explore) == len(obs["features"])
         self.rows.append(len(slot))
         self.age[slot] = np.where(context.first, 0, self.age[slot] + 1)
-        seen = np.floor(obs["features"] * 1000).astype(np.int64)
+        seen = np.floor(as_float32(obs["features"]) * 1000).astype(np.int64)
         number = seen @ (7919 * np.arange(seen.shape[1]) ** 2 % 1009) + self.age[slot] // 9 * 31
         action = np.where(number % 3 == 0, 2, number % 8)  # more to the north than elsewhere
         return np.where(obs["legal"][np.arange(len(slot)), 8] & (number % 50 == 0), action + 8, action), {}

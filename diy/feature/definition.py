@@ -41,6 +41,11 @@ def small_fields(config: Config) -> Fields:
     return {"features": Field((size,), "int16"), "legal": Field((ACTIONS,), "bool")}
 
 
+def as_float32(features: NDArray[np.int16]) -> NDArray[np.float32]:
+    """The small features as numbers to read, within -1..1."""
+    return (features.astype(np.uint32) << 16).view(np.float32)
+
+
 def make_envs(num_envs: int, seed: int, config: Config, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
     """Make `num_envs` realms. options: the table `[env]`: `map`, `layouts` and the game's own options (`usr_conf`).
 

@@ -24,7 +24,7 @@ if not hasattr(gymnasium.vector, "AutoresetMode"):  # gymnasium before 1.1, whic
     gymnasium.vector.AutoresetMode = type("AutoresetMode", (), {"NEXT_STEP": "NextStep"})
 
 from diy.config import Config
-from diy.feature.definition import make_envs
+from diy.feature.definition import as_float32, make_envs
 from realm.config import load_config
 from realm.user import load_hyper
 
@@ -103,11 +103,6 @@ class Realms:
             final = as_float32(obs["features"])
             obs, _ = self._envs.reset(options={"reset_mask": ended})
         return Step(as_float32(obs["features"]), obs["legal"], reward, terminated, truncated, final)
-
-
-def as_float32(bfloat16: np.ndarray) -> np.ndarray:
-    """bfloat16 as i16 [...] to f32 [...]."""
-    return (bfloat16.astype(np.uint32) << 16).view(np.float32)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
