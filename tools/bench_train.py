@@ -16,6 +16,7 @@ compute in float32, as they come; the row plain-fp32 says what our bfloat16 is w
 
 eta     share of the time that gradient steps, forward passes and environments need alone (tools/limits.py)
 tau     env steps/s of a cluster over those of one process (the row `local`)
+cores   CPU seconds a second: where cores are left, a row waits, for others or for a learner with too few threads
 memory  the peak of the sum of all processes' PSS, in which memory that is shared counts once; seen every two seconds
 threads of each role: those that computed (2 % of the time or more), and after the stroke all that there are
 """
@@ -637,21 +638,23 @@ def add_ratios(results: Results) -> None:
 def table(results: Results) -> str:
     """Markdown: a line for each row."""
     lines = [
-        "| | env steps/s | range | of the default | CPU s per 1000 | peak MB (PSS) | s to score "
+        "| | env steps/s | range | of the default | CPU s per 1000 | cores in use | peak MB (PSS) | s to score "
         "| eta | tau | threads |",
-        "|---|" + "---:|" * 8 + "---|",
+        "|---|" + "---:|" * 9 + "---|",
     ]
     for name, entry in results["rows"].items():
         if not entry["rounds"]:
-            lines.append(f"| {name}: {entry['says']} | {entry['failed'] or 'not run'} |" + " |" * 8)
+            lines.append(f"| {name}: {entry['says']} | {entry['failed'] or 'not run'} |" + " |" * 9)
             continue
         rates = [one["env_steps_per_s"] for one in entry["rounds"]]
+        cores = [one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000 for one in entry["rounds"]]
         cells = [
             f"{name}: {entry['says']}" + (f" (then failed: {entry['failed']})" if entry["failed"] else ""),
             cell(statistics.median(rates), ",.0f"),
             f"{min(rates):,.0f} - {max(rates):,.0f}" if len(rates) > 1 else "-",
             cell(entry["of_default"], ".2f"),
             cell(median(entry, "cpu_s_per_1000"), ".3f"),
+            cell(statistics.median(cores), ".1f"),
             cell(median(entry, "pss_mb"), ",.0f"),
             cell(median(entry, "seconds_to_score"), ",.0f", "not reached" if results["setup"]["to_score"] else "-"),
             cell(entry["eta"], ".2f"),
