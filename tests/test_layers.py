@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,3 +141,15 @@ def test_the_path_of_a_step_is_an_afternoons_reading() -> None:
     lines = {name: len((ROOT / "realm" / f"{name}.py").read_text().splitlines()) for name in PATH_OF_A_STEP}
     print(f"\nfrom env.step to the gradient: {sum(lines.values())} lines: {lines}")
     assert all(lines.values())
+
+
+@pytest.mark.parametrize("users", [None, "active"])
+def test_threads_of_torch_do_not_spin_unless_the_user_says_so(users: str | None) -> None:
+    """Set before torch is there: its OpenMP reads it once."""
+    code = "import sys, realm, os; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": users} if users else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (users or "passive")

@@ -98,6 +98,7 @@ def test_only_one_of_a_peers_rows_has_the_allocator_settings(tmp_path, monkeypat
     assert with_.command == without.command
     assert int(with_.environment["MALLOC_TOP_PAD_"]) > 1
     assert not [name for name in without.environment if name.startswith("MALLOC_")]
+    assert without.environment["GOMP_SPINCOUNT"] == with_.environment["GOMP_SPINCOUNT"] == "300000"
 
 
 # ---- what is read ----

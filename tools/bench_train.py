@@ -59,6 +59,7 @@ from tools import runs
 CLUSTER = ("wrapper_type=remote", "eval_cpu_share=0")
 PEERS = runs.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench_peers.sh
 ASKED_FOR = ("slow", "scale")  # groups of rows that only run where they are named
+LIBGOMP_SPINS = "300000"  # its default
 WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues fill meanwhile
 POLL_S = 0.2
 SAMPLE_S = 1.0  # between two looks at CPU time
@@ -209,6 +210,8 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int) -> Start:
         # its own cache of kernels: its numba may be another one
         environment |= {"PYTHONPATH": str(runs.ROOT), "NUMBA_CACHE_DIR": str(PEERS / name / "numba")}
         environment |= allocator if row.allocator else {}
+        # threads wait as they do without us: importing realm, as our environments do, makes them sleep at once
+        environment["GOMP_SPINCOUNT"] = LIBGOMP_SPINS
         return Start([str(python), "-m", f"tools.peers.{name}", *same], environment, run)  # some write where they are
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
     return Start(runs.start_command(config, [*row.settings, *place]), environment)

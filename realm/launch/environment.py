@@ -23,13 +23,11 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": threads,
         "NUMBA_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        # threads that wait by spinning starve everybody else on a machine that is not idle: measured 6 x slower
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(Path(".cache/numba").absolute())),
     }
     if role == "learner":
-        # but sleeping at each of the hundred meetings of an update's every gradient step costs a fifth of the time; so
-        # many turns are about 10 us, which is what most meetings take
+        # threads sleep where they wait for each other (see realm/__init__.py), but at each of the hundred meetings of a
+        # gradient step that costs a fifth of the time; so many turns are about 10 us, which is what most meetings take
         environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "3000")
     if role in ("learner", "actor", "buffer") or (role == "aisrv" and plan.predict_local):
         # glibc gives large blocks back to the system after every batch otherwise: twice the time on a CPU
