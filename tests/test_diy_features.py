@@ -86,17 +86,18 @@ def test_small_features_say_where_the_hero_is_and_what_is_left() -> None:
     obs, _ = envs.reset()
     state, walk = envs.game.state, make_ways(envs.game.map, [1]).walk[0]
     for _ in range(40):
-        f = as_float32(obs["features"])
+        np.testing.assert_allclose(as_float32(obs["features"]), envs.unrounded, rtol=HALF_A_BIT)
+        f = envs.unrounded
         np.testing.assert_array_equal(f[:, :64].argmax(1), state.cell_x // 2)
         np.testing.assert_array_equal(f[:, 64:128].argmax(1), state.cell_z // 2)
         np.testing.assert_array_equal(f[:, :128].sum(1), 2)
-        np.testing.assert_allclose((state.cell_x + f[:, 130]) * 500, state.x, atol=500 * HALF_A_BIT)
-        np.testing.assert_allclose((state.cell_z + f[:, 131]) * 500, state.z, atol=500 * HALF_A_BIT)
+        np.testing.assert_allclose((state.cell_x + f[:, 130]) * 500, state.x, rtol=1e-4)
+        np.testing.assert_allclose((state.cell_z + f[:, 131]) * 500, state.z, rtol=1e-4)
         np.testing.assert_array_equal(f[:, 132:148], state.there)
         np.testing.assert_array_equal(f[:, 148:164].argmax(1), state.end)
         for e in range(8):
             x, z = state.cell_x[e], state.cell_z[e]
-            np.testing.assert_allclose(f[e, 164:180], np.minimum(walk[z, x] / 200, 1.0), rtol=HALF_A_BIT)
+            np.testing.assert_allclose(f[e, 164:180], np.minimum(walk[z, x] / 200, 1.0), rtol=1e-6)
         # the middle of the crop is the hero's own cell: road, and visited
         assert (f[:, 436 + 24] == 1).all()
         assert (f[:, 436 + 49 + 24] > 0).all()
@@ -111,7 +112,8 @@ def test_small_features_say_where_actions_lead() -> None:
     state, world, walk = envs.game.state, envs.game.world, make_ways(envs.game.map, [1]).walk[0]
     step = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
     for _ in range(30):
-        won = as_float32(obs["features"])[:, 180:436].reshape(8, 16, 16)
+        np.testing.assert_allclose(as_float32(obs["features"]), envs.unrounded, rtol=HALF_A_BIT)
+        won = envs.unrounded[:, 180:436].reshape(8, 16, 16)
         for e in range(8):
             x, z = int(state.cell_x[e]), int(state.cell_z[e])
             shown = (state.there[e] == 1) | (np.arange(16) == state.end[e])
@@ -125,7 +127,7 @@ def test_small_features_say_where_actions_lead() -> None:
                     want = np.where(shown, np.clip((walk[z, x] - walk[tz, tx]) / most, -1, 1), 0)
                 else:
                     want = np.full(16, -1.0 if a < 8 else 0.0)
-                np.testing.assert_allclose(won[e, a], want, rtol=HALF_A_BIT, err_msg=f"action {a}")
+                np.testing.assert_allclose(won[e, a], want, rtol=1e-5, err_msg=f"action {a}")
         obs = envs.step(rng.integers(0, 8, 8))[0]
 
 

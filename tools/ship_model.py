@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from realm import checkpoint  # noqa: E402
 from realm.chosen import ID_HELP, chosen_model  # noqa: E402
 from realm.cli import main as realm  # noqa: E402
-from realm.config import ConfigError, to_toml  # noqa: E402
+from realm.config import AppConfig, ConfigError, to_toml  # noqa: E402
 from realm.evaluate import load_player  # noqa: E402
 from realm.user import UserCodeError, load_hyper  # noqa: E402
 
@@ -31,7 +31,8 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     if config.app.algo != "diy" or env.get("map", "default") != "default":
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
-    config = dataclasses.replace(config, hyper=dataclasses.asdict(hyper))
+    app = config.app.model_copy(update={"log_dir": AppConfig().log_dir})  # not a folder of this machine
+    config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)
     envs, agent = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
     envs.close()

@@ -100,7 +100,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         self._ways = make_ways(game.map, self._ends())
         self._way = np.zeros(self.num_envs, np.float32)  # cells to go after the last step
         if config.features == "small":
-            self._features = np.zeros((self.num_envs, *self.fields["features"].shape), np.float32)
+            self.unrounded = np.zeros((self.num_envs, *self.fields["features"].shape), np.float32)  # features now
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -124,7 +124,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         state, world = self.game.state, self.game.world
         obs = {name: np.empty((self.num_envs, *one.shape), one.dtype) for name, one in self.fields.items()}
         if self.config.features == "small":
-            ways, features = self._ways, self._features
+            ways, features = self._ways, self.unrounded
             kernels.write_small(state, world, ways.row, ways.walk, self.config.position, features)
             if self.config.tours:
                 kernels.write_tours(state, world, ways.row, ways.walk, ways.tour, features)
