@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -491,6 +492,28 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
     metrics, _ = agent.learn(chunks.take(), info(4))
     assert metrics["skipped"] == 0
     assert np.log(8) - 0.01 < metrics["entropy"] < np.log(16) + 0.01  # nearly uniform, some rows without a flash
+
+
+def test_policy_and_critic_learn_at_the_same_time_in_two_threads_and_the_same_as_in_one() -> None:
+    config = dataclasses.replace(TINY, **VTRACE)
+    chunk = recorded(3)[2]
+    learned = []
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(*_: object) -> None:
+        both.wait()  # one after the other would never come to an end
+
+    for threads in (1, 2):
+        agent = make_agent(config)
+        if threads == 2:
+            for net in (agent.model.actor_body, agent.model.critic_body):
+                net.register_forward_pre_hook(meet)
+        torch.set_num_threads(threads)
+        agent.learn(chunk, info(8))
+        assert torch.get_num_threads() == threads
+        learned.append(agent.model.state_dict())
+    for name, value in learned[0].items():
+        torch.testing.assert_close(learned[1][name], value, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("fields", [{}, {"shared_trunk": True}])

@@ -8,8 +8,11 @@ Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n ro
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from realm import returns
 from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spec
 
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,19 @@ class Rows:
         )
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Of one minibatch, and what else is known of it."""
+
+    value: Tensor  # f32 []
+    metrics: dict[str, Tensor]  # f32 [] each
+
+    def backward(self) -> Loss:
+        """Add its gradients to the weights'."""
+        self.value.backward()  # type: ignore[no-untyped-call]
+        return self
+
+
 class Agent:
     """Implements `realm.contract.Agent`: all it knows is in `model` and in what `save_model` gives."""
 
@@ -74,6 +92,7 @@ class Agent:
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), config.lr_start, eps=config.adam_eps, fused=self.device.type in ("cpu", "cuda")
         )
+        self.critics_thread: ThreadPoolExecutor | None = None  # while it learns
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
         self.updates = 0
 
@@ -113,19 +132,20 @@ class Agent:
         now = self._now()
         for group in self.optimizer.param_groups:
             group["lr"] = now.lr
-        rows = self._rows(batch, now)
-        count = len(rows.index)
-        parts = max(1, round(count / config.minibatch_size))
         made: list[dict[str, Tensor]] = []
         skipped = 0
-        for _ in range(config.epochs if count else 0):
-            order = torch.randperm(count, generator=self.generator).to(self.device)
-            for part in order.tensor_split(parts):
-                metrics = self._gradient_step(rows.at(part), now.entropy_coef)
-                if metrics is None:
-                    skipped += 1
-                else:
-                    made.append(metrics)
+        with self._two_threads():
+            rows = self._rows(batch, now)
+            count = len(rows.index)
+            parts = max(1, round(count / config.minibatch_size))
+            for _ in range(config.epochs if count else 0):
+                order = torch.randperm(count, generator=self.generator).to(self.device)
+                for part in order.tensor_split(parts):
+                    metrics = self._gradient_step(rows.at(part), now.entropy_coef)
+                    if metrics is None:
+                        skipped += 1
+                    else:
+                        made.append(metrics)
         self.player.outdate()
         self.env_steps += count
         self.updates += 1
@@ -154,39 +174,79 @@ class Agent:
 
     def _gradient_step(self, rows: Rows, entropy_coef: float) -> dict[str, Tensor] | None:
         """One step of Adam on n rows. Returns its metrics, or None if it could not be made."""
+        model: Any = self.model
+        self.optimizer.zero_grad()
+        if self.config.shared_trunk:
+            logits, value = model(rows.obs)
+            policy, critic = self._policy_loss(rows, logits, entropy_coef), self._value_loss(rows, value)
+            Loss(policy.value + critic.value, {}).backward()
+        else:
+            policy, critic = self._side_by_side(
+                lambda: self._policy_loss(rows, model.actor(rows.obs), entropy_coef).backward(),
+                lambda: self._value_loss(rows, model.critic(rows.obs)).backward(),
+            )
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        loss = (policy.value + critic.value).detach()
+        if not torch.isfinite(loss + grad_norm):
+            return None
+        self.optimizer.step()
+        return {"loss": loss, **policy.metrics, **critic.metrics, "grad_norm": grad_norm}
+
+    def _policy_loss(self, rows: Rows, logits: Tensor, entropy_coef: float) -> Loss:
+        """PPO's surrogate with the entropy bonus, of n rows."""
         config = self.config
-        logits, value = self.model(rows.obs)
         log_probs = returns.masked_log_softmax(logits, rows.obs["legal"])
         log_prob = log_probs.gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
         log_ratio = log_prob - rows.log_prob  # to the policy that acted
         clipped = log_prob - rows.log_centre  # the same, or to the policy before the update
         if config.decoupled:
             log_weight = rows.log_centre - rows.log_prob
-            policy_loss = returns.decoupled_policy_loss(
+            loss = returns.decoupled_policy_loss(
                 clipped, log_weight, rows.advantage, config.clip, config.behaviour_weight_clip
             ).mean()
         else:
-            policy_loss = returns.clipped_policy_loss(clipped, rows.advantage, config.clip).mean()
-        value_loss = returns.value_loss(value, rows.target, rows.value, config.value_clip).mean()
+            loss = returns.clipped_policy_loss(clipped, rows.advantage, config.clip).mean()
         entropy = returns.masked_entropy(log_probs, rows.obs["legal"]).mean()
-        loss = policy_loss + config.vf_coef * value_loss - entropy_coef * entropy
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
-        if not torch.isfinite(loss.detach() + grad_norm):
-            return None
-        self.optimizer.step()
         with torch.no_grad():
-            return {
-                "loss": loss.detach(),
-                "policy_loss": policy_loss.detach(),
-                "value_loss": value_loss.detach(),
+            metrics = {
+                "policy_loss": loss.detach(),
                 "entropy": entropy.detach(),
                 "approx_kl": returns.approx_kl(log_ratio),
                 "clip_fraction": returns.clip_fraction(clipped, config.clip),
                 "ess": returns.effective_sample_size(log_ratio),
-                "grad_norm": grad_norm,
             }
+        return Loss(loss - entropy_coef * entropy, metrics)
+
+    def _value_loss(self, rows: Rows, value: Tensor) -> Loss:
+        """The critic's loss of n rows."""
+        loss = returns.value_loss(value, rows.target, rows.value, self.config.value_clip).mean()
+        return Loss(self.config.vf_coef * loss, {"value_loss": loss.detach()})
+
+    def _side_by_side(self, of_policy: Callable[[], Answer], of_critic: Callable[[], Answer]) -> tuple[Answer, Answer]:
+        """What both return; at the same time, where each has a thread (`_two_threads`)."""
+        if self.critics_thread is None:
+            return of_policy(), of_critic()
+        critic = self.critics_thread.submit(of_critic)
+        return of_policy(), critic.result()
+
+    @contextmanager
+    def _two_threads(self) -> Iterator[None]:
+        """Within it the critic has a thread of its own, and each of both half of torch's threads, if there are two.
+
+        Policy and critic share no weights, so their gradients need not wait for each other before both are there;
+        OpenMP's threads, which share out each operation, meet a hundred times meanwhile.
+        """
+        threads = torch.get_num_threads()
+        if threads == 1 or self.config.shared_trunk or self.device.type != "cpu":
+            yield
+            return
+        torch.set_num_threads(threads - threads // 2)
+        try:
+            with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self.critics_thread:
+                yield
+        finally:
+            self.critics_thread = None
+            torch.set_num_threads(threads)
 
     @torch.no_grad()
     def _rows(self, batch: Chunk, now: Schedule) -> Rows:
@@ -195,18 +255,22 @@ class Agent:
         obs = {name: self._tensor(array) for name, array in batch.obs.items()}
         reward, valid = self._tensor(batch.reward), self._tensor(batch.valid)
         chunks, steps = reward.shape
-        if config.value_source == "learner":
-            value = self._forward(obs, self.model.critic).view(chunks, steps + 1)
-        else:
-            last = self._forward({name: x[:, -1:] for name, x in obs.items()}, self.model.critic)
-            value = torch.cat([self._tensor(batch.extra["value"]), last.view(chunks, 1)], dim=1)
+        of_learner, off_policy = config.value_source == "learner", config.decoupled or config.advantage == "vtrace"
+        of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
+        logits, value = self._side_by_side(
+            lambda: self._forward(obs, self.model.actor) if off_policy else torch.empty(0),
+            lambda: self._forward(of_critic, self.model.critic),
+        )
+        value = value.view(chunks, -1)
+        if not of_learner:
+            value = torch.cat([self._tensor(batch.extra["value"]), value], dim=1)
         chunk, step = valid.nonzero(as_tuple=True)
         index = chunk * (steps + 1) + step
         flat = {name: x.flatten(0, 1) for name, x in obs.items()}
         action, log_prob = self._tensor(batch.action)[valid], self._tensor(batch.extra["log_prob"])[valid]
         log_centre = log_prob
-        if config.decoupled or config.advantage == "vtrace":
-            log_probs = returns.masked_log_softmax(self._forward(obs, self.model.actor)[index], flat["legal"][index])
+        if off_policy:
+            log_probs = returns.masked_log_softmax(logits[index], flat["legal"][index])
             log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         ends = self._tensor(batch.terminated), self._tensor(batch.truncated), valid
         if config.advantage == "vtrace":
@@ -226,6 +290,7 @@ class Agent:
             target=target[valid],
         )
 
+    @torch.no_grad()  # again: it holds for one thread alone
     def _forward(self, obs: dict[str, Tensor], net: Any) -> Tensor:
         """Apply `net` to obs name -> [B, K, ...] in parts of FORWARD_ROWS; returns [B * K, ...]."""
         flat = {name: x.flatten(0, 1) for name, x in obs.items()}

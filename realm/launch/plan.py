@@ -138,7 +138,8 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         # with any other lag the workers go on playing during an update, whatever the flow is called
         threads = auto("torch_num_threads", app.torch_num_threads, cores, "everyone else waits while it trains")
     else:
-        spare = max(1, cores - workers - (place == "remote"))
+        # two at least, one for the policy and one for the critic: on two cores the worker fits in beside them
+        spare = max(min(2, cores), cores - workers - (place == "remote"))
         threads = auto("torch_num_threads", app.torch_num_threads, spare, "the cores that workers and actor leave")
 
     preload_ratio = app.preload_ratio
