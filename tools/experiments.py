@@ -75,6 +75,7 @@ GROUPS = {
     "sampler": "sampler",
     "objective": "objective",
     "network": "network and shaping",
+    "precision": "precision",
 }
 
 NORMALISE = ("none", "std", "mean_std")
@@ -123,6 +124,7 @@ def all_changes(reward_scale: float, batch: int) -> list[Change]:
         Change("network", "flash-share-0", "tours on foot in the reward", ("diy.flash_share=0.0",)),
         Change("network", "flash-share-1", "tours with a flash in the reward", ("diy.flash_share=1.0",)),
         Change("network", "no-shaping", "no reward for the way", ("diy.way_points=0.0",)),
+        Change("precision", "fp32", "float32", ('diy.precision="fp32"',)),
     ]
 
 
