@@ -138,6 +138,7 @@ class Trainer:
 
     def _write(self, folder: Path, keep: int) -> Path | None:
         """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
+        started = time.monotonic()
         try:
             return checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
         except OSError as error:
@@ -145,6 +146,8 @@ class Trainer:
                 self._warned_at = time.monotonic()
                 logger.warning("checkpoint {} could not be written, training goes on: {}", self.version, error)
             return None
+        finally:
+            self._meters.count("save_s", time.monotonic() - started)
 
 
 def _checked_priorities(priorities: Array, count: int) -> Array:

@@ -39,6 +39,8 @@ def check_accounts(run, samples_once):
     assert workers["predict_wait_s"] > 0
     assert workers["add_wait_s"] > 0
     assert learner["updates"] > 10
+    assert learner["publish_s"] > 0
+    assert learner["save_s"] > 0
     assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
     refused = buffer["refused_old_epoch"] + buffer["refused_stale"]
     # rounds that were under way when the run ended: at most two a worker

@@ -34,8 +34,10 @@ def run(job: Job) -> None:
                 trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
     def publish() -> None:
+        started = time.monotonic()
         models.publish(trainer.version, trainer.env_steps, trainer.weights())
         link.meters.totals["published"] = models.published
+        link.meters.count("publish_s", time.monotonic() - started)
 
     batches = BatchReader(to_buffer, plan.batch, tick)
     publish()
