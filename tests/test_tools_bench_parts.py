@@ -122,18 +122,18 @@ def test_limits_measure_all_three_on_so_many_processes_and_threads():
         assert math.isfinite(found[f"s_{what}"])
         assert found[f"s_{what}"] > 0
         assert found["best"][what] == {"processes": 1, "threads": 1}
-    assert found["amount"] == {"train": 16, "infer": 6, "env": 4}
+    assert found["amount"] == {"train": 16, "infer": 6, "env": 4, "learn": 16}
     assert [(one["what"], len(one["per_s"]), len(one["cpu"])) for one in found["rates"]] == [
         (what, limits.ROUNDS, limits.ROUNDS) for what in limits.UNITS
     ]
-    assert limits.table(found).count("best") == 3
+    assert limits.table(found).count("best") == 4
     assert json.loads(json.dumps(found)) == found
 
 
 def test_limits_are_the_best_of_threads_and_processes_together(tmp_path, monkeypatch):
     """Two cores, and children that make up how fast they were: together they are as fast as their sum."""
     child, python = tmp_path / "child", sys.executable
-    rate = "{'train': [100, 150], 'infer': [100, 110], 'env': [100, 999]}[what][threads - 1]"
+    rate = "{'train': [100, 150], 'infer': [100, 110], 'env': [100, 999], 'learn': [999, 170]}[what][threads - 1]"
     lines = ("import json, sys", "for line in sys.stdin:", "    what, threads, seconds = json.loads(line)",
              f"    print(json.dumps([{rate}, 1.0, 0.5 * threads]), flush=True)")  # fmt: skip
     child.write_text("\n".join((f"#!{python} -S", *lines)) + "\n")
@@ -141,15 +141,16 @@ def test_limits_are_the_best_of_threads_and_processes_together(tmp_path, monkeyp
     monkeypatch.setattr(limits.sys, "executable", str(child))
     monkeypatch.setattr(limits, "this_machine", lambda: Machine(cores=2, gpus=0, has_reverb=False))
     found = limits.measure(CONFIG, bench_parts.QUICK, 1.0)
-    assert [found[f"s_{what}"] for what in limits.UNITS] == [150, 200, 200]
+    assert [found[f"s_{what}"] for what in limits.UNITS] == [150, 200, 200, 170]
     assert found["best"] == {
         "train": {"processes": 1, "threads": 2},
         "infer": {"processes": 2, "threads": 1},
         "env": {"processes": 2, "threads": 1},
+        "learn": {"processes": 1, "threads": 2},
     }
     assert {(one["what"], one["processes"], one["threads"]): one["cpu"][0] for one in found["rates"]} == {
         ("train", 1, 1): 0.5, ("train", 1, 2): 1.0, ("infer", 1, 1): 0.5, ("infer", 1, 2): 1.0, ("infer", 2, 1): 1.0,
-        ("env", 1, 1): 0.5, ("env", 2, 1): 1.0,
+        ("env", 1, 1): 0.5, ("env", 2, 1): 1.0, ("learn", 1, 2): 1.0,
     }  # fmt: skip
     child.write_text(f"#!{python} -S\n")
     with pytest.raises(ConfigError, match="a process ended with exit code 0"):
@@ -157,7 +158,7 @@ def test_limits_are_the_best_of_threads_and_processes_together(tmp_path, monkeyp
 
 
 def test_eta_is_one_when_a_run_does_nothing_else():
-    known = {"s_train": 30_000.0, "s_infer": 50_000.0, "s_env": 200_000.0}
+    known = {"s_train": 30_000.0, "s_infer": 50_000.0, "s_env": 200_000.0, "s_learn": 1.0}
     alone = 1 / (3 / 30_000 + 1 / 50_000 + 1 / 200_000)
     assert limits.eta(alone, 3, known) == pytest.approx(1.0)
     assert limits.eta(alone / 4, 3, known) == pytest.approx(0.25)
@@ -176,26 +177,28 @@ def test_limits_refuse_what_they_cannot_measure():
 
 
 def test_the_limits_step_is_diys_own_loss():
-    """On the same rows, both steps of Adam lead to the same weights."""
+    """On the same rows, both steps of Adam lead to the same weights, and the agent's with two threads as well."""
     import torch
-
-    from diy.algorithm.agent import Rows
 
     setting = limits.read_setting(CONFIG, [*bench_parts.QUICK, "diy.precision=fp32"])
     obs = limits.observations(setting, 16)
-    ours, agents = setting.agent(), setting.agent()
-    torch.manual_seed(0)
-    step = limits.make_gradient_step(ours, setting.hyper, obs)
-    torch.manual_seed(0)
-    seen = {name: torch.from_numpy(array) for name, array in obs.items()}
-    action = torch.multinomial(seen["legal"].float(), 1).squeeze(-1)
-    advantage, target = torch.randn(16), torch.randn(16)
-    with torch.no_grad():
-        logits, value = agents.model(seen)
-        log_prob = torch.log_softmax(logits.masked_fill(~seen["legal"], -1e9), -1).gather(-1, action[:, None])[:, 0]
-    rows = Rows(seen, torch.arange(16), action, log_prob, log_prob, value, advantage, target)
-    for _ in range(3):
-        step()
-        agents._gradient_step(rows, setting.hyper.entropy_start)
-    for mine, its in zip(ours.model.parameters(), agents.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, its)
+    agents = [setting.agent() for _ in range(3)]
+    steps = []
+    for agent, make in zip(agents, [limits.make_gradient_step, *2 * [limits.make_learner_step]], strict=True):
+        torch.manual_seed(0)
+        steps.append(make(agent, setting.hyper, obs))
+    for step in steps[:2]:
+        for _ in range(3):
+            step()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with agents[2]._two_threads():
+            assert agents[2].critics_thread is not None
+            for _ in range(3):
+                steps[2]()
+    finally:
+        torch.set_num_threads(threads)
+    for mine, *others in zip(*(agent.model.parameters() for agent in agents), strict=True):
+        for other in others:
+            torch.testing.assert_close(mine, other)

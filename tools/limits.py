@@ -2,16 +2,19 @@
 
     python tools/limits.py --config conf/configure_app.toml --seconds 6 --out train/limits.json
 
-S_train   samples/s of gradient steps: diy's loss, minibatch size and precision
-S_infer   rows/s of `Agent.predict`
-S_env     env steps/s, with observation and reward
+S_train   samples/s of gradient steps: diy's loss, minibatch size and precision; one process with some OpenMP threads
+S_infer   rows/s of `Agent.predict`, of one process with some threads or several with one
+S_env     env steps/s, with observation and reward, of several processes
 
-Each alone in a tight loop on all cores: the best of one process with some threads and of several with one. With them,
+Each alone in a tight loop, and the best number of threads or processes up to all cores. With them,
 
     eta = SPS x (epochs / S_train + 1 / S_infer + 1 / S_env)
 
-is the share of its time that a run needed for these three, were everything else free and each done at its best.
-`measure` and `eta` are for tools/bench_train.py, the calls that are timed for tools/bench_parts.py, too.
+is the share of its time that a run needed for these three, were everything else free and each done in this way. S_train
+is frozen: it stays the same yardstick while the agent gets faster. So it is no bound. A learner that uses the cores
+better than OpenMP's threads do, as diy's with policy and critic side by side, can bring eta above 1. What such gradient
+steps alone reach stands beside it, in no eta: S_learn. `measure` and `eta` are for tools/bench_train.py, the calls
+that are timed for tools/bench_parts.py, too.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +45,7 @@ from realm.plan import Plan
 from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import runs
 
-UNITS = {"train": "samples/s", "infer": "rows/s", "env": "env steps/s"}
+UNITS = {"train": "samples/s", "infer": "rows/s", "env": "env steps/s", "learn": "samples/s"}
 ROUNDS = 3
 FEW_CORES = 8  # up to here every number of threads is tried, then powers of two
 
@@ -153,6 +156,24 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
     return step
 
 
+def make_learner_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None]:
+    """A gradient step on these rows as the agent makes it: policy and critic side by side, inside its `_two_threads`."""
+    import torch
+
+    from diy.algorithm.agent import Rows
+    from realm import returns
+
+    seen = {name: torch.from_numpy(array).to(agent.device) for name, array in obs.items()}
+    action = torch.multinomial(seen["legal"].float(), 1).squeeze(-1)
+    advantage, target = (torch.randn(len(action), device=agent.device) for _ in range(2))
+    with torch.no_grad():
+        logits, value = agent.model(seen)
+        old = returns.masked_log_softmax(logits, seen["legal"]).gather(-1, action[:, None]).squeeze(-1)
+    index = torch.arange(len(action), device=agent.device)
+    rows = Rows(seen, index, action, old, old, value, advantage, target)
+    return lambda: agent._gradient_step(rows, hyper.entropy_start)
+
+
 # ---- on all cores ----
 
 
@@ -163,26 +184,40 @@ def child(path: str, overrides: Sequence[str], cores: int, rows: int) -> None:
     import torch
 
     setting = read_setting(path, overrides, cores)
-    calls: dict[str, Callable[[], Any]] = {}
-    amount = {"train": setting.minibatch, "infer": rows, "env": setting.plan.envs_per_worker}
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[None]]]] = {}
+    amount = amounts(setting, rows)
 
-    def make(what: str) -> Callable[[], Any]:
+    def make(what: str) -> tuple[Callable[[], Any], Callable[[], AbstractContextManager[None]]]:
+        """What is timed, and what all of its calls are inside."""
         if what == "env":
-            return make_env_step(setting.envs(amount[what], os.getpid()))
+            return make_env_step(setting.envs(amount[what], os.getpid())), nullcontext
         agent, obs = setting.agent(), observations(setting, amount[what])
-        return make_predict(agent, obs) if what == "infer" else make_gradient_step(agent, setting.hyper, obs)
+        if what == "infer":
+            return make_predict(agent, obs), nullcontext
+        if what == "learn":
+            return make_learner_step(agent, setting.hyper, obs), agent._two_threads
+        return make_gradient_step(agent, setting.hyper, obs), nullcontext
 
     for line in sys.stdin:
         what, threads, seconds = json.loads(line)
         torch.set_num_threads(threads)
         calls[what] = calls.get(what) or make(what)
-        done, begin, cpu = 0, time.perf_counter(), time.process_time()
-        while done == 0 or time.perf_counter() - begin < seconds:
-            calls[what]()
-            done += amount[what]
-        if setting.plan.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        print(json.dumps([done, time.perf_counter() - begin, time.process_time() - cpu]), flush=True)
+        call, inside = calls[what]
+        with inside():
+            done, begin, cpu = 0, time.perf_counter(), time.process_time()
+            while done == 0 or time.perf_counter() - begin < seconds:
+                call()
+                done += amount[what]
+            if setting.plan.device.startswith("cuda"):
+                torch.cuda.synchronize()
+            took = [time.perf_counter() - begin, time.process_time() - cpu]
+        print(json.dumps([done, *took]), flush=True)
+
+
+def amounts(setting: Setting, rows: int) -> dict[str, int]:
+    """What a call of each is about. rows: of a forward pass."""
+    minibatch = setting.minibatch
+    return {"train": minibatch, "infer": rows, "env": setting.plan.envs_per_worker, "learn": minibatch}
 
 
 def measure(
@@ -191,8 +226,10 @@ def measure(
     """Measure all three: `seconds` for each number of processes and threads, in three rounds in which all take turns.
 
     cores: the first so many of those that this process may use; None: all of them. rows: of a forward pass, such as a
-    run's meter `actor/batch_rows`; None: those of all workers at once (with prediction in the worker, of one).
-    Returns s_train, s_infer, s_env; `best`: processes and threads of each; what they were measured with; all rates.
+    run's meter `actor/batch_rows`; None: what a forward of the plan has: where workers predict themselves, the
+    environments of one, else those of all workers at once, the most that can meet at the actor.
+    Returns s_train, s_infer, s_env and s_learn; `best`: processes and threads of each; what they were measured with;
+    all rates.
     `cpu`, CPU seconds a second, is less than processes x threads where others had the cores, or threads wait.
     """
     if seconds <= 0 or (rows is not None and rows < 1):
@@ -206,6 +243,7 @@ def measure(
     counts = [n for n in range(1, cores + 1) if cores <= FEW_CORES or n == cores or n & (n - 1) == 0]
     one, many = ([(1, n) for n in counts], [(n, 1) for n in counts]) if plan.device == "cpu" else ([(1, 1)], [(1, 1)])
     ways = {"train": one, "infer": list(dict.fromkeys([*one, many[-1]])), "env": [(n, 1) for n in counts]}
+    ways["learn"] = one[-1:]  # that of all cores: with one thread it is what S_train measures
     rates: dict[tuple[str, int, int], list[tuple[float, float]]]
     rates = {(what, *way): [] for what, several in ways.items() for way in several}
 
@@ -230,7 +268,7 @@ def measure(
     return {
         **{f"s_{what}": per_s[way] for what, way in best.items()},
         "best": {what: {"processes": way[1], "threads": way[2]} for what, way in best.items()},
-        "amount": {"train": setting.minibatch, "infer": rows, "env": plan.envs_per_worker},
+        "amount": amounts(setting, rows),
         "cores": cores, "device": plan.device, "epochs": setting.hyper.epochs, "seconds": seconds,
         "rates": [
             {"what": way[0], "processes": way[1], "threads": way[2], "per_s": [r for r, _ in found],
@@ -283,7 +321,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of realm start, repeatable")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each number of processes and threads")
     parser.add_argument("--cores", type=int, default=None, help="default: all that this process may use")
-    parser.add_argument("--rows", type=int, default=None, help="of a forward pass; default: of all workers at once")
+    parser.add_argument("--rows", type=int, default=None, help="of a forward pass; default: as many as the plan's have")
     parser.add_argument("--out", type=Path, default=None, help="where to write the figures, as JSON")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
