@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -70,47 +71,166 @@ def test_a_role_that_does_not_start_is_an_error_with_its_log(make_bench, monkeyp
         bench.stage.start("nobody", bench.plan)
 
 
-def test_only_what_comes_after_the_preparation_counts():
-    done = []
-    took, _ = bench_parts.timed(bench_parts.after(lambda: done.append("prepared"), lambda: done.append("called")), 0.0)
-    assert done == ["prepared", "called"]
-    assert len(took) == 1
+def test_only_what_comes_after_the_preparation_counts(monkeypatch):
+    clock = {"wall": 0.0, "cpu": 0.0}
+    monkeypatch.setattr(bench_parts.time, "perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr(bench_parts.time, "process_time", lambda: clock["cpu"])
+
+    def work(wall, cpu):
+        clock["wall"] += wall
+        clock["cpu"] += cpu
+
+    assert bench_parts.timed(bench_parts.after(lambda: work(5.0, 7.0), lambda: work(1.0, 0.5)), 7.0) == (
+        [1.0, 1.0],
+        0.5,
+    )
+    assert bench_parts.timed(lambda: work(2.0, 3.0), 0.0) == ([2.0], 3.0)
+
+
+def test_the_learners_parts_are_timed_as_in_an_update(make_bench, monkeypatch):
+    """Policy and critic side by side where there are two threads, and on the values and advantages of the same rows."""
+    import torch
+
+    bench = make_bench("default")
+    bench.plan = dataclasses.replace(bench.plan, learner_threads=2)
+    threads, side_by_side = {}, bench.agent._side_by_side
+
+    def asked(of_policy, of_critic):
+        threads[doing[0]] = bench.agent.critics_thread is not None
+        return side_by_side(of_policy, of_critic)
+
+    lines = list(bench_parts.learner_lines(bench))
+    monkeypatch.setattr(bench.agent, "_side_by_side", asked)
+    before, doing = torch.get_num_threads(), [""]
+    try:
+        for line in lines:
+            torch.set_num_threads(line.threads)
+            for name, call in ((line.what, line.call), (line.what + ", bound", line.bound_call)):
+                doing[0] = name
+                with line.inside():
+                    call()
+    finally:
+        torch.set_num_threads(before)
+    names = [one.what for one in lines]
+    assert [name.split()[0] for name in names] == ["collate", "values,", "V-trace", "cut", "gradient", "update"]
+    assert threads == {name + end: True for name in (names[1], *names[4:]) for end in ("", ", bound")}
 
 
 # ---- a run ----
 
 
-def write_run(run, values, steps, totals):
+def setting_of(*words):
+    return limits.read_setting(CONFIG, [*bench_parts.QUICK, *words])
+
+
+def two_looks(plan, **rates):
+    """What was seen 10 s apart, when these were counted a second. Names: role__total."""
+    first = {"learner/updates": 3.0, "learner/env_steps_trained": 300.0}
+    last = {"learner/updates": 43.0, "learner/env_steps_trained": 4300.0}
+    for name, rate in rates.items():
+        name = name.replace("__", "/")
+        first[name] = first.get(name, 1000.0)
+        last[name] = first[name] + 10 * rate
+    return bench_parts.Seen(50.0, first), bench_parts.Seen(60.0, last)
+
+
+def write_curve(run, tag, points):
     board = TensorBoard(run / "log" / "tensorboard")
-    board.write(dict.fromkeys(values, 99.0), 0)  # before the first update: not a part of training
-    for number, step in enumerate(steps):
-        board.write({tag: value + number for tag, value in values.items()}, step)
+    for step, value in points:
+        board.write({tag: value}, step)
     board.close()
-    (run / "summary.json").write_text(json.dumps({"processes": {"actor-0.1": totals}}))
 
 
-def test_meters_are_means_without_the_first_two_and_the_last(make_bench, tmp_path):
-    values = {"share/learner/busy": 0.1, "share/actor/busy": 0.2, "share/learner/cpu": 1.0, "share/evaluator/cpu": 5.0}
-    write_run(tmp_path, values, (10, 20, 30, 40, 50), {"batch_rows_to_64": 7, "forwards": 9})
-    found = bench_parts.meters_of(tmp_path, make_bench("default"), [])
-    assert found["learner: trains"] == pytest.approx(2.6)
-    assert found["learner: is idle"] == pytest.approx(-1.6)
-    assert found["actor: answers"] == pytest.approx(2.7)
-    assert found["actor: forwards of at most 64 rows"] == 7
-    assert found["cores used: all but the evaluator"] == pytest.approx(3.5)
-    assert "aisrv: a prediction, median ms" not in found  # the run did not say
-    assert "... not for env, network, optimizer" not in found  # the parts were not measured
+def test_meters_are_of_what_happened_between_two_updates(tmp_path):
+    setting = setting_of("predict_local_or_remote=local", "aisrv_count=2")
+    seen = two_looks(
+        setting.plan, aisrv__env_steps=500.0, aisrv__predict_wait_s=0.5, learner__busy_s=0.7, learner__wait_s=0.1,
+        learner__publish_s=0.02, learner__save_s=0.03, learner__cpu_s=1.2, aisrv__cpu_s=0.6, supervisor__cpu_s=0.05,
+    )  # fmt: skip
+    write_curve(tmp_path, "learner/policy_lag_updates", [(300, 90.0), (1000, 1.0), (4300, 2.0), (4400, 90.0)])
+    found = bench_parts.meters_of(tmp_path, setting, *seen)
+    assert found["env steps/s"] == pytest.approx(500)
+    assert found["updates/s"] == pytest.approx(4)
+    assert found["learner: is idle"] == pytest.approx(0.25)  # publishing and checkpoints are work
+    assert found["aisrv: waits for the learner's version, loads it"] == pytest.approx(0.25)  # of each worker
+    assert not [name for name in found if name.startswith("actor")]
+    assert "aisrv: waits for predictions" not in found
+    assert found["cores used"] == pytest.approx(1.85)  # with the supervisor
+    assert found["policy lag, updates"] == pytest.approx(1.5)
+    assert found["policy lag, gradient steps"] == pytest.approx(1.5 * setting.hyper.epochs * setting.minibatches)
 
 
-def test_cores_for_other_things_are_what_the_parts_alone_do_not_explain(make_bench, tmp_path):
+def test_meters_of_a_run_with_an_actor(tmp_path):
+    setting = setting_of("predict_local_or_remote=remote")
+    seen = two_looks(
+        setting.plan, actor__actions=60.0, actor__forwards=10.0, actor__busy_s=0.2, actor__batch_rows_to_8=9.0,
+        aisrv__predict_wait_s=0.5,
+    )  # fmt: skip
+    write_curve(tmp_path, "learner/ess", [(1000, 0.9)])
+    found = bench_parts.meters_of(tmp_path, setting, *seen)
+    assert found["actor: is idle"] == pytest.approx(0.8)
+    assert found["actor: rows of a forward"] == pytest.approx(6)
+    assert found["actor: forwards of at most 8 rows"] == pytest.approx(90)
+    assert found["aisrv: waits for predictions"] == pytest.approx(0.5)
+    assert "policy lag, updates" not in found  # the run did not say
+
+
+NAMES = (
+    "env step, features, reward, 4 envs", "predict, 4 rows", "values, advantages of 4 chunks", "gradient step, 16 rows",
+    "push 4 chunks, native", "push 4 chunks, reverb", "predict, 64 rows",
+)  # fmt: skip
+
+
+def made_lines(cpu_s):
+    """Lines whose calls are about two units and take so many CPU seconds."""
+    return [{"what": what, "amount": 2, "unit": "", "cpu_seconds": [cpu_s], "part": ""} for what in NAMES]
+
+
+def test_a_parts_share_is_what_it_takes_alone_times_how_often_it_is_done():
+    setting = setting_of("predict_local_or_remote=local", "buffer_backend=native")
+    seen = two_looks(setting.plan, aisrv__env_steps=500.0, aisrv__actions=600.0, aisrv__items=50.0)
+    found = {one["what"]: one for one in bench_parts.shares(setting, *seen, made_lines(0.001))}
+    assert set(found) == {*NAMES} - {"push 4 chunks, reverb", "predict, 64 rows"}  # which this run does not do
+    epochs = setting.hyper.epochs
+    rates = dict(zip(NAMES, (500.0, 600.0, 400.0, 400.0 * epochs, 50.0), strict=False))
+    for what, per_s in rates.items():
+        assert found[what]["per_s"] == pytest.approx(per_s)
+        assert found[what]["share"] == pytest.approx(per_s * 0.0005 / setting.plan.cores)
+    assert [what for what in NAMES if what in found and found[what]["needed"]] == list(NAMES[: bench_parts.NEEDED])
+    printed = bench_parts.run_table({"meters": {"a meter": 1.5}, "shares": list(found.values())})
+    assert printed.count("needed") == bench_parts.NEEDED
+    assert printed.splitlines()[-1].split() == ["a", "meter", "1.500"]
+
+
+def test_cpu_time_for_other_things_is_what_the_parts_alone_do_not_explain(make_bench, tmp_path, monkeypatch):
     bench = make_bench("default")
-    tags = ("rate/env_steps_per_s", "rate/aisrv/actions_per_s", "rate/learner/env_steps_trained_per_s")
-    write_run(tmp_path, dict.fromkeys(tags, 1000.0) | {"share/learner/cpu": 4.0, "actor/batch_rows": 50.0}, (10,), {})
-    names = ("env step, features, reward, 4 envs", "predict, 64 rows", "gradient step, 16 rows")
-    lines = [{"what": what, "amount": 2, "cpu_seconds": [0.001]} for what in names]
-    needed = (2 + bench.hyper.epochs) * 1000 * 0.001 / 2
-    found = bench_parts.meters_of(tmp_path, bench, lines)
-    assert found["... not for env, network, optimizer"] == pytest.approx(4.0 - needed)
+    seen = two_looks(bench.plan, aisrv__env_steps=500.0, aisrv__actions=600.0, aisrv__cpu_s=1.0, learner__cpu_s=3.0)
+    monkeypatch.setattr(bench_parts, "watch", lambda command, run, log, seconds: seen)
+    needed = (500 + 600 + 400 * (1 + bench.hyper.epochs)) * 0.0005
+    found = bench_parts.cluster(bench, "native", 1.0, made_lines(0.001))
+    assert found["meters"][bench_parts.OUTSIDE] == pytest.approx(100 * (1 - needed / 4.0))
+    found = bench_parts.cluster(bench, "native", 1.0, made_lines(0.001)[1:])  # the environment was not measured
+    assert bench_parts.OUTSIDE not in found["meters"]
+
+
+def test_verdicts_are_of_what_was_measured():
+    def line(what, part, seconds, bound, amount=1):
+        times = {"seconds": [seconds], "bound_seconds": [bound], "p99_seconds": [seconds]}
+        return {"what": what, "part": part, "amount": amount, **times}
+
+    lines = [
+        line("worker, actor, worker, 32 envs", "roundtrip", 0.0021, 0.0004),
+        line("the forward in it, 32 rows", "roundtrip", 0.0010, 0.0009),
+        line("add 4 chunks, native", "buffer", 0.04, 0.01, 4),
+        line("sample 8 chunks, reverb", "buffer", 0.04, 0.01, 8),
+    ]
+    meters = {"chunks trained/s": 15.0, "learner: waits for a batch": 0.04, bench_parts.OUTSIDE: 15.0}
+    old = {"policy lag, updates": 1.9, "policy lag, gradient steps": 31.0}
+    found = {name: {"meters": dict(meters)} for name in ("native", "reverb")} | {"free": {"meters": meters | old}}
+    said = [one.split()[0] for one in bench_parts.verdicts(lines, found)]
+    # 1.0 + 2 x 0.4 + 0.1 ms are allowed; 100 and 200 chunks a second are 6.7 and 13.3 times 15
+    assert said == ["FAILS", "FAILS", "FAILS", "holds", "holds", "holds", "holds", "holds", "holds", "FAILS"]
+    assert bench_parts.verdicts([], {}) == []
 
 
 # ---- limits ----

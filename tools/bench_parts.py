@@ -6,7 +6,11 @@
 For two networks: conf/configure_app.toml (numbers, two MLPs) and conf/reference.toml (an image, two conv trunks). All
 parts and bounds take turns in rounds; a time is the median over the rounds of a round's median, with the least and the
 greatest. What is a process in a run is a real role's process here, to which this one is supervisor, worker and learner.
-`cluster` is a run of `--cluster-seconds`: its meters say who waits for whom.
+
+`cluster` are runs (`--runs`), each for `--cluster-seconds` and twenty updates at least, without evaluator. Of each: who
+waits for whom; what share of the cores each part takes, which is its CPU time alone, in this process, times how often
+the run does it; and how much CPU time the run used for something else than environment, network and optimizer. At last,
+what issue 5 asks for beside what was measured.
 """
 
 from __future__ import annotations
@@ -24,13 +28,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -42,6 +48,7 @@ from realm.control import CONTROL_MAX_BYTES
 from realm.launch.child import RUN_ID_VARIABLE
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.plan import this_machine
+from realm.launch.rundir import read_run
 from realm.plan import Plan, make_replay_buffer
 from realm.verbs import BatchReader, ItemSender, ModelWriter, RemotePolicy, VersionGate, parse_model, tag_meta
 from realm.wire import Client, Codec, Message, Server, wait_any
@@ -55,11 +62,19 @@ MAX_BYTES = 1 << 30
 TIMES = ("seconds", "p99_seconds", "cpu_seconds", "bound_seconds")  # of a call, each a list with one of each round
 
 Call = Callable[[], Any]
-"""Does a part once. A float that it returns is the seconds that count, where it had to do something else, too."""
+"""Does a part once. A `Took` that it returns is what counts, where it had to do something else, too."""
+
+
+class Took(NamedTuple):
+    """Of one call, or of one on average."""
+
+    seconds: float
+    cpu_s: float  # of this process, all threads
 
 
 class Line(NamedTuple):
-    """One part and its bound. amount: how many `unit`s a call is about; threads: of torch."""
+    """One part and its bound. amount: how many `unit`s a call is about; threads: of torch; inside: of what all calls of
+    both are inside."""
 
     what: str
     amount: float
@@ -68,6 +83,7 @@ class Line(NamedTuple):
     bound: str
     bound_call: Call
     threads: int = 1
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 # ---- what parts are measured with ----
@@ -244,11 +260,11 @@ def copying(arrays: Arrays) -> tuple[str, Call]:
 def after(prepare: Call, call: Call) -> Call:
     """Only `call` counts."""
 
-    def both() -> float:
+    def both() -> Took:
         prepare()
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         call()
-        return time.perf_counter() - begin
+        return Took(time.perf_counter() - begin, time.process_time() - cpu)
 
     return both
 
@@ -325,7 +341,13 @@ def forward_line(bench: Bench, what: str, obs: Arrays) -> Line:
 
     agent, rows = bench.agent, len(obs["legal"])
     seen = {name: torch.from_numpy(array).to(agent.device) for name, array in obs.items()}
-    network = torch.inference_mode()(lambda: agent.model(seen)[1].cpu())
+    asked_critic = agent.config.value_source == "actor"
+
+    @torch.inference_mode()
+    def network() -> Any:
+        model = agent.player.model()
+        return (model(seen)[0] if asked_critic else model.actor(seen)).cpu()
+
     return Line(what, rows, "rows", limits.make_predict(agent, obs), "network alone", network)
 
 
@@ -409,32 +431,64 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
 
     agent, hyper, items, batch = bench.agent, bench.hyper, bench.items, bench.plan.batch
     chunk, steps = arrays_to_chunk(items), batch * bench.spec.chunk_length
-    info = SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch))
-    rows = agent._rows(chunk, agent._now())
+    converted = arrays_to_chunk({name: np.array(array) for name, array in items.items()})  # needs no copy any more
+    info, now = SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch)), agent._now()
+    rows = agent._rows(chunk, now)
     parts = torch.randperm(steps).to(agent.device).tensor_split(bench.setting.minibatches)
     minibatch, size, count = rows.at(parts[0]), len(parts[0]), hyper.epochs * len(parts)
+    obs = {name: agent._tensor(array) for name, array in converted.obs.items()}
     reward, *ends = (agent._tensor(one) for one in (chunk.reward, chunk.terminated, chunk.truncated, chunk.valid))
-    value = torch.zeros(batch, bench.spec.chunk_length + 1)
+    value, log_ratio = torch.zeros(batch, bench.spec.chunk_length + 1, device=agent.device), torch.zeros_like(reward)
+    vtrace = hyper.advantage == "vtrace"
+    estimate = "V-trace" if vtrace else "GAE"
+
+    def advantages() -> None:
+        if vtrace:
+            returns.vtrace(reward, value, log_ratio, *ends, now.gamma, hyper.lam)
+        else:
+            returns.gae(reward, value, *ends, now.gamma, hyper.lam)
+
+    def passes() -> None:
+        """The networks of `_rows` alone, with weights that are in their precision already."""
+        model = agent.player.model()
+        agent._side_by_side(
+            lambda: agent._forward(obs, model.actor) if vtrace or hyper.decoupled else None,
+            lambda: agent._forward(obs, model.critic) if hyper.value_source == "learner" else None,
+        )
 
     def network() -> None:
-        logits, values = agent.model(minibatch.obs)
-        (logits.sum() + values.sum()).backward()
+        agent.optimizer.zero_grad()
+        agent._side_by_side(
+            lambda: agent.model.actor(minibatch.obs).sum().backward(),
+            lambda: agent.model.critic(minibatch.obs).sum().backward(),
+        )
 
-    said = f"forward, backward of {size} rows"
+    def networks() -> None:
+        with agent._two_threads():
+            passes()
+            for _ in range(count):
+                network()
+
+    both = f"forward, backward of {size} rows"
     gathered = copying({name: array[:, :-1] for name, array in chunk.obs.items()})
-    read = copying({"r": chunk.reward, "v": value.numpy(), **{str(k): one.cpu().numpy() for k, one in enumerate(ends)}})
-    for what, amount, unit, call, bound in (
-        (f"collate {batch} chunks", steps, "samples",
+    read = copying(
+        {"r": chunk.reward, "v": value.cpu().numpy(), **{str(n): e.cpu().numpy() for n, e in enumerate(ends)}}
+    )
+    for what, amount, call, bound in (
+        (f"collate {batch} chunks", steps,
          lambda: [agent._tensor(one) for one in chunk_to_arrays(arrays_to_chunk(items)).values()], copying(items)),
-        (f"cut {len(parts)} minibatches", steps, "samples", lambda: [rows.at(part) for part in parts], gathered),
-        (f"GAE of {batch} chunks", steps, "samples",
-         lambda: returns.gae(reward, value.to(agent.device), *ends, 0.99, hyper.lam), read),
-        (f"gradient step, {size} rows", size, "samples",
-         lambda: agent._gradient_step(minibatch, hyper.entropy_start), (said, network)),
-        (f"update of {count} gradient steps", steps, "samples",
-         lambda: agent.learn(chunk, info), (f"{count} x {said}", lambda: [network() for _ in range(count)])),
+        (f"values, advantages of {batch} chunks", steps, lambda: agent._rows(converted, now),
+         ("networks alone", passes)),
+        (f"{estimate} of {batch} chunks", steps, advantages, read),
+        (f"cut {len(parts)} minibatches", steps, lambda: [rows.at(part) for part in parts], gathered),
+        (f"gradient step, {size} rows", size,
+         lambda: agent._gradient_step(minibatch, hyper.entropy_start), (both, network)),
     ):  # fmt: skip
-        yield Line(what, amount, unit, call, *bound, bench.plan.learner_threads)
+        yield Line(what, amount, "samples", call, *bound, bench.plan.learner_threads, agent._two_threads)
+    yield Line(
+        f"update of {count} gradient steps", steps, "samples", lambda: agent.learn(chunk, info),
+        f"networks alone, {count} x {both}", networks, bench.plan.learner_threads,
+    )  # fmt: skip
 
 
 def model_lines(bench: Bench) -> Iterator[Line]:
@@ -480,15 +534,16 @@ def timed(call: Call, seconds: float) -> tuple[list[float], float]:
     """Seconds of each call, one after the other for about so long; and CPU seconds of one, on average."""
     from torch import cuda
 
-    took: list[float] = []
-    begin, cpu = time.perf_counter(), time.process_time()
+    took: list[Took] = []
+    begin = time.perf_counter()
     while not took or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         own = call()
         if cuda.is_initialized():
             cuda.synchronize()
-        took.append(own if isinstance(own, float) else time.perf_counter() - start)
-    return took, (time.process_time() - cpu) / len(took)
+        whole = Took(time.perf_counter() - start, time.process_time() - cpu)
+        took.append(own if isinstance(own, Took) else whole)
+    return [one.seconds for one in took], statistics.fmean(one.cpu_s for one in took)
 
 
 def measure(bench: Bench, parts: Sequence[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
@@ -504,8 +559,9 @@ def measure(bench: Bench, parts: Sequence[str], rounds: int, seconds: float) -> 
     for number in range(rounds + 1):
         for (_, line), one in zip(lines, found, strict=True):
             torch.set_num_threads(line.threads)
-            took, cpu = timed(line.call, seconds if number else 0.0)  # round 0 is to warm up
-            bound, _ = timed(line.bound_call, seconds if number else 0.0)
+            with line.inside():
+                took, cpu = timed(line.call, seconds if number else 0.0)  # round 0 is to warm up
+                bound, _ = timed(line.bound_call, seconds if number else 0.0)
             values = (statistics.median(took), float(np.quantile(took, 0.99)), cpu, statistics.median(bound))
             for name, value in zip(TIMES, values, strict=True):
                 one[name] += [value] if number else []
@@ -525,22 +581,31 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-# ---- a run ----
+# ---- runs ----
 
-PLACES = ("local", "remote")  # in the workers, at the actor
-ROLES = ("aisrv", "actor", "buffer", "learner", "model_pool", "evaluator")
-METERS = {  # what it is called here, and its tag in TensorBoard
-    "env steps/s": "rate/env_steps_per_s",
-    "learner: trains": "share/learner/busy",
-    "learner: waits for a batch": "share/learner/wait",
+RUNS = {  # a run's name, and its settings
+    "native": ("predict_local_or_remote=local", "buffer_backend=native"),
+    "reverb": ("predict_local_or_remote=local", "buffer_backend=reverb"),
+    "actor": ("predict_local_or_remote=remote",),
+    "free": ("max_version_lag=free",),  # nobody waits for a version: how old does what is trained on become?
+}
+ROLES = ("aisrv", "actor", "buffer", "learner", "model_pool", "supervisor")
+TOTALS = {  # what it is called here, and what of a role's totals counts it; a second
+    "env steps/s": "aisrv/env_steps",
+    "samples trained/s": "learner/env_steps_trained",
+    "chunks trained/s": "learner/items_trained",
+    "updates/s": "learner/updates",
+    "predictions/s": "aisrv/actions",
+    "learner: trains": "learner/busy_s",
+    "learner: publishes": "learner/publish_s",
+    "learner: writes checkpoints": "learner/save_s",
+    "learner: waits for a batch": "learner/wait_s",
+    "actor: answers": "actor/busy_s",
+}
+MEANS = {  # ... and the tag in TensorBoard
     "learner: an update, s": "learner/update_s",
-    "actor: answers": "share/actor/busy",
-    "actor: rows of a forward": "actor/batch_rows",
-    "predictions/s": "rate/aisrv/actions_per_s",
     "actor: a forward, median ms": "actor/forward_median_ms",
     "actor: weights from published to used, ms": "actor/publish_to_use_ms",
-    "aisrv: wait for predictions, cores": "share/aisrv/predict_wait",
-    "aisrv: wait for room in the buffer, cores": "share/aisrv/add_wait",
     "aisrv: a prediction, median ms": "aisrv/predict_median_ms",
     "aisrv: a prediction, p99 ms": "aisrv/predict_p99_ms",
     "buffer: a round waits for room, ms": "buffer/producer_wait_ms",
@@ -550,58 +615,219 @@ METERS = {  # what it is called here, and its tag in TensorBoard
     "policy lag, s": "learner/policy_lag_s",
     "effective sample size": "learner/ess",
     "clip fraction": "learner/clip_fraction",
-    "samples trained/s": "rate/learner/env_steps_trained_per_s",
-    **{f"cores used: {role}": f"share/{role}/cpu" for role in ROLES},
 }
-SIZES = "batch_rows_to_"  # totals of the actor, where it counts forwards by size: those of at most so many rows
+SIZES = "actor/batch_rows_to_"  # totals of the actor, where it counts forwards by size: those of at most so many rows
+OUTSIDE = "CPU not for env, network, optimizer, %"
+WARM_UPDATES = 3  # that do not count: kernels, allocators and queues fill meanwhile
+UPDATES = 20  # that count, at least
+LOOK_S = 0.5  # between two looks at a run
+MOST_S = 600.0  # a run ends then in any case
+STOP_S = 120.0  # an update of the reference's network takes some seconds, and is finished first
 
 
-def cluster(bench: Bench, place: str, seconds: float, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Start a run with predictions in this place, wait for its end, and read its meters. lines: of this network's
-    parts."""
-    place_word = f"predict_local_or_remote={place}"
-    words = [*bench.overrides, place_word, f"log_dir={bench.folder}", f"run_name={place}", f"max_seconds={seconds:g}"]
-    log = bench.folder / "log" / f"{place}.log"
-    if code := runs.run_process(runs.start_command(bench.config, words), log):
-        raise ConfigError(f"the run ended with exit code {code}: {log.read_text()[-2000:]}")
-    return meters_of(bench.folder / place, bench, lines)
+class Seen(NamedTuple):
+    """What a run had counted when an update was done: name -> total of all of a role's processes."""
+
+    time: float  # monotonic, s
+    totals: dict[str, float]
+
+    @property
+    def updates(self) -> float:
+        return self.totals["learner/updates"]
 
 
-def meters_of(run: Path, bench: Bench, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Means of a run's meters over its reports while it trained, without the first two and the last.
+def watch(command: Sequence[str], run: Path, log: Path, seconds: float) -> tuple[Seen, Seen]:
+    """Start a run, look on for so long and UPDATES at least, and end it. Returns what was seen first and last."""
+    # without what this process took from a learner's environment: each role has its own
+    environment = {name: one for name, one in os.environ.items() if not name.startswith(("MALLOC_", "GOMP_"))}
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            command, cwd=runs.ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+    supervisor, client, began = psutil.Process(process.pid), None, time.monotonic()
+    seen: list[Seen] = []
+    try:
+        while process.poll() is None and not _enough(seen, seconds) and time.monotonic() - began < MOST_S:
+            time.sleep(LOOK_S)
+            if client is None:
+                if (known := read_run(run)) is None or known.state != "running":
+                    continue
+                client = Client(Codec(known.run_id, "", "bench", 1, CONTROL_MAX_BYTES), known.control)
+                client.ask("status", {})
+            if (answer := client.collect()) is not None:
+                client.ask("status", {})
+                totals: dict[str, float] = defaultdict(float)
+                for label, role in answer.mapping("roles").items():
+                    for name, value in role["totals"].items():
+                        totals[f"{label.rpartition('-')[0]}/{name}"] += value
+                totals["supervisor/cpu_s"] = sum(supervisor.cpu_times()[:2])
+                if totals["learner/updates"] >= (seen[-1].updates + 1 if seen else WARM_UPDATES):
+                    seen.append(Seen(time.monotonic(), dict(totals)))
+    finally:
+        if client is not None:
+            client.close()
+        process.terminate()
+        try:
+            code = process.wait(STOP_S)
+        finally:
+            process.kill()  # its roles end with it
+    if code or len(seen) < 2:
+        raise ConfigError(f"a run with exit code {code}, {len(seen)} updates of it seen: {log.read_text()[-2000:]}")
+    return seen[0], seen[-1]
 
-    With the parts env, forward and learner in `lines`, also how many cores were used for something else than these.
-    """
-    found: dict[str, float] = {}
-    curves = runs.read_curves(run, list(METERS.values()))
-    for name, tag in METERS.items():
-        values = curves[tag].value[curves[tag].env_steps > 0]
-        if len(values):
-            found[name] = float(np.mean(values[2:-1] if len(values) > 3 else values))
-    used = {role: found.get(f"cores used: {role}", 0.0) for role in ROLES}
-    found["learner: is idle"] = 1.0 - found.get("learner: trains", 0.0)
-    found["actor: is idle"] = 1.0 - found.get("actor: answers", 0.0)
-    found["aisrv: is idle, of one"] = 1.0 - used["aisrv"] / bench.plan.workers
-    processes = runs.read_json(run / "summary.json", "processes")["processes"]
-    actor = processes.get("actor-0.1", {})  # none where workers predict themselves
-    for name in sorted((name for name in actor if name.startswith(SIZES)), key=lambda name: (len(name), name)):
-        found[f"actor: forwards of at most {name.removeprefix(SIZES)} rows"] = actor[name]
 
-    def alone(what: str) -> float:
-        """CPU seconds of one unit alone; NaN if that was not measured."""
-        each = [statistics.median(one["cpu_seconds"]) / one["amount"] for one in lines if one["what"].startswith(what)]
-        return each[0] if each else float("nan")
+def _enough(seen: Sequence[Seen], seconds: float) -> bool:
+    return bool(seen) and seen[-1].time - seen[0].time >= seconds and seen[-1].updates - seen[0].updates >= UPDATES
 
-    rows = 1 << min(10, round(np.log2(found.get("actor: rows of a forward", float(bench.plan.envs_per_worker)))))
-    needed = (
-        alone("env step, features") * found.get("env steps/s", 0.0)
-        + alone(f"predict, {rows} rows") * found.get("predictions/s", 0.0)
-        + alone("gradient step") * bench.hyper.epochs * found.get("samples trained/s", 0.0)
+
+def cluster(bench: Bench, name: str, seconds: float, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One of RUNS: {meters: name -> number, shares: of `shares`}. lines: of this network's parts."""
+    words = [*bench.overrides, *RUNS[name], "eval_cpu_share=0", "max_seconds=0", "max_env_steps=0"]
+    setting = limits.read_setting(bench.config, words)
+    place = [f"log_dir={bench.folder}", f"run_name={name}"]
+    run, log = bench.folder / name, bench.folder / "log" / f"{name}.log"
+    first, last = watch(runs.start_command(bench.config, [*words, *place]), run, log, seconds)
+    meters = meters_of(run, setting, first, last)
+    parts = shares(setting, first, last, lines)
+    needed = [one["cores"] for one in parts if one["needed"]]
+    if len(needed) == NEEDED:
+        meters[OUTSIDE] = 100 * (1 - sum(needed) / meters["cores used"])
+    return {"meters": meters, "shares": parts}
+
+
+def per_second(first: Seen, last: Seen, name: str) -> float:
+    return (last.totals.get(name, 0.0) - first.totals.get(name, 0.0)) / (last.time - first.time)
+
+
+def meters_of(run: Path, setting: limits.Setting, first: Seen, last: Seen) -> dict[str, float]:
+    """What happened between these two updates, a second; of what the run says as means, the mean of these."""
+    plan = setting.plan
+    found = {name: per_second(first, last, total) for name, total in TOTALS.items()}
+    found["learner: is idle"] = 1.0 - sum(
+        found[f"learner: {does}"] for does in ("trains", "publishes", "writes checkpoints")
     )
-    found["cores used: all but the evaluator"] = sum(used.values()) - used["evaluator"]
-    if np.isfinite(needed):
-        found["... not for env, network, optimizer"] = found["cores used: all but the evaluator"] - needed
+    waits = {name: per_second(first, last, f"aisrv/{name}_s") / plan.workers for name in ("predict_wait", "add_wait")}
+    found["aisrv: waits for room in the buffer"] = waits["add_wait"]
+    if plan.predict_local:
+        found["aisrv: waits for the learner's version, loads it"] = waits["predict_wait"]
+        del found["actor: answers"]
+    else:
+        found["aisrv: waits for predictions"] = waits["predict_wait"]
+        found["actor: is idle"] = 1.0 - found["actor: answers"]
+        found["actor: rows of a forward"] = rows_of_forward(plan, first, last)
+        names = sorted((name for name in last.totals if name.startswith(SIZES)), key=lambda name: (len(name), name))
+        for name in names:
+            count = last.totals[name] - first.totals.get(name, 0.0)
+            found[f"actor: forwards of at most {name.removeprefix(SIZES)} rows"] = count
+    used = {role: per_second(first, last, f"{role}/cpu_s") for role in ROLES}
+    found |= {f"cores used: {role}": cores for role, cores in used.items() if cores}
+    found["cores used"] = sum(used.values())
+    steps = [one.totals["learner/env_steps_trained"] for one in (first, last)]
+    for name, curve in zip(MEANS, runs.read_curves(run, list(MEANS.values())).values(), strict=True):
+        values = curve.value[(curve.env_steps > steps[0]) & (curve.env_steps <= steps[1])]
+        if len(values):
+            found[name] = float(np.mean(values))
+    if "policy lag, updates" in found:
+        gradient_steps = setting.hyper.epochs * setting.minibatches
+        found["policy lag, gradient steps"] = found["policy lag, updates"] * gradient_steps
     return found
+
+
+def rows_of_forward(plan: Plan, first: Seen, last: Seen) -> float:
+    """On average."""
+    if plan.predict_local:
+        return plan.envs_per_worker
+    return per_second(first, last, "actor/actions") / max(per_second(first, last, "actor/forwards"), 1e-9)
+
+
+NEEDED = 4  # of the parts in `shares`: environment, network (twice), optimizer
+
+
+def shares(setting: limits.Setting, first: Seen, last: Seen, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each part takes of the cores in a run, of those that were measured: {what, unit, per_s: how many of the unit
+    the run does; cpu_s: of one alone, in the process of the part's caller; cores; share: of all cores; needed: whether
+    it is environment, network or optimizer}."""
+    plan, hyper = setting.plan, setting.hyper
+    envs, batch, minibatch = plan.envs_per_worker, plan.batch, setting.minibatch
+    rows = 1 << min(10, round(np.log2(max(1.0, rows_of_forward(plan, first, last)))))
+    samples, reads = "learner/env_steps_trained", "aisrv" if plan.predict_local else "actor"
+    parts: list[tuple[str, str, float, bool]] = [  # a part, what counts it, how often it is done for each, needed
+        (f"env step, features, reward, {envs} envs", "aisrv/env_steps", 1, True),
+        (f"predict, {rows} rows", "aisrv/actions", 1, True),
+        (f"encode, decode {envs} chunks, with crc32", "aisrv/rounds", 1, False),
+        (f"push {envs} chunks, {plan.backend}", "aisrv/items", 1, False),
+        (f"add {envs} chunks, {plan.backend}", "buffer/inserted", 1, False),
+        (f"sample {batch} chunks, {plan.backend}", "buffer/sampled", 1, False),
+        (f"collate {batch} chunks", samples, 1, False),
+        (f"values, advantages of {batch} chunks", samples, 1, True),
+        (f"cut {setting.minibatches} minibatches", samples, hyper.epochs, False),
+        (f"gradient step, {minibatch} rows", samples, hyper.epochs, True),
+        ("dump a checkpoint", "learner/checkpoints", 1, False),
+        ("publish weights to the pool", "learner/published", 1, False),
+        ("verify and load weights", f"{reads}/models_loaded", 1, False),
+    ]
+    if not plan.predict_local:
+        parts.append((f"encode, decode a question of {ASKED} envs", "aisrv/actions", 1 / ASKED, False))
+        parts.append((f"worker, actor, worker, {ASKED} envs", "aisrv/actions", 1, False))
+    known = {one["what"]: one for one in lines}
+    found = []
+    for what, total, times, needed in parts:
+        if line := known.get(what):
+            per_s, cpu_s = (
+                times * per_second(first, last, total),
+                statistics.median(line["cpu_seconds"]) / line["amount"],
+            )
+            cores = per_s * cpu_s
+            found.append(
+                {"what": what, "unit": line["unit"], "per_s": per_s, "cpu_s": cpu_s, "cores": cores,
+                 "share": cores / plan.cores, "needed": needed}
+            )  # fmt: skip
+    return found
+
+
+def run_table(run: Mapping[str, Any]) -> str:
+    """Of one run: its parts, then its meters."""
+    text = [f"{'':50}{'a second':>14} {'':11}{'cpu us each':>12}{'of the cores':>14}"]
+    for one in run["shares"]:
+        cells = f"{one['per_s']:>14,.1f} {one['unit']:11}{1e6 * one['cpu_s']:>12,.2f}{100 * one['share']:>12.2f} %"
+        text.append(f"{one['what']:50}{cells}{'   needed' if one['needed'] else ''}")
+    return "\n".join([*text, *(f"{name:50}{value:>14,.3f}" for name, value in run["meters"].items())])
+
+
+# ---- what issue 5 asks for ----
+
+
+def verdicts(lines: Sequence[dict[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each number that is asked for, as far as it was measured. lines, found: parts and runs of a
+    network."""
+    said = []
+
+    def say(what: str, value: float, least: float = -np.inf, most: float = np.inf) -> None:
+        wanted = f"at most {most:,.4g}" if most < np.inf else f"at least {least:,.4g}"
+        said.append(f"{'holds' if least <= value <= most else 'FAILS':7}{what}: {value:,.4g}, {wanted} wanted")
+
+    line = {one["what"]: one for one in lines}
+    seconds = {what: statistics.median(one["seconds"]) for what, one in line.items()}
+    trip = f"worker, actor, worker, {ASKED} envs"
+    if trip in line:
+        forward, raw = seconds[f"the forward in it, {ASKED} rows"], statistics.median(line[trip]["bound_seconds"])
+        p99 = 1e3 * statistics.median(line[trip]["p99_seconds"])
+        say(f"{trip}, median ms (p99 {p99:.3f})", 1e3 * seconds[trip], most=1e3 * (2 * raw + forward) + 0.1)
+    for name, run in found.items():
+        meters = run["meters"]
+        if name in ("native", "reverb"):
+            for what, one in line.items():
+                if one["part"] == "buffer" and what.endswith(f", {name}"):
+                    times = one["amount"] / seconds[what] / meters["chunks trained/s"]
+                    say(f"{what}, times what the learner takes", times, least=10)
+            if OUTSIDE in meters:
+                say(f"{name}: {OUTSIDE}", meters[OUTSIDE], most=10 if name == "native" else 20)
+        say(f"{name}: learner waits for samples, %", 100 * meters["learner: waits for a batch"], most=5)
+        if name == "free" and "policy lag, updates" in meters:
+            say(f"{name}: policy lag, updates", meters["policy lag, updates"], most=2)
+            say(f"{name}: policy lag, gradient steps", meters["policy lag, gradient steps"], most=30)
+    return said
 
 
 def main() -> None:
@@ -610,7 +836,8 @@ def main() -> None:
     parser.add_argument("--network", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each part, and of each bound, in a round")
-    parser.add_argument("--cluster-seconds", type=float, default=30.0)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="of the part cluster")
+    parser.add_argument("--cluster-seconds", type=float, default=30.0, help="of each run, at least, once it trains")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and times: to see that everything works")
     parser.add_argument("--out", type=Path, default=None, help="where to write the figures, as JSON")
     args = parser.parse_args()
@@ -624,7 +851,10 @@ def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, lambda number, frame: sys.exit("stopped"))  # role processes are ended on the way
     seconds, run_seconds = (0.01, 6.0) if args.quick else (args.seconds, args.cluster_seconds)
-    found: dict[str, Any] = {"about": runs.about(), "rounds": args.rounds, "seconds": seconds, "lines": [], "runs": {}}
+    found: dict[str, Any] = {
+        "about": runs.about(), "rounds": args.rounds, "seconds": seconds, "setup": {}, "lines": [], "runs": {},
+        "verdicts": {},
+    }  # fmt: skip
     (runs.ROOT / "train").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bench-parts-", dir=runs.ROOT / "train") as folder:
         for network in args.network:
@@ -634,11 +864,15 @@ def main() -> None:
             finally:
                 bench.end.close()
             found["lines"] += lines
+            found["setup"][network] = {"chunk_length": bench.spec.chunk_length, "plan": bench.plan.to_json()}
             print(f"\n{network}: {bench.config.name}\n{table(lines)}", flush=True)
-            for place in PLACES if "cluster" in args.only else ():
-                found["runs"][f"{network}, {place}"] = meters = cluster(bench, place, run_seconds, lines)
-                print(f"\npredictions: {place}")
-                print("\n".join(f"{name:42}{value:>12,.3f}" for name, value in meters.items()), flush=True)
+            names = [name for name in args.runs if name in bench.backends or name not in ("native", "reverb")]
+            found["runs"][network] = {}
+            for name in names if "cluster" in args.only else ():
+                found["runs"][network][name] = run = cluster(bench, name, run_seconds, lines)
+                print(f"\n{network}, run {name}: {' '.join(RUNS[name])}\n{run_table(run)}", flush=True)
+            found["verdicts"][network] = said = verdicts(lines, found["runs"][network])
+            print("\n".join(["", *said]), flush=True)
     if args.out:
         runs.write_json(args.out, found)
 

@@ -157,7 +157,7 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
 
 
 def make_learner_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None]:
-    """A gradient step on these rows as the agent makes it: policy and critic side by side, inside its `_two_threads`."""
+    """A gradient step on these rows as the agent makes it; inside its `_two_threads`, policy and critic at once."""
     import torch
 
     from diy.algorithm.agent import Rows
