@@ -1,7 +1,9 @@
 """PufferLib: PuffeRL; action masks.
 
 All environments are one vector environment of its own kind, and the policy network masks. It draws segments of a batch
-by the size of their advantages, as many as three passes would use; Adam in place of its Muon, float32, one process.
+by the size of their advantages, as many as the passes would use, and none longer than a minibatch; Adam in place of its
+Muon, float32, one process. It clamps each reward to -1..1 and takes a truncated episode for one that goes on (its
+pufferl.py, `evaluate`): it learns from other rewards than the others, which its score tells and its speed does not.
 """
 
 # requires: pufferlib==3.0.0
@@ -19,7 +21,7 @@ from gymnasium import spaces
 from pufferlib.pufferl import PuffeRL
 from torch import Tensor, nn
 
-from tools.peers.common import Realms, mlp, read_setup, report
+from tools.peers.common import Realms, network, read_setup, report, row_space
 
 
 class Envs(pufferlib.PufferEnv):
@@ -27,7 +29,7 @@ class Envs(pufferlib.PufferEnv):
 
     def __init__(self, realms: Realms) -> None:
         self.realms, self.num_agents = realms, realms.num_envs
-        self.single_observation_space = spaces.Box(-1.0, 1.0, (realms.size + realms.actions,), np.float32)
+        self.single_observation_space = row_space(realms.size + realms.actions, realms.dtype)
         self.single_action_space = spaces.Discrete(realms.actions)
         super().__init__()
 
@@ -48,9 +50,9 @@ class Envs(pufferlib.PufferEnv):
 
 
 class Policy(nn.Module):
-    def __init__(self, features: int, hidden: int, actions: int) -> None:
+    def __init__(self, features: int, actor: nn.Module, critic: nn.Module) -> None:
         super().__init__()
-        self.features, self.actor, self.critic = features, mlp(features, hidden, actions), mlp(features, hidden, 1)
+        self.features, self.actor, self.critic = features, actor, critic
 
     def forward(self, obs: Tensor, state: Any = None) -> tuple[Tensor, Tensor]:
         features, legal = obs[:, : self.features], obs[:, self.features :]
@@ -69,12 +71,14 @@ if __name__ == "__main__":
         "gamma": ppo.gamma_start, "gae_lambda": ppo.lam, "update_epochs": ppo.epochs, "clip_coef": ppo.clip,
         "vf_coef": ppo.vf_coef, "vf_clip_coef": 1e6, "max_grad_norm": ppo.max_grad_norm,
         "ent_coef": ppo.entropy_start, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": ppo.adam_eps,
-        "data_dir": tempfile.mkdtemp(), "checkpoint_interval": 10**9, "batch_size": "auto", "use_rnn": False,
-        "minibatch_size": setup.minibatch, "max_minibatch_size": setup.minibatch, "bptt_horizon": ppo.chunk_length,
+        "data_dir": tempfile.mkdtemp(), "checkpoint_interval": 10**9, "batch_size": setup.batch, "use_rnn": False,
+        "minibatch_size": setup.minibatch, "max_minibatch_size": setup.minibatch,
+        "bptt_horizon": min(ppo.chunk_length, setup.minibatch),
         "compile": False, "vtrace_rho_clip": 1.0, "vtrace_c_clip": 1.0, "prio_alpha": 0.8, "prio_beta0": 0.2,
         "env": "realm",
     }  # fmt: skip
-    trainer = PuffeRL(config, Envs(realms), Policy(realms.size, ppo.hidden, realms.actions))
+    actor, critic = (network(ppo, realms.size, outputs) for outputs in (realms.actions, 1))
+    trainer = PuffeRL(config, Envs(realms), Policy(realms.size, actor, critic))
     while True:
         trainer.evaluate()
         trainer.train()

@@ -20,7 +20,7 @@ from tianshou.env import BaseVectorEnv
 from tianshou.trainer import OnPolicyTrainerParams
 from torch import Tensor, nn
 
-from tools.peers.common import Realms, mlp, read_setup, report
+from tools.peers.common import Realms, network, read_setup, report, row_space
 
 
 class Envs(BaseVectorEnv):
@@ -28,7 +28,7 @@ class Envs(BaseVectorEnv):
 
     def __init__(self, realms: Realms) -> None:
         self.realms, self.env_num, self.is_async, self.is_closed = realms, realms.num_envs, False, False
-        self.space = spaces.Box(-1.0, 1.0, (realms.size + realms.actions,), np.float32)
+        self.space = row_space(realms.size + realms.actions, realms.dtype)
         self.info = np.array([{"env_id": i} for i in range(self.env_num)])
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
@@ -37,13 +37,13 @@ class Envs(BaseVectorEnv):
 
     def reset(self, env_id: Any = None, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         if env_id is None:
-            self.obs = np.concatenate(self.realms.reset(), 1, dtype=np.float32)
+            self.obs = np.concatenate(self.realms.reset(), 1, dtype=self.realms.dtype)
             return self.obs, self.info
         return self.obs[env_id], self.info[env_id]  # `step` has reset these
 
     def step(self, action: np.ndarray, id: Any = None) -> tuple[np.ndarray, ...]:
         step = self.realms.step(action)
-        self.obs = seen = np.concatenate([step.features, step.legal], 1, dtype=np.float32)
+        self.obs = seen = np.concatenate([step.features, step.legal], 1, dtype=self.realms.dtype)
         if step.final is not None:
             seen = seen.copy()
             ended = step.terminated | step.truncated
@@ -52,9 +52,9 @@ class Envs(BaseVectorEnv):
 
 
 class Actor(nn.Module):
-    def __init__(self, features: int, hidden: int, actions: int) -> None:
+    def __init__(self, features: int, net: nn.Module) -> None:
         super().__init__()
-        self.features, self.net = features, mlp(features, hidden, actions)
+        self.features, self.net = features, net
 
     def forward(self, obs: np.ndarray, state: Any = None, info: Any = None) -> tuple[Tensor, Any]:
         seen = torch.as_tensor(obs)
@@ -62,9 +62,9 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    def __init__(self, features: int, hidden: int) -> None:
+    def __init__(self, features: int, net: nn.Module) -> None:
         super().__init__()
-        self.features, self.net = features, mlp(features, hidden, 1)
+        self.features, self.net = features, net
 
     def forward(self, obs: np.ndarray) -> Tensor:
         return self.net(torch.as_tensor(obs)[:, : self.features])
@@ -74,11 +74,10 @@ if __name__ == "__main__":
     setup = read_setup()
     ppo, realms = setup.ppo, Realms(setup)
     envs = Envs(realms)
-    policy = DiscreteActorPolicy(
-        actor=Actor(realms.size, ppo.hidden, realms.actions), action_space=spaces.Discrete(realms.actions)
-    )
+    actor, critic = (network(ppo, realms.size, outputs) for outputs in (realms.actions, 1))
+    policy = DiscreteActorPolicy(actor=Actor(realms.size, actor), action_space=spaces.Discrete(realms.actions))
     algorithm = PPO(
-        policy=policy, critic=Critic(realms.size, ppo.hidden),
+        policy=policy, critic=Critic(realms.size, critic),
         optim=AdamOptimizerFactory(ppo.lr_start, eps=ppo.adam_eps), eps_clip=ppo.clip, vf_coef=ppo.vf_coef,
         ent_coef=ppo.entropy_start, max_grad_norm=ppo.max_grad_norm, gae_lambda=ppo.lam, gamma=ppo.gamma_start,
         max_batchsize=4096,
