@@ -10,20 +10,25 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from diy.algorithm.model import ReferenceModel, SmallModel
 from realm.config import ConfigError, load_config
 from realm.launch.plan import Machine, make_plan, slow_choices, this_machine
 from realm.monitor import TensorBoard
+from realm.user import load_hyper
 from tools import bench_train, plain_ppo
 from tools.bench_train import Point, Row
+from tools.peers import common
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ROOT / "conf" / "smoke.toml"
 TINY = ["diy.chunk_length=16", "diy.hidden=32", "diy.minibatch_size=64"]
 FIGURES = {
     "round", "env_steps_per_s", "cpu_s_per_1000", "pss_mb", "rss_mb", "seconds_to_score", "env_steps_to_score", "score",
-    "env_steps", "updates", "window_s", "start_s", "cpu_s_of_roles", "threads",
+    "env_steps", "updates", "window_s", "start_s", "cpu_s_of_roles", "threads", "died",
 }  # fmt: skip
 
 
@@ -34,12 +39,20 @@ def points(*rows):
 # ---- rows ----
 
 
+def all_rows(path, machine):
+    """Ours, without peers."""
+    app = load_config(path).app
+    tuner = bench_train.tuner_settings(app, machine)
+    plan = make_plan(load_config(path, tuner).app, machine)
+    ours = bench_train.our_rows(plan.round_size, tuner)
+    return [*ours, *bench_train.slow_rows(plan, tuner), *bench_train.scale_rows(plan, tuner, 128, 256)]
+
+
 def test_every_row_is_a_start_that_the_configuration_allows():
     for conf in ("configure_app.toml", "reference.toml", "local.toml"):
         path = ROOT / "conf" / conf
         plan = make_plan(load_config(path).app, this_machine())
-        rows = [*bench_train.our_rows(plan.round_size), *bench_train.slow_rows(plan)]
-        rows += bench_train.scale_rows(plan, 256, 128)
+        rows = all_rows(path, this_machine())
         assert len({row.name for row in rows}) == len(rows)
         assert not {row.name for row in rows} & {row.group for row in rows}
         ours = [row for row in rows if row.kind in ("local", "cluster") and "reverb" not in row.name]
@@ -47,8 +60,38 @@ def test_every_row_is_a_start_that_the_configuration_allows():
             app = load_config(path, row.settings).app
             made = make_plan(app, this_machine())
             assert (app.wrapper_type == "local") == (row.kind == "local")
-            if row.name == "local" or row.group == "cluster":
+            if row.same:
                 assert made.round_size == plan.round_size, row.name
+                assert not [one for one in row.settings if one.startswith("diy.")], row.name
+
+
+def test_rows_of_another_network_or_shape_say_so():
+    rows = {row.name: row for row in all_rows(ROOT / "conf" / "configure_app.toml", Machine(2, 0, True))}
+    other = {"plain-fp32", "slow-batch", "hidden-64", "envs-16", "chunk-16", "workers-2"}
+    assert not [name for name in other if rows[name].same]
+    same = {"plain", "local", "tuner", "cluster-4-central-native", "slow-workers", "slow-threads", "slow-flow"}
+    assert all(rows[name].same for name in same)
+
+
+def test_the_tuners_row_is_the_tuners_with_as_many_environments():
+    path = ROOT / "conf" / "reference.toml"  # two workers with 16 environments each
+    app = load_config(path).app
+    settings = bench_train.tuner_settings(app, Machine(2, 0, True))
+    assert {"aisrv_count=auto", "predict_local_or_remote=auto"} <= set(settings)
+    for cores, workers, envs in ((2, 1, 32), (16, 4, 8), (12, 2, 16)):  # of 12 the tuner would have three workers
+        machine = Machine(cores, 0, True)
+        settings = bench_train.tuner_settings(app, machine)
+        plan = make_plan(load_config(path, settings).app, machine)
+        assert (plan.workers, plan.envs_per_worker) == (workers, envs)
+    assert "aisrv_count=2" in settings
+
+
+def test_the_reference_has_no_rows_of_other_layers():
+    path = ROOT / "conf" / "reference.toml"
+    plan = make_plan(load_config(path).app, this_machine())
+    names = [row.name for row in bench_train.scale_rows(plan, (), 128, None)]
+    assert "chunk-64" in names
+    assert not [name for name in names if name.startswith("hidden")]
 
 
 @pytest.mark.parametrize("cores", [2, 16])
@@ -58,8 +101,13 @@ def test_a_start_warns_of_every_slow_row_and_not_of_the_tuners_choice(cores):
     app = load_config(path).app
     plan = make_plan(app, machine)
     assert slow_choices(app, plan) == []
-    for row in bench_train.slow_rows(plan):
+    slow = [row for row in all_rows(path, machine) if row.group == "slow"]
+    assert len(slow) == 6
+    for row in slow:
         changed = load_config(path, row.settings).app
+        if row.name == "slow-threads":  # no warning, as long as it is not measured to be slow (docs/performance.md)
+            assert make_plan(changed, machine).learner_threads == 8 * cores
+            continue
         assert slow_choices(changed, make_plan(changed, machine)), row.name
 
 
@@ -99,6 +147,26 @@ def test_only_one_of_a_peers_rows_has_the_allocator_settings(tmp_path, monkeypat
     assert int(with_.environment["MALLOC_TOP_PAD_"]) > 1
     assert not [name for name in without.environment if name.startswith("MALLOC_")]
     assert without.environment["GOMP_SPINCOUNT"] == with_.environment["GOMP_SPINCOUNT"] == "300000"
+
+
+def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_train, "PEERS", tmp_path)
+    (tmp_path / "sb3").mkdir()
+    (tmp_path / "sb3" / "installed").touch()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("KEPT", "7")
+    plan = make_plan(load_config(SMOKE).app, this_machine())
+    peer = bench_train.start_of(Row("sb3", "peer", "", "peer"), SMOKE, plan, tmp_path / "run", 1, "/tmp/x", 3)
+    assert peer.command[-2:] == ["--threads", "3"]
+    assert peer.environment["OMP_NUM_THREADS"] == "3"
+    assert peer.environment["TMPDIR"] == "/tmp/x"
+    for row in (Row("plain", "", "", "plain"), Row("local", "", "", "local"), Row("tuner", "", "", "cluster")):
+        start = bench_train.start_of(row, SMOKE, plan, tmp_path / "run", 1)
+        assert start.environment["KEPT"] == "7"
+        assert not [name for name, value in start.environment.items() if name != "KEPT" and value == "7"]
+    assert bench_train.numbers_of_threads(3) == [1, 2, 3]
+    assert bench_train.numbers_of_threads(12) == [1, 2, 4, 8, 12]
 
 
 # ---- what is read ----
@@ -142,8 +210,19 @@ def test_curves_are_read(tmp_path):
     board.write(values, 512)
     board.close()
     (point,) = bench_train.Curves(tmp_path).poll()
-    assert point[1:] == (512, 4, 30.0)
+    assert point[1:] == (512, 4, None)
     assert abs(point.time - time.time()) < 60
+
+
+def test_the_episodes_of_a_curve_are_its_rate_times_the_time_since_the_event_before(tmp_path, monkeypatch):
+    (tmp_path / "log" / "tensorboard").mkdir(parents=True)
+    values = {"learner/version_update": 4.0, "rate/aisrv/episodes_per_s": 12.0}
+    events = [(at, 512, {**values, "episode/score": score}) for at, score in ((10.0, 30.0), (20.0, 60.0), (40.0, 90.0))]
+    monkeypatch.setattr(bench_train, "event_values", lambda folder: events)
+    seen = bench_train.Curves(tmp_path).poll()
+    assert [point.time for point in seen] == [10.0, 20.0, 40.0]
+    # since when the first one counts is not known; then 120 episodes, which are too few, and 240, which are enough
+    assert [point.score for point in seen] == [None, None, 90.0]
 
 
 def test_the_last_words_of_a_log_are_its_error(tmp_path):
@@ -192,28 +271,227 @@ def test_plain_ppo_keeps_the_fastest_number_of_threads():
     assert plain_ppo.Threads([4]).chosen
 
 
+# ---- what comes out ----
+
+
+def entry(kind, rates, same=True, seconds=None, failures=()):
+    """rates: round -> env steps/s"""
+    row = bench_train.new_entry(Row("", "", "says", kind, same=same))
+    for number, rate in rates.items():
+        found = dict.fromkeys(FIGURES, 1.0) | {"threads": {}, "died": "", "seconds_to_score": None}
+        row["rounds"].append(found | {"round": number, "env_steps_per_s": rate})
+    for one, value in zip(row["rounds"], seconds or (), strict=False):
+        one["seconds_to_score"] = value
+    row["failures"] = [{"round": number, "why": "it broke | twice\nover"} for number in failures]
+    return row
+
+
+def results_of(rows, to_score=None, of_machine=None):
+    about = {"command": "c", "date": "d", "machine": "m", "commit": "0"}
+    setup = {"rounds": 3, "seconds": 1.0, "num_envs": 8, "to_score": to_score}
+    return {"about": about, "setup": setup, "limits": of_machine, "rows": rows}
+
+
+def test_ratios_are_of_rows_in_the_same_round():
+    rows = {
+        "plain": entry("plain", {1: 100.0, 2: 200.0, 3: 400.0}),
+        "local": entry("local", {1: 100.0, 3: 100.0}, failures=(2,)),
+        "tuner": entry("cluster", {1: 50.0, 2: 200.0, 3: 300.0}),
+        "sb3": entry("peer", {1: 25.0, 2: 20.0, 3: 30.0}),
+        "envs-4": entry("cluster", {1: 10.0, 2: 10.0, 3: 10.0}, same=False),
+    }
+    of_machine = bench_train.best_limits(
+        [
+            {"epochs": 3, "s_train": 300.0, "s_infer": 1000.0, "s_env": 1000.0},
+            {"epochs": 3, "s_train": 600.0, "s_infer": 500.0, "s_env": 2000.0},
+        ]
+    )
+    assert [of_machine[name] for name in ("s_train", "s_infer", "s_env")] == [600.0, 1000.0, 2000.0]
+    bench_train.add_ratios(results_of(rows, of_machine=of_machine))
+    found = {name: row["ratios"] for name, row in rows.items()}
+    # of the medians it would be 1.0
+    assert found["tuner"]["of_plain"] == {"median": 0.75, "least": 0.5, "greatest": 1.0, "rounds": 3}
+    assert found["tuner"]["tau"] == {"median": 1.75, "least": 0.5, "greatest": 3.0, "rounds": 2}
+    assert found["sb3"]["of_default"] == {"median": 0.1, "least": 0.1, "greatest": 0.5, "rounds": 3}
+    assert found["tuner"]["eta"]["greatest"] == pytest.approx(300 * (3 / 600 + 1 / 1000 + 1 / 2000))
+    assert found["sb3"]["eta"] is found["sb3"]["tau"] is None
+    assert found["envs-4"]["eta"] is found["envs-4"]["tau"] is None
+    assert found["envs-4"]["of_default"]["median"] == pytest.approx(0.05)
+
+
+def test_a_round_that_did_not_reach_the_score_is_infinitely_long():
+    rates = {1: 1.0, 2: 1.0, 3: 1.0}
+    all_three = bench_train.to_score(entry("plain", rates, seconds=(30.0, 10.0, 20.0)))
+    assert all_three == {"median": 20.0, "reached": 3, "of": 3}
+    two = bench_train.to_score(entry("plain", rates, seconds=(30.0, None, 20.0)))
+    assert two == {"median": 30.0, "reached": 2, "of": 3}
+    assert bench_train.to_score(entry("plain", rates, seconds=(30.0, None, None)))["median"] is None
+    failed = bench_train.to_score(entry("plain", {1: 1.0}, seconds=(30.0,), failures=(2, 3)))
+    assert failed == {"median": None, "reached": 1, "of": 3}
+    assert bench_train.score_cell(two) == "30 (2 of 3 rounds)"
+    assert bench_train.score_cell(failed) == "not reached (1 of 3 rounds)"
+
+
+def test_a_table_is_printed_again_from_its_file(tmp_path):
+    rows = {
+        "plain": entry("plain", {1: 100.0, 2: 300.0}, seconds=(40.0, 60.0)),
+        "sb3": entry("peer", {2: 30.0}, failures=(1,)),
+        "rllib": entry("peer", {}, failures=(1, 2)),
+    }
+    rows["sb3"] |= {"trials": {"1": 31.0, "2": 29.0}, "threads": "1"}
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(results_of(rows, to_score=1150.0)))
+    command = [sys.executable, str(ROOT / "tools" / "bench_train.py"), "--table", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len({line.count("|") for line in lines[:5]}) == 1
+    assert "| 200 | 100 - 300 | - | 1.00 (1.00 - 1.00) |" in lines[2]
+    assert "| 50 (2 of 2 rounds) |" in lines[2]
+    assert "failed in round 1: it broke / twice over" in lines[3]
+    assert "| 0.10 |" in lines[3]
+    assert lines[3].endswith("| 1 (1: 31/s, 2: 29/s) |")
+    assert "round 1: it broke / twice over; round 2: it broke" in lines[4]
+
+    path.write_text("{}")
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert "holds no results" in ended.stderr
+
+
+# ---- peers ----
+
+
+def test_peers_have_our_networks():
+    for path, model in (("configure_app.toml", SmallModel), ("reference.toml", ReferenceModel)):
+        config = load_config(ROOT / "conf" / path)
+        ppo = load_hyper("diy", config.hyper)
+        realms = common.Realms(common.Setup(ppo, config.env, 3, 1))
+        rows, legal = realms.reset()
+        assert rows.shape == (3, realms.size)
+        assert rows.dtype == realms.dtype
+        assert legal.shape == (3, 16)
+        obs, _ = common.make_envs(3, 1, ppo, config.env).reset()
+        if model is SmallModel:
+            ours = SmallModel(realms.size, 16, ppo.hidden, bf16=False)
+        else:
+            ours = ReferenceModel(31, 16, bf16=False)
+            for one, other in zip(common.unpack(rows), (obs["image"], obs["vector"]), strict=True):
+                np.testing.assert_array_equal(one, other)
+        logits, value = ours({name: torch.from_numpy(array) for name, array in obs.items()})
+        for part, outputs, wanted in (("actor", 16, logits), ("critic", 1, value[:, None])):
+            net = common.network(ppo, realms.size, outputs)
+            weights = {name: weight for name, weight in ours.state_dict().items() if name.startswith(part)}
+            assert [w.shape for w in net.state_dict().values()] == [w.shape for w in weights.values()]
+            net.load_state_dict(dict(zip(net.state_dict(), weights.values(), strict=True)))
+            seen = torch.from_numpy(rows)
+            torch.testing.assert_close(net(seen), wanted)
+            torch.testing.assert_close(net(seen.reshape(1, *seen.shape))[0], wanted)  # more dimensions in front
+
+
 # ---- a run ----
+
+
+class Told:
+    """A source of points that are known."""
+
+    def __init__(self, *seen):
+        self.seen = list(seen)
+
+    def poll(self):
+        seen, self.seen = self.seen, []
+        return seen
+
+    def close(self): ...
+
+
+def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path):
+    start = bench_train.Start([sys.executable, "-c", "raise ValueError('lost it')"], dict(os.environ), tmp_path)
+    seen = points((1.0, 0, 1, None), (2.0, 100, 3, 7.0), (5.0, 400, 4, 7.0))
+
+    def measure(seconds):
+        wanted = bench_train.Wanted(seconds, 1150.0, 60.0)
+        return bench_train.measure(start, tmp_path / "log", lambda: Told(*seen), wanted, lambda text: None)
+
+    found = measure(3.0)
+    assert found["env_steps_per_s"] == 100.0
+    assert found["seconds_to_score"] is None
+    assert found["died"].endswith("exit code 1: ValueError: lost it")
+    with pytest.raises(RuntimeError, match="exit code 1: ValueError: lost it"):
+        measure(4.0)
+
+
+def bench(tmp_path, rows, rounds):
+    args = SimpleNamespace(
+        out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, config=SMOKE,
+        set=TINY,
+    )  # fmt: skip
+    results = results_of({row.name: bench_train.new_entry(row) for row in rows})
+    return bench_train.Bench(rows, args, load_config(SMOKE, TINY), results), results, args.out
+
+
+def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monkeypatch, capsys):
+    rows = [Row("plain", "", "", "plain"), Row("local", "", "", "local")]
+    calls = []
+
+    def measure(start, log, source, wanted, show):
+        calls.append(log.stem)
+        log.touch()
+        if log.stem == "plain-1":
+            raise OSError("no more sockets")
+        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "threads": {}, "died": ""}
+
+    monkeypatch.setattr(bench_train, "measure", measure)
+    runs, results, _ = bench(tmp_path, rows, rounds=2)
+    runs.run()
+    assert calls == ["plain-1", "local-1", "local-2", "plain-2"]
+    plain = results["rows"]["plain"]
+    assert plain["failures"] == [{"round": 1, "why": "OSError: no more sockets"}]
+    assert [one["round"] for one in plain["rounds"]] == [2]
+    assert len(results["rows"]["local"]["rounds"]) == 2
+    assert "round 1 of 2, plain: failed: OSError: no more sockets" in capsys.readouterr().out
+
+
+def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_train, "PEERS", tmp_path / "peers")
+    (tmp_path / "peers" / "sb3").mkdir(parents=True)
+    (tmp_path / "peers" / "sb3" / "installed").touch()
+    monkeypatch.setattr(bench_train, "numbers_of_threads", lambda cores: [1, 2, 3, 4])
+    rates, tried, temporaries = {"1": 10.0, "2": 30.0, "3": 20.0}, [], set()
+
+    def measure(start, log, source, wanted, show):
+        threads = start.environment["OMP_NUM_THREADS"]
+        tried.append(threads)
+        temporary = Path(start.environment["TMPDIR"])
+        (temporary / "left behind").touch()
+        temporaries.add(temporary)
+        log.touch()
+        if threads == "4":
+            raise RuntimeError("out of memory")
+        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "env_steps_per_s": rates[threads], "threads": {}, "died": ""}
+
+    monkeypatch.setattr(bench_train, "measure", measure)
+    runs, results, out = bench(tmp_path, [Row("sb3", "peer", "", "peer")], rounds=2)
+    runs.run()
+    assert tried == ["1", "2", "3", "4", "2", "2"]
+    kept = json.loads(out.read_text())["rows"]["sb3"]
+    assert (kept["trials"], kept["threads"]) == (rates, "2")
+    assert [one["env_steps_per_s"] for one in results["rows"]["sb3"]["rounds"]] == [30.0, 30.0]
+    assert not [one for one in temporaries if one.exists()]
 
 
 @pytest.mark.system
 def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
-    args = SimpleNamespace(
-        out=tmp_path / "bench.json", rounds=1, seconds=2.0, to_score=None, score_minutes=0.0, config=SMOKE, set=TINY
-    )
-    config = load_config(SMOKE, TINY)
-    rows = [row for row in bench_train.our_rows(8) if row.name in ("plain", "cluster-1-local-native")]
+    rows = [row for row in bench_train.our_rows(8, ()) if row.name in ("plain", "cluster-1-local-native")]
     rows.append(Row("broken", "yardstick", "is wrong", "plain", ("no_such_field=1",)))
-    results = {"about": {}, "setup": {"to_score": None}, "limits": None, "rows": {}}
-    for row in rows:
-        known = {"group": row.group, "kind": row.kind, "says": row.says, "settings": list(row.settings)}
-        results["rows"][row.name] = {**known, "rounds": [], "failed": ""}
-    bench_train.Bench(rows, args, config, results).run()
+    runs, results, out = bench(tmp_path, rows, rounds=1)
+    runs.run()
     bench_train.add_ratios(results)
 
-    kept = json.loads(args.out.read_text())["rows"]
+    kept = json.loads(out.read_text())["rows"]
     for name in ("plain", "cluster-1-local-native"):
         entry = results["rows"][name]
-        assert entry["failed"] == ""
+        assert entry["failures"] == []
         (found,) = entry["rounds"]
         assert set(found) == FIGURES
         assert kept[name]["rounds"] == json.loads(json.dumps(entry["rounds"]))
@@ -222,9 +500,10 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
         assert found["window_s"] >= 2.0
     cluster = results["rows"]["cluster-1-local-native"]
     assert set(cluster["rounds"][0]["threads"]) == {"main", "learner", "aisrv", "buffer", "model_pool"}
-    assert cluster["tau"] is None  # the row `local` was not run
+    assert cluster["ratios"]["tau"] is None  # the row `local` was not run
+    assert cluster["ratios"]["of_plain"]["rounds"] == 1
     broken = results["rows"]["broken"]
-    assert "no_such_field" in broken["failed"]
+    assert "no_such_field" in broken["failures"][0]["why"]
     assert not broken["rounds"]
     text = bench_train.table(results)
     assert len(text.splitlines()) == 2 + 3

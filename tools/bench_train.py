@@ -7,18 +7,25 @@
     python tools/bench_train.py --rows tuner slow               # combinations that one should not take
     python tools/bench_train.py --rows tuner scale              # more workers, environments, steps, neurons
     python tools/bench_train.py --list
+    python tools/bench_train.py --table train/bench_train.json  # print the table of an earlier run again
 
 Every row trains the same environments with the same features, network, chunk length, minibatch and epochs, those of
 `--config`. In each round every row is started once, from scratch; what counts begins after its first updates and lasts
-`--seconds`. The table has the median over the rounds; everything is in the JSON, after each row. `--to-score` lets a
-row go on until the mean score of its episodes is that high; its seconds count from the start of the command. Peers
-compute in float32, as they come; the row plain-fp32 says what our bfloat16 is worth.
+`--seconds`. The table has the median over the rounds; everything is in the JSON, after each row. A row that fails is
+tried again in the next round. `--to-score` lets a row go on until the mean score of its episodes is that high; its
+seconds count from the start of the command, and a round that did not come so far counts as infinitely long. Peers
+compute in float32, as they come; the row plain-fp32 says what our bfloat16 is worth. Before its first round a peer is
+started for some seconds with each number of threads, which also fills its cache of kernels; it keeps the fastest.
 
-eta     share of the time that gradient steps, forward passes and environments need alone (tools/limits.py)
-tau     env steps/s of a cluster over those of one process (the row `local`)
+Ratios are of two rows in the same round: the median over the rounds, and the range.
+
+eta     share of the time that gradient steps, forward passes and environments need alone (tools/limits.py, measured
+        before and after all rounds, of which the higher counts); of rows with the network and precision of --config
+tau     env steps/s of a cluster over those of one process (the row `local`), if both train the same
 cores   CPU seconds a second: where cores are left, a row waits, for others or for a learner with too few threads
 memory  the peak of the sum of all processes' PSS, in which memory that is shared counts once; seen every two seconds
-threads of each role: those that computed (2 % of the time or more), and after the stroke all that there are
+threads of each role: those that computed (2 % of the time or more), and after the stroke all that there are; of a peer:
+        those that it was given, with what it did in its trials
 """
 
 from __future__ import annotations
@@ -26,8 +33,8 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -35,6 +42,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections import defaultdict
@@ -46,20 +54,22 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import ConfigError, RunConfig, load_config, to_toml
+from realm.config import AppConfig, ConfigError, RunConfig, load_config, to_toml
 from realm.control import CONTROL_MAX_BYTES
 from realm.launch.environment import role_environment
-from realm.launch.plan import make_plan, this_machine
+from realm.launch.plan import Machine, make_plan, this_machine
 from realm.launch.rundir import RunFile, read_run
 from realm.plan import Plan
 from realm.user import load_hyper
 from realm.wire import Client, Codec
-from tools import runs
+from tools import limits, runs
 
-CLUSTER = ("wrapper_type=remote", "eval_cpu_share=0")
+NO_EVALUATOR = "eval_cpu_share=0"
 PEERS = runs.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench_peers.sh
 ASKED_FOR = ("slow", "scale")  # groups of rows that only run where they are named
 LIBGOMP_SPINS = "300000"  # its default
+# of the caller's variables, what says how threads and allocators work: rows have their own
+NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMBA_NUM_THREADS", "MALLOC_")
 WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues fill meanwhile
 POLL_S = 0.2
 SAMPLE_S = 1.0  # between two looks at CPU time
@@ -67,18 +77,24 @@ MEMORY_S = 2.0  # ... at memory, which costs more
 BUSY = 0.02  # of a thread's time: above, it computes
 RECENT_EPISODES = 200  # that a mean score is of
 START_S = 240.0  # a run without its first updates is given up after this time and a few `--seconds`
+TRIAL_S = 8.0  # that count, of a peer with some number of threads
+FEW_CORES = 8  # up to here every number of threads is tried, then powers of two
 STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 
 Figures = dict[str, Any]
 Results = dict[str, Any]
-"""{about, setup, limits, rows: {name: {group, says, settings, rounds: [Figures], failed}}}; Figures: of `measure`"""
+"""{about, setup, limits, rows: {name: entry}}; entry: of `new_entry`, and with `add_ratios` what it adds; limits: of
+`best_limits`, or None"""
 
 
 # ---- what there is ----
 
 
 class Row(NamedTuple):
-    """One line of the table. kind: plain, local, cluster or peer; settings: what follows each --set."""
+    """One line of the table. kind: plain, local, cluster or peer; settings: what follows each --set.
+
+    same: it has the network, the number of environments, the chunks and the precision of `--config`.
+    """
 
     name: str
     group: str
@@ -86,16 +102,41 @@ class Row(NamedTuple):
     kind: str
     settings: tuple[str, ...] = ()
     allocator: bool = False  # peers: with the variables of our learner
+    same: bool = True
 
 
-def our_rows(total: int) -> list[Row]:
-    """The plain loop, one process, and clusters. total: environments."""
+def tuner_settings(app: AppConfig, machine: Machine) -> tuple[str, ...]:
+    """A cluster whose workers and place of prediction the tuner chooses, with as many environments as `app` has."""
+    total = make_plan(app, machine).round_size
+    free = app.model_copy(
+        update={
+            "wrapper_type": "remote", "aisrv_count": "auto", "aisrv_connect_to_kaiwu_env_count": "auto",
+            "predict_local_or_remote": "auto", "train_batch_size": "auto", "replay_buffer_capacity": "auto",
+        }
+    )  # fmt: skip
+    chosen = make_plan(free, machine).workers
+    workers = most_workers(total, chosen)
+    return (
+        "wrapper_type=remote",
+        f"aisrv_count={'auto' if workers == chosen else workers}",
+        f"aisrv_connect_to_kaiwu_env_count={total // workers}",
+        "predict_local_or_remote=auto",
+    )
+
+
+def most_workers(total: int, most: int) -> int:
+    """How many workers, `most` or fewer, can have equally many of `total` environments."""
+    return max(n for n in range(1, most + 1) if total % n == 0)
+
+
+def our_rows(total: int, tuner: tuple[str, ...]) -> list[Row]:
+    """The plain loop, one process, and clusters. total: environments; tuner: of `tuner_settings`."""
     one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
     rows = [
         Row("plain", "yardstick", "plain loop", "plain"),
-        Row("plain-fp32", "yardstick", "plain loop, float32", "plain", ("precision='fp32'",)),
-        Row("tuner", "default", "as the tuner chooses", "cluster", CLUSTER),
-        Row("tuner-evaluator", "default", "as the tuner chooses, with the evaluator", "cluster", CLUSTER[:1]),
+        Row("plain-fp32", "yardstick", "plain loop, float32", "plain", ("precision='fp32'",), same=False),
+        Row("tuner", "default", "as the tuner chooses", "cluster", (*tuner, NO_EVALUATOR)),
+        Row("tuner-evaluator", "default", "as the tuner chooses, with the evaluator", "cluster", tuner),
         Row("local", "yardstick", "one process", "local", one),
     ]
     for workers in (1, 2, 4):
@@ -104,47 +145,60 @@ def our_rows(total: int) -> list[Row]:
         for where, place in (("central", "remote"), ("local", "local")):
             for backend in ("reverb", "native"):
                 settings = (
-                    *CLUSTER,
+                    "wrapper_type=remote",
+                    NO_EVALUATOR,
                     *cluster(workers, total // workers),
                     f"predict_local_or_remote={place}",
                     f"buffer_backend={backend}",
                 )
                 name, s = f"cluster-{workers}-{where}-{backend}", "s" * (workers > 1)
                 says = f"{workers} worker{s}, {where} prediction, {backend}"
-                rows.append(Row(name, "cluster", says, "cluster", settings))
+                rows.append(Row(name, "cluster", says, "cluster", settings, same=total % workers == 0))
     return rows
 
 
-def slow_rows(plan: Plan) -> list[Row]:
-    """What one should not do, each a change of what the tuner chooses; a start warns of it (plan.slow_choices)."""
+def slow_rows(plan: Plan, tuner: tuple[str, ...]) -> list[Row]:
+    """What one should not do, each a change of what the tuner chooses, which `plan` is of."""
     total = plan.round_size
-    many = min(total, 8 * plan.cores)
+    many, few = most_workers(total, 8 * plan.cores), most_workers(total, plan.cores)
     place = "remote" if plan.predict_local else "local"
+    # as many workers as the tuner has, which would choose another number beside these changes
+    base = (*tuner, *cluster(plan.workers, plan.envs_per_worker), NO_EVALUATOR)
     changes: list[tuple[str, str, tuple[str, ...]]] = [
         ("workers", f"{many} workers", cluster(many, total // many)),
+        ("threads", f"{8 * plan.cores} threads to learn", (f"torch_num_threads={8 * plan.cores}",)),
         ("batch", "4 environments, so batches of 4 chunks", cluster(1, 4)),
         ("place", f"prediction {place}", (f"predict_local_or_remote={place}",)),
         ("place-many", f"prediction {place}, {many} workers",
          (f"predict_local_or_remote={place}", *cluster(many, total // many))),
-        ("flow", "alternating flow, no lag", ("flow=alternating", "max_version_lag=0")),
+        ("flow", "alternating flow, no lag", ("flow=alternating", "max_version_lag=0", *cluster(few, total // few))),
     ]  # fmt: skip
-    return [Row(f"slow-{name}", "slow", says, "cluster", (*CLUSTER, *settings)) for name, says, settings in changes]
+    return [
+        Row(f"slow-{name}", "slow", says, "cluster", (*base, *settings), same=name != "batch")
+        for name, says, settings in changes
+    ]
 
 
-def scale_rows(plan: Plan, hidden: int, chunk_length: int) -> list[Row]:
-    """The tuner's choice with one number smaller or larger. hidden, chunk_length: what the configuration has."""
+def scale_rows(plan: Plan, tuner: tuple[str, ...], chunk_length: int, hidden: int | None) -> list[Row]:
+    """The tuner's choice with one number smaller or larger.
+
+    chunk_length, hidden: what the configuration has; hidden None where the network has no such number.
+    """
     workers, envs = plan.workers, plan.envs_per_worker
-    rows = []
-    for name, say, usual, numbers, settings in (
+    base = (*tuner, *cluster(workers, envs), NO_EVALUATOR)
+    changes: list[tuple[str, str, int | None, tuple[int, ...], Callable[[int], tuple[str, ...]]]] = [
         ("workers", "{} workers", workers, (1, 2, 4, 8, 16), lambda n: cluster(n, envs)),
         ("envs", "{} environments a worker", envs, (1, 4, 16, 64, 256), lambda n: cluster(workers, n)),
         ("chunk", "chunks of {} steps", chunk_length, (16, 32, 64, 128, 256), lambda n: (f"diy.chunk_length={n}",)),
         ("hidden", "layers of {}", hidden, (64, 128, 256, 512, 1024), lambda n: (f"diy.hidden={n}",)),
-    ):
-        for n in numbers:
-            if n != usual:
-                rows.append(Row(f"{name}-{n}", "scale", say.format(n), "cluster", (*CLUSTER, *settings(n))))
-    return rows
+    ]
+    return [
+        Row(f"{name}-{n}", "scale", say.format(n), "cluster", (*base, *settings(n)), same=False)
+        for name, say, usual, numbers, settings in changes
+        if usual is not None
+        for n in numbers
+        if n != usual
+    ]
 
 
 def cluster(workers: int, envs: int) -> tuple[str, ...]:
@@ -184,15 +238,21 @@ class Start(NamedTuple):
     folder: Path = runs.ROOT  # to work in
 
 
-def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int) -> Start:
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """The caller's variables without those that would make one row faster or slower than another one."""
+    return {name: value for name, value in environment.items() if not name.startswith(NOT_INHERITED)}
+
+
+def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, temporary: str = "", threads: int = 1) -> Start:
     """How to start it. config: the file that all rows train by; run: a folder that is not there yet.
+
+    For peers, temporary: a folder with a short name, since sockets are made in it; threads: of torch.
 
     Raises ConfigError if it cannot be started here.
     """
     learner = role_environment("learner", plan)
     allocator = {name: value for name, value in learner.items() if name.startswith("MALLOC_")}
-    environment = {name: value for name, value in os.environ.items() if name not in allocator}
-    environment["PYTHONUNBUFFERED"] = "1"
+    environment = inherited(os.environ) | {"PYTHONUNBUFFERED": "1"}
     if row.kind != "peer":
         environment.setdefault("NUMBA_CACHE_DIR", str(runs.ROOT / ".cache" / "numba"))
     same = ["--config", str(config), "--num-envs", str(plan.round_size), "--seed", str(seed)]
@@ -211,7 +271,8 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int) -> Start:
         environment |= {"PYTHONPATH": str(runs.ROOT), "NUMBA_CACHE_DIR": str(PEERS / name / "numba")}
         environment |= allocator if row.allocator else {}
         # threads wait as they do without us: importing realm, as our environments do, makes them sleep at once
-        environment["GOMP_SPINCOUNT"] = LIBGOMP_SPINS
+        environment |= {"GOMP_SPINCOUNT": LIBGOMP_SPINS, "OMP_NUM_THREADS": str(threads), "TMPDIR": temporary}
+        same += ["--threads", str(threads)]
         return Start([str(python), "-m", f"tools.peers.{name}", *same], environment, run)  # some write where they are
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
     return Start(runs.start_command(config, [*row.settings, *place]), environment)
@@ -318,6 +379,7 @@ class Curves:
         self._run = run
         self._seen = 0
         self._looked = 0.0
+        self._before: float | None = None  # when the event before was written
         self._score = Smooth()
 
     def poll(self) -> list[Point]:
@@ -328,7 +390,9 @@ class Curves:
         new, self._seen = found[self._seen :], len(found)
         points = []
         for at, env_steps, values in new:
-            episodes = 2.0 * values.get("rate/aisrv/episodes_per_s", 0.0)
+            # the rate is since the event before; since when that of the first one is, is not known
+            episodes = values.get("rate/aisrv/episodes_per_s", 0.0) * (at - (self._before or at))
+            self._before = at
             score = self._score.take(values.get("episode/score"), episodes)
             points.append(Point(at, env_steps, int(values.get("learner/version_update", 0)), score))
         return points
@@ -479,7 +543,10 @@ def reached(points: Sequence[Point], score: float | None) -> Point | None:
 def measure(
     start: Start, log: Path, source: Callable[[], Source], wanted: Wanted, show: Callable[[str], None]
 ) -> Figures:
-    """Run it for long enough and say what was seen. Raises RuntimeError if it came to nothing."""
+    """Run it for long enough and say what was seen. Raises RuntimeError if it came to nothing.
+
+    If it ends by itself while its score is waited for, what was measured before stays, and `died` says why.
+    """
     began, points = time.time(), list[Point]()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -489,10 +556,11 @@ def measure(
     seen, reader, sampled = Processes(process.pid), source(), 0.0
     threads: dict[tuple[psutil.Process, int], float] = {}
     threads_at = 0.0
+    of_roles: dict[str, list[list[int]]] = {}
+    died = ""
     try:
         while True:
-            if process.poll() is not None:
-                raise RuntimeError(f"ended by itself with exit code {process.returncode}: {last_words(log)}")
+            ended = process.poll() is not None
             now = time.time()
             if now - sampled >= SAMPLE_S:
                 sampled = now
@@ -502,6 +570,13 @@ def measure(
             if part and not threads:
                 threads, threads_at = seen.threads(), now
             took = part[1].time - part[0].time if part else 0.0
+            if took >= wanted.seconds and not of_roles:
+                of_roles = seen.threads_of_roles(threads, now - threads_at)
+            if ended:
+                died = f"ended by itself with exit code {process.returncode}: {last_words(log)}"
+                if took < wanted.seconds:
+                    raise RuntimeError(died)
+                break
             open_score = wanted.score is not None and not reached(points, wanted.score)
             if took >= wanted.seconds and not (open_score and now - began < wanted.score_seconds):
                 break
@@ -514,7 +589,7 @@ def measure(
             show(f"{rate:,.0f}/s{score}")
             time.sleep(POLL_S)
         assert part
-        of_roles = seen.threads_of_roles(threads, time.time() - threads_at)
+        of_roles = of_roles or seen.threads_of_roles(threads, time.time() - threads_at)
     finally:
         reader.close()
         seen.end()
@@ -530,7 +605,7 @@ def measure(
         "env_steps_to_score": found.env_steps if found else None,
         "score": points[-1].score, "env_steps": last.env_steps, "updates": last.updates,
         "window_s": last.time - first.time, "start_s": points[0].time - began,
-        "cpu_s_of_roles": seen.cpu_of_roles(), "threads": of_roles,
+        "cpu_s_of_roles": seen.cpu_of_roles(), "threads": of_roles, "died": died,
     }  # fmt: skip
 
 
@@ -539,6 +614,18 @@ def last_words(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror\b|Error|exception", line) and not line.startswith("File")]
     return ((errors or lines or ["it said nothing"])[-1])[:300]
+
+
+def numbers_of_threads(cores: int) -> list[int]:
+    """Those that are tried."""
+    return [n for n in range(1, cores + 1) if cores <= FEW_CORES or n == cores or n & (n - 1) == 0]
+
+
+def new_entry(row: Row) -> dict[str, Any]:
+    """What results hold of a row. rounds: Figures of `measure`, with the number of the round; failures: [{round, why}];
+    of a peer, trials: threads -> env steps/s, and threads: the fastest of them, "" before."""
+    known = {"group": row.group, "kind": row.kind, "says": row.says, "settings": list(row.settings), "same": row.same}
+    return {**known, "rounds": [], "failures": [], "trials": {}, "threads": ""}
 
 
 class Bench:
@@ -551,7 +638,6 @@ class Bench:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._config = self._folder / "config.toml"
         self._config.write_text(to_toml(config))
-        self._small = load_hyper(config.app.algo, config.hyper, config.places).features == "small"
         self._wanted = Wanted(args.seconds, args.to_score, args.score_minutes * 60)
         self._began = time.monotonic()
         self._done = 0
@@ -563,14 +649,50 @@ class Bench:
         for number in range(1, self._args.rounds + 1):
             for row in self._rows if number % 2 else self._rows[::-1]:
                 entry = self._results["rows"][row.name]
-                if not entry["failed"]:
-                    self._one(row, number, entry)
-                    runs.write_json(self._args.out, self._results)
+                self._one(row, number, entry)
+                runs.write_json(self._args.out, self._results)
                 self._done += 1
 
     def _one(self, row: Row, number: int, entry: dict[str, Any]) -> None:
-        run = self._folder / f"{row.name}-{number}"
-        log = run.with_suffix(".log")
+        log = self._log(row, number)
+        try:
+            if row.kind == "peer" and not entry["threads"]:
+                entry["trials"] = self._try_threads(row, number)
+                entry["threads"] = max(entry["trials"], key=entry["trials"].__getitem__)
+            found = self._measure(row, number, int(entry["threads"] or 0), self._wanted)
+        except Exception as error:
+            why = str(error) if isinstance(error, RuntimeError | ConfigError) else f"{type(error).__name__}: {error}"
+            entry["failures"].append({"round": number, "why": why})
+            self._say(row, number, f"failed: {why}" + (f" ({log})" if log.exists() else ""))
+            return
+        entry["rounds"].append({"round": number, **found})
+        text = f"{found['env_steps_per_s']:,.0f} env steps/s"
+        if found["died"]:
+            text += f", but it did not come to its score: it {found['died']} ({log})"
+        else:
+            log.unlink()
+        self._say(row, number, text)
+
+    def _try_threads(self, row: Row, number: int) -> dict[str, float]:
+        """Number of threads -> env steps/s, of those with which it works. Raises what the last one did if none does."""
+        found: dict[str, float] = {}
+        counts = numbers_of_threads(self._plan.cores)
+        for threads in counts:
+            wanted = Wanted(min(TRIAL_S, self._wanted.seconds))
+            try:
+                found[str(threads)] = self._measure(row, number, threads, wanted)["env_steps_per_s"]
+            except RuntimeError as error:
+                self._say(row, number, f"failed with {threads} threads: {error}")
+                if threads == counts[-1] and not found:
+                    raise
+        told = ", ".join(f"{threads}: {rate:,.0f}" for threads, rate in found.items())
+        self._say(row, number, f"env steps/s by threads: {told}")
+        return found
+
+    def _measure(self, row: Row, number: int, threads: int, wanted: Wanted) -> Figures:
+        """threads: of a peer. Leaves a log, which stays where it fails."""
+        log = self._log(row, number)
+        run = log.with_suffix("")
         shutil.rmtree(run, ignore_errors=True)  # of a measurement that was interrupted
 
         def source() -> Source:
@@ -578,20 +700,16 @@ class Bench:
                 return Lines(log)
             return Curves(run) if row.kind == "local" else Status(run)
 
-        try:
-            if row.kind == "peer" and not self._small:
-                raise ConfigError("its script is for the small features, diy.features = 'small'")
-            start = start_of(row, self._config, self._plan, run, seed=number)
-            start.folder.mkdir(exist_ok=True)
-            found = measure(start, log, source, self._wanted, lambda text: self._show(row, number, text))
-            entry["rounds"].append({"round": number, **found})
-            log.unlink()
-            self._say(row, number, f"{found['env_steps_per_s']:,.0f} env steps/s")
-        except (RuntimeError, ConfigError) as error:
-            entry["failed"] = str(error)
-            self._say(row, number, f"failed: {error}" + (f" ({log})" if log.exists() else ""))
-        finally:
-            shutil.rmtree(run, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as temporary:
+            try:
+                start = start_of(row, self._config, self._plan, run, number, temporary, threads)
+                start.folder.mkdir(exist_ok=True)
+                return measure(start, log, source, wanted, lambda text: self._show(row, number, text))
+            finally:
+                shutil.rmtree(run, ignore_errors=True)
+
+    def _log(self, row: Row, number: int) -> Path:
+        return self._folder / f"{row.name}-{number}.log"
 
     def _left(self) -> str:
         spent, todo = time.monotonic() - self._began, self._args.rounds * len(self._rows) - self._done
@@ -619,53 +737,99 @@ def median(entry: Mapping[str, Any], key: str) -> float | None:
     return statistics.median(found) if found else None
 
 
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"median": statistics.median(values), "least": min(values), "greatest": max(values), "rounds": len(values)}
+
+
+def best_limits(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of several measurements of tools/limits.py the highest of each limit; all of them are kept in `measured`."""
+    highest = {name: max(one[name] for one in measured) for name in ("s_train", "s_infer", "s_env")}
+    return {"epochs": measured[0]["epochs"], **highest, "measured": list(measured)}
+
+
+def to_score(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds to the score: the median over all rounds, None if infinite, as a round that did not reach it is; how
+    many rounds reached it, and of how many."""
+    seconds = [one["seconds_to_score"] for one in entry["rounds"]] + [None] * len(entry["failures"])
+    reached_in = [one for one in seconds if one is not None]
+    middle = statistics.median([math.inf if one is None else one for one in seconds]) if seconds else math.inf
+    return {"median": middle if math.isfinite(middle) else None, "reached": len(reached_in), "of": len(seconds)}
+
+
 def add_ratios(results: Results) -> None:
-    """eta, tau and the ratio to the default, of the medians, into the rows."""
-    rows, limits = results["rows"], results["limits"]
+    """Into each row: `ratios`, each of the same rounds of two rows, and `to_score`."""
+    rows, of_machine = results["rows"], results["limits"]
+    rates = {name: {one["round"]: one["env_steps_per_s"] for one in entry["rounds"]} for name, entry in rows.items()}
 
-    def rate(name: str) -> float | None:
-        return median(rows[name], "env_steps_per_s") if name in rows else None
+    def over(name: str, base: str) -> dict[str, float] | None:
+        mine, others = rates[name], rates.get(base, {})
+        return spread([mine[number] / others[number] for number in mine if number in others])
 
-    local, default = rate("local"), rate("tuner")
     for name, entry in rows.items():
-        own = rate(name)
-        entry["tau"] = own / local if own and local and entry["kind"] == "cluster" else None
-        entry["of_default"] = own / default if own and default else None
-        entry["eta"] = None
-        if own and limits and entry["kind"] != "peer":
-            from tools import limits as of_machine
-
-            entry["eta"] = of_machine.eta(own, limits["epochs"], limits)
+        eta = None
+        if of_machine and entry["same"] and entry["kind"] != "peer":
+            eta = spread([limits.eta(rate, of_machine["epochs"], of_machine) for rate in rates[name].values()])
+        entry["ratios"] = {
+            "eta": eta,
+            "tau": over(name, "local") if entry["same"] and entry["kind"] == "cluster" else None,
+            "of_plain": over(name, "plain"),
+            "of_default": over(name, "tuner"),
+        }
+        entry["to_score"] = to_score(entry)
 
 
 def table(results: Results) -> str:
-    """Markdown: a line for each row."""
+    """Markdown: a line for each row. results: with `add_ratios`."""
     lines = [
-        "| | env steps/s | range | of the default | CPU s per 1000 | cores in use | peak MB (PSS) | s to score "
-        "| eta | tau | threads |",
-        "|---|" + "---:|" * 9 + "---|",
+        "| | env steps/s | range | of the default | of the plain loop | CPU s per 1000 | cores in use | peak MB (PSS) "
+        "| s to score | eta | tau | threads |",
+        "|---|" + "---:|" * 10 + "---|",
     ]
     for name, entry in results["rows"].items():
+        why = "; ".join(f"round {one['round']}: {one['why']}" for one in entry["failures"])
+        why = " ".join(why.replace("|", "/").split())
         if not entry["rounds"]:
-            lines.append(f"| {name}: {entry['says']} | {entry['failed'] or 'not run'} |" + " |" * 9)
+            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 10)
             continue
         rates = [one["env_steps_per_s"] for one in entry["rounds"]]
         cores = [one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000 for one in entry["rounds"]]
+        ratios = entry["ratios"]
         cells = [
-            f"{name}: {entry['says']}" + (f" (then failed: {entry['failed']})" if entry["failed"] else ""),
+            f"{name}: {entry['says']}" + (f" (failed in {why})" if why else ""),
             cell(statistics.median(rates), ",.0f"),
             f"{min(rates):,.0f} - {max(rates):,.0f}" if len(rates) > 1 else "-",
-            cell(entry["of_default"], ".2f"),
+            ratio_cell(ratios["of_default"]),
+            ratio_cell(ratios["of_plain"]),
             cell(median(entry, "cpu_s_per_1000"), ".3f"),
             cell(statistics.median(cores), ".1f"),
             cell(median(entry, "pss_mb"), ",.0f"),
-            cell(median(entry, "seconds_to_score"), ",.0f", "not reached" if results["setup"]["to_score"] else "-"),
-            cell(entry["eta"], ".2f"),
-            cell(entry["tau"], ".2f"),
-            threads_cell(entry["rounds"][-1]["threads"]) if entry["kind"] != "peer" else "-",
+            score_cell(entry["to_score"]) if results["setup"]["to_score"] else "-",
+            ratio_cell(ratios["eta"]),
+            ratio_cell(ratios["tau"]),
+            trials_cell(entry) if entry["kind"] == "peer" else threads_cell(entry["rounds"][-1]["threads"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def ratio_cell(ratio: Mapping[str, float] | None) -> str:
+    """0.94 (0.91 - 0.97)"""
+    if ratio is None:
+        return "-"
+    text = f"{ratio['median']:.2f}"
+    return f"{text} ({ratio['least']:.2f} - {ratio['greatest']:.2f})" if ratio["rounds"] > 1 else text
+
+
+def score_cell(found: Mapping[str, Any]) -> str:
+    """312 (3 of 3 rounds)"""
+    return f"{cell(found['median'], ',.0f', 'not reached')} ({found['reached']} of {found['of']} rounds)"
+
+
+def trials_cell(entry: Mapping[str, Any]) -> str:
+    """2 (1: 8,120/s, 2: 9,013/s)"""
+    return f"{entry['threads']} ({', '.join(f'{count}: {rate:,.0f}/s' for count, rate in entry['trials'].items())})"
 
 
 def cell(value: float | None, form: str, none: str = "-") -> str:
@@ -678,14 +842,20 @@ def threads_cell(roles: Mapping[str, Sequence[Sequence[int]]]) -> str:
 
 
 def caption(results: Results) -> str:
-    about, setup, limits = results["about"], results["setup"], results["limits"]
+    about, setup, of_machine = results["about"], results["setup"], results["limits"]
     text = (
         f"`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}; medians of "
         f"{setup['rounds']} rounds of {setup['seconds']:g} s, {setup['num_envs']} environments."
     )
-    if limits:
-        text += " Alone: " + ", ".join(f"{name} {limits[name]:,.0f}/s" for name in ("s_train", "s_infer", "s_env"))
+    if of_machine:
+        text += " Alone: " + ", ".join(f"{name} {of_machine[name]:,.0f}/s" for name in ("s_train", "s_infer", "s_env"))
     return text
+
+
+def told(results: Results) -> str:
+    """Table and caption, with the ratios worked out; these are in the results then."""
+    add_ratios(results)
+    return f"{table(results)}\n\n{caption(results)}"
 
 
 # ---- the command ----
@@ -707,6 +877,7 @@ def arguments() -> argparse.Namespace:
         "--limit-seconds", type=float, default=6.0, help="for each way to measure eta's limits; 0: none"
     )
     parser.add_argument("--out", type=Path, default=Path("train/bench_train.json"))
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print table and ratios of this JSON again, and end")
     args = parser.parse_args()
     if args.rounds < 1 or args.seconds <= 0:
         parser.error("--rounds has to be 1 or more, --seconds above 0")
@@ -719,7 +890,12 @@ def interrupt(number: int, frame: Any) -> None:
 
 def main() -> None:
     args = arguments()
+    if args.table:
+        print(told(runs.read_json(args.table, "rows")))
+        return
     signal.signal(signal.SIGTERM, interrupt)
+    for name in set(os.environ) - set(inherited(os.environ)):
+        del os.environ[name]  # the limits are measured without them, too
     if args.cores:
         try:
             os.sched_setaffinity(0, args.cores)
@@ -729,9 +905,12 @@ def main() -> None:
     if config.app.algo != "diy":
         raise ConfigError(f"{args.config}: algo is {config.app.algo!r}; allowed is diy, whose network all rows have")
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
-    plan = make_plan(config.app, this_machine())
-    scale = scale_rows(plan, hyper.hidden, hyper.chunk_length)
-    rows = chosen_rows([*our_rows(plan.round_size), *peer_rows(), *slow_rows(plan), *scale], args.rows)
+    machine = this_machine()
+    tuner = tuner_settings(config.app, machine)
+    plan = make_plan(load_config(args.config, [*args.set, *tuner]).app, machine)
+    scale = scale_rows(plan, tuner, hyper.chunk_length, hyper.hidden if hyper.features == "small" else None)
+    rows = [*our_rows(plan.round_size, tuner), *peer_rows(), *slow_rows(plan, tuner), *scale]
+    rows = chosen_rows(rows, args.rows)
     if args.list:
         for row in rows:
             print(f"{row.group:8} {row.name:26} {row.says:52} {' '.join(row.settings)}")
@@ -741,25 +920,29 @@ def main() -> None:
         "config": args.config.name, "set": args.set, "rounds": args.rounds, "seconds": args.seconds,
         "num_envs": plan.round_size, "to_score": args.to_score, "cores": sorted(os.sched_getaffinity(0)),
         "minibatch": hyper.minibatch_size, "epochs": hyper.epochs, "chunk_length": hyper.chunk_length,
+        "tuner": list(plan.why),
     }  # fmt: skip
     results: Results = {"about": runs.about(), "setup": setup, "limits": None, "rows": {}}
-    for row in rows:
-        known = {"group": row.group, "kind": row.kind, "says": row.says, "settings": list(row.settings)}
-        results["rows"][row.name] = {**known, "rounds": [], "failed": ""}
+    results["rows"] = {row.name: new_entry(row) for row in rows}
     bench = Bench(rows, args, config, results)
-    try:
-        if args.limit_seconds and importlib.util.find_spec("tools.limits"):
-            from tools import limits
+    measured: list[dict[str, Any]] = []
 
+    def measure_limits() -> None:
+        if args.limit_seconds:
             print("what the machine can do of each part alone (tools/limits.py) ...", flush=True)
-            results["limits"] = limits.measure(args.config, args.set, args.limit_seconds, plan.cores)
+            measured.append(limits.measure(args.config, [*args.set, *tuner], args.limit_seconds, plan.cores))
+            results["limits"] = best_limits(measured)
+
+    stopped = False
+    try:
+        measure_limits()
         bench.run()
-        stopped = False
+        measure_limits()  # others may have had the cores before
     except KeyboardInterrupt:
         stopped = True
-    add_ratios(results)
+    text = told(results)
     runs.write_json(args.out, results)
-    print(f"\n{table(results)}\n\n{caption(results)}\n{args.out}")
+    print(f"\n{text}\n{args.out}")
     if stopped:
         sys.exit("stopped: the table has what was measured before")
 
