@@ -660,7 +660,7 @@ class Bench:
                 entry["trials"] = self._try_threads(row, number)
                 entry["threads"] = max(entry["trials"], key=entry["trials"].__getitem__)
             found = self._measure(row, number, int(entry["threads"] or 0), self._wanted)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the other rows go on
             why = str(error) if isinstance(error, RuntimeError | ConfigError) else f"{type(error).__name__}: {error}"
             entry["failures"].append({"round": number, "why": why})
             self._say(row, number, f"failed: {why}" + (f" ({log})" if log.exists() else ""))
@@ -891,7 +891,12 @@ def interrupt(number: int, frame: Any) -> None:
 def main() -> None:
     args = arguments()
     if args.table:
-        print(told(runs.read_json(args.table, "rows")))
+        results = runs.read_json(args.table, "rows")
+        if not all("failures" in entry for entry in results["rows"].values()):
+            raise ConfigError(
+                f"{args.table}: an older tools/bench_train.py wrote it, which kept less than the table needs"
+            )
+        print(told(results))
         return
     signal.signal(signal.SIGTERM, interrupt)
     for name in set(os.environ) - set(inherited(os.environ)):
@@ -922,7 +927,7 @@ def main() -> None:
         "minibatch": hyper.minibatch_size, "epochs": hyper.epochs, "chunk_length": hyper.chunk_length,
         "tuner": list(plan.why),
     }  # fmt: skip
-    results: Results = {"about": runs.about(), "setup": setup, "limits": None, "rows": {}}
+    results = {"about": runs.about(), "setup": setup, "limits": None, "rows": {}}
     results["rows"] = {row.name: new_entry(row) for row in rows}
     bench = Bench(rows, args, config, results)
     measured: list[dict[str, Any]] = []
