@@ -534,16 +534,20 @@ def timed(call: Call, seconds: float) -> tuple[list[float], float]:
     """Seconds of each call, one after the other for about so long; and CPU seconds of one, on average."""
     from torch import cuda
 
-    took: list[Took] = []
-    begin = time.perf_counter()
+    took: list[float] = []
+    own_cpu: list[float] = []
+    begin, cpu = time.perf_counter(), time.process_time()
     while not took or time.perf_counter() - begin < seconds:
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         own = call()
         if cuda.is_initialized():
             cuda.synchronize()
-        whole = Took(time.perf_counter() - start, time.process_time() - cpu)
-        took.append(own if isinstance(own, Took) else whole)
-    return [one.seconds for one in took], statistics.fmean(one.cpu_s for one in took)
+        if isinstance(own, Took):
+            took.append(own.seconds)
+            own_cpu.append(own.cpu_s)
+        else:
+            took.append(time.perf_counter() - start)
+    return took, statistics.fmean(own_cpu) if own_cpu else (time.process_time() - cpu) / len(took)
 
 
 def measure(bench: Bench, parts: Sequence[str], rounds: int, seconds: float) -> list[dict[str, Any]]:

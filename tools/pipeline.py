@@ -1,13 +1,18 @@
-"""What a run's speed should be, from the times of its parts, and what more workers or a GPU would bring.
+"""What a run's speed should be, from the times of its parts, and what more cores, more workers or a GPU would bring.
 
-    python tools/bench_parts.py --network default --only env forward push buffer learner model --out train/parts.json
-    python tools/bench_train.py --rows tuner scale --out train/scale.json
+    python tools/bench_parts.py --network default --only env forward roundtrip push buffer learner model \\
+        --out train/parts.json
+    python tools/bench_train.py --rows plain local tuner cluster scale --out train/scale.json
     python tools/pipeline.py train/parts.json --measured train/scale.json
 
-The model (docs/performance.md tells it in words): a round is T steps of every environment. Its play takes as long as T
-forwards and steps of a worker's environments, once for each worker that shares a core; then its chunks travel through
-the buffer; then the learner trains on them. In the alternating flow one comes after the other, in the overlapping flow
-the longer of playing and training counts.
+The model (docs/performance.md tells it in words): a round is T steps of every environment, which are then trained on.
+Its play takes as long as T forwards and steps of a worker's environments; its chunks travel through the buffer; the
+learner trains on them. With a lag of L updates L + 1 rounds are under way at once. So a round takes the longest of: its
+play, its training, the buffer's work with it, all three one after the other over L + 1, and the CPU time of all over
+the number of cores. With predictions at the actor a forward has the questions that came while it was at the one before.
+
+It knows no neighbours on the machine, no memory that is too slow for all cores, and takes a learner of twice as many
+threads to be twice as fast, which it is from one to two (policy and critic), and not quite beyond.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +32,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm.config import ConfigError, load_config
-from realm.launch.plan import make_plan, this_machine
+from realm.launch.plan import Machine, make_plan, this_machine
 from realm.user import load_hyper
 from tools import runs
+from tools.bench_parts import ASKED, NETWORKS
+
+GPU_FORWARD_S = 2e-4  # however few the rows: starting the kernels takes this long
 
 
 class Parts(NamedTuple):
@@ -37,8 +45,12 @@ class Parts(NamedTuple):
 
     forward: tuple[list[int], list[float]]  # rows, and seconds of `Agent.predict`
     step: tuple[list[int], list[float]]  # environments, and seconds of a step with features and reward
-    travel: float  # of a chunk from the worker to the learner
+    trip: float  # of a question to the actor and back, without the forward: taken to be CPU time of both, half and half
+    travel: float  # of an env step from the worker to the learner
+    buffer: float  # ... for which the buffer's process has to do with it
+    travel_cpu: float  # ... CPU time in worker, buffer and learner together
     update: float  # a sample in an update, all epochs
+    threads: int  # that the update had
     publish: float  # weights from the learner into a worker
 
 
@@ -48,26 +60,33 @@ class Shape(NamedTuple):
     workers: int
     envs: int  # of each worker
     chunk_length: int
-    cores: int  # that workers share
-    overlapping: bool
-    trains: float = 1.0  # the learner is so many times as fast as where the parts were measured
+    cores: int  # for everybody
+    threads: int  # of the learner
+    lag: float  # updates, that a worker may be ahead of the learner; 0: each waits for the other, inf: nobody waits
+    cluster: bool = True  # or one process
+    remote: bool = False  # predictions at the actor
+    gpu: float = 0.0  # learner and actor have one, which is so many times as fast as the learner of the parts; 0: none
 
 
 class Forecast(NamedTuple):
     env_steps_per_s: float
-    play_s: float  # of a round
+    play_s: float  # of a round, for whom it takes longest
     travel_s: float
     train_s: float
-    lag: float  # updates
+    cpu_s: float  # of a round, all processes
+    bounds: dict[str, float]  # s of a round, by what makes it take so long; the greatest counts
+    lag: float  # updates, on average; NaN where more than one is allowed
+    questions_per_s: float  # that arrive at the actor
+    rows: float  # of a forward
 
 
-def read_parts(lines: Sequence[dict[str, Any]], backend: str) -> Parts:
+def read_parts(lines: Sequence[dict[str, Any]], backend: str, chunk_length: int) -> Parts:
     """From the lines that bench_parts wrote for one network. Raises ConfigError if one is missing."""
 
-    def found(pattern: str) -> list[tuple[int, float, float]]:
+    def found(pattern: str, time: str = "seconds") -> list[tuple[int, float, float]]:
         """The number in its name, if any, seconds of a call, and what a call is about."""
         each = [
-            (int(match[1]) if match.re.groups else 1, statistics.median(one["seconds"]), float(one["amount"]))
+            (int(match[1]) if match.re.groups else 1, statistics.median(one[time]), float(one["amount"]))
             for one in lines
             if (match := re.fullmatch(pattern, one["what"]))
         ]
@@ -75,23 +94,33 @@ def read_parts(lines: Sequence[dict[str, Any]], backend: str) -> Parts:
             raise ConfigError(f"the parts have no line {pattern!r}; tools/pipeline.py --help says how to measure them")
         return sorted(each)
 
-    def one(pattern: str) -> float:
+    def one(pattern: str, time: str = "seconds") -> float:
         """Seconds of a unit."""
-        _, seconds, amount = found(pattern)[0]
+        _, seconds, amount = found(pattern, time)[0]
         return seconds / amount
 
     forward, step = found(r"predict, (\d+) rows"), found(r"env step, features, reward, (\d+) envs")
+    push, add, sample = (rf"{what} (\d+) chunks, {backend}" for what in ("push", "add", "sample"))
+    update = r"update of (\d+) gradient steps"
+    # the way from buffer to learner is as long as that from worker to buffer; a push takes the worker's CPU time and
+    # then the buffer's
+    travel, buffer = 2 * one(push) + one(sample), max(0.0, one(push) - one(push, "cpu_seconds")) + one(sample)
+    travel_cpu = sum(one(part, "cpu_seconds") for part in (push, push, add, sample))
+    trip, in_it = f"worker, actor, worker, {ASKED} envs", f"the forward in it, {ASKED} rows"
     return Parts(
         ([n for n, _, _ in forward], [s for _, s, _ in forward]),
         ([n for n, _, _ in step], [s for _, s, _ in step]),
-        # the way from buffer to learner is as long as that from worker to buffer
-        2 * one(rf"push (\d+) chunks, {backend}") + one(rf"sample (\d+) chunks, {backend}"),
-        one(r"update of (\d+) gradient steps"),
+        max(0.0, ASKED * (one(trip) - one(in_it))),
+        travel / chunk_length,
+        buffer / chunk_length,
+        travel_cpu / chunk_length,
+        one(update),
+        next(int(line["threads"]) for line in lines if re.fullmatch(update, line["what"])),
         one("publish weights to the pool") + one("verify and load weights"),
     )
 
 
-def at(known: tuple[list[int], list[float]], n: int) -> float:
+def at(known: tuple[list[int], list[float]], n: float) -> float:
     """Seconds at a size between, or beyond, those that were measured: linear between neighbours."""
     sizes, seconds = known
     if n > sizes[-1]:
@@ -99,72 +128,179 @@ def at(known: tuple[list[int], list[float]], n: int) -> float:
     return float(np.interp(n, sizes, seconds))
 
 
+def forward_s(parts: Parts, rows: float, gpu: float) -> float:
+    return max(GPU_FORWARD_S, at(parts.forward, rows) / gpu) if gpu else at(parts.forward, rows)
+
+
+class Served(NamedTuple):
+    """What the actor does in a steady state."""
+
+    questions_per_s: float
+    batch: float  # questions of a forward
+    wait_s: float  # of a question, with its forward
+
+
+def served(parts: Parts, shape: Shape) -> Served:
+    """Every worker thinks (a step, and the way there and back), asks, and waits until the forward that runs is over,
+    half of it on average, and then for its own, which has all questions that came meanwhile."""
+    think, others = at(parts.step, shape.envs) + parts.trip / 2, (shape.workers - 1) / shape.workers
+    batch, busy, now = 1.0, 0.0, Served(0.0, 1.0, 0.0)
+    for _ in range(200):  # a fixed point, half-way to which each turn goes
+        answer = forward_s(parts, batch * shape.envs, shape.gpu) + batch * parts.trip / 2
+        wait = answer * (1 + busy * others / 2)
+        now = Served(shape.workers / (think + wait), batch, wait)
+        batch = min(shape.workers, max(1.0, (batch + now.questions_per_s * answer) / 2))
+        busy = min(1.0, now.questions_per_s * answer / batch)
+    return now
+
+
 def forecast(parts: Parts, shape: Shape) -> Forecast:
     """Rates and lag of a run of this shape."""
-    chunks = shape.workers * shape.envs
-    rows = chunks * shape.chunk_length
-    turns = math.ceil(shape.workers / shape.cores)
-    play = shape.chunk_length * turns * (at(parts.forward, shape.envs) + at(parts.step, shape.envs))
-    travel = chunks * parts.travel
-    train = rows * parts.update / shape.trains + parts.publish
-    if shape.overlapping:
-        # the buffer's process does its work beside both; what is trained on was played during the update before
-        seconds = max(play, train, travel)
-        return Forecast(rows / seconds, play, travel, train, 1.0)
-    return Forecast(rows / (play + travel + train), play, travel, train, 0.0)
+    rows = shape.workers * shape.envs * shape.chunk_length
+    step, actor = at(parts.step, shape.envs), Served(0.0, 1.0, forward_s(parts, shape.envs, 0.0))
+    cpu = shape.workers * (step + actor.wait_s)  # of a step of everybody
+    if shape.remote:
+        actor = served(parts, shape)
+        forward = forward_s(parts, actor.batch * shape.envs, shape.gpu)
+        cpu = shape.workers * (step + parts.trip + forward / actor.batch)
+        step += parts.trip / 2
+    play, play_cpu = shape.chunk_length * (step + actor.wait_s), shape.chunk_length * cpu
+    travel, buffer, travel_cpu = (
+        rows * one if shape.cluster else 0.0 for one in (parts.travel, parts.buffer, parts.travel_cpu)
+    )
+    threads = 1 if shape.gpu else min(shape.threads, shape.cores)
+    train = rows * parts.update * (1 / shape.gpu if shape.gpu else parts.threads / threads) + parts.publish
+    cpu_s = play_cpu + travel_cpu + threads * train
+    one_by_one = max(play, play_cpu / shape.cores) + travel + train
+    bounds = {
+        "play": play, "train": train, "buffer": buffer, "cores": cpu_s / shape.cores,
+        "each other": one_by_one / (shape.lag + 1),
+    }  # fmt: skip
+    seconds = max(bounds.values())
+    # rows that are played while the learner is still at the round before are of the version before
+    lag = shape.lag * min(1.0, train / seconds) if shape.lag <= 1 else math.nan
+    asked = actor.questions_per_s * play / seconds  # of the time that is play
+    return Forecast(rows / seconds, play, travel, train, cpu_s, bounds, lag, asked, actor.batch * shape.envs)
 
 
-def measured_rates(results: dict[str, Any]) -> dict[str, float]:
-    """Row name -> median env steps/s of what bench_train wrote."""
-    rates = {}
+# ---- which runs ----
+
+
+class Row(NamedTuple):
+    says: str
+    shape: Shape
+    measured: float | None = None  # env steps/s
+
+
+def shape_of(path: Path, settings: Sequence[str], machine: Machine, gpu: float = 0.0) -> tuple[Shape, Any]:
+    """Of a run with these settings, and its hyper-parameters."""
+    config = load_config(path, settings)
+    hyper: Any = load_hyper(config.app.algo, config.hyper, config.places)
+    plan, cluster = make_plan(config.app, machine), config.app.wrapper_type == "remote"
+    shape = Shape(
+        plan.workers, plan.envs_per_worker, hyper.chunk_length, plan.cores, plan.learner_threads,
+        lag=0.0 if not cluster else math.inf if plan.max_version_lag is None else plan.max_version_lag,
+        cluster=cluster, remote=not plan.predict_local, gpu=gpu,
+    )  # fmt: skip
+    return shape, hyper
+
+
+def alone(shape: Shape) -> Shape:
+    """One process with as many environments, on as many cores."""
+    envs = shape.workers * shape.envs
+    return shape._replace(workers=1, envs=envs, threads=shape.cores, lag=0.0, cluster=False, remote=False)
+
+
+def measured_rows(results: dict[str, Any], path: Path, machine: Machine) -> Iterator[Row]:
+    """Those of bench_train that have the network of the parts, each with its own plan."""
+    setup = results["setup"]
+    machine = dataclasses.replace(machine, cores=len(setup["cores"]))
+    whole, usual = shape_of(path, setup["set"], machine)
     for name, row in results["rows"].items():
         each = [one["env_steps_per_s"] for one in row["rounds"] if one.get("env_steps_per_s")]
-        if each:
-            rates[name] = statistics.median(each)
-    return rates
+        if not each:
+            continue
+        says, rate = f"{name}: {row['says']}", statistics.median(each)
+        if row["kind"] == "plain" and not row["settings"]:
+            yield Row(says, alone(whole), rate)
+        elif row["kind"] in ("cluster", "local"):
+            shape, hyper = shape_of(path, [*setup["set"], *row["settings"]], machine)
+            if dataclasses.replace(hyper, chunk_length=usual.chunk_length) == usual:
+                yield Row(says, shape, rate)
 
 
-def shapes(plan: Any, chunk_length: int) -> list[tuple[str, str, Shape]]:
-    """(what it is, the row of bench_train that measures it, its shape)."""
-    overlapping = plan.max_version_lag != 0
-    cores = max(1, plan.cores - plan.learner_threads) if overlapping else plan.cores
-    usual = Shape(plan.workers, plan.envs_per_worker, chunk_length, cores, overlapping)
-    rows = [("as the tuner chooses", "tuner", usual)]
-    rows += [(f"{n} workers", f"workers-{n}", usual._replace(workers=n)) for n in (1, 2, 4, 8, 16)]
-    rows += [(f"{n} environments a worker", f"envs-{n}", usual._replace(envs=n)) for n in (1, 4, 16, 64, 256)]
-    rows += [(f"chunks of {n}", f"chunk-{n}", usual._replace(chunk_length=n)) for n in (16, 32, 64, 128, 256)]
-    large = usual._replace(overlapping=True)
-    for workers in (4, 16, 64):
-        rows.append(
-            (f"{workers} workers, a core each, learner on the CPU", "", large._replace(workers=workers, cores=workers))
-        )
-    for trains in (10.0, 30.0, 100.0):
-        one = large._replace(workers=64, cores=64, trains=trains)
-        rows.append((f"64 workers, a core each, learner {trains:g} times as fast", "", one))
-    return rows
+def usual_rows(path: Path, machine: Machine) -> Iterator[Row]:
+    """Some of what bench_train measures, where it was not."""
+    changes: list[tuple[str, tuple[str, ...]]] = [
+        ("as the tuner chooses", ()),
+        ("one process", ("wrapper_type=local",)),
+    ]
+    changes += [("predictions at the actor", ("predict_local_or_remote=remote",))]
+    changes += [(f"{n} workers", (f"aisrv_count={n}",)) for n in (1, 2, 4, 8, 16)]
+    changes += [(f"{n} environments a worker", (f"aisrv_connect_to_kaiwu_env_count={n}",)) for n in (1, 4, 16, 64, 256)]
+    changes += [(f"chunks of {n}", (f"diy.chunk_length={n}",)) for n in (16, 32, 64, 128, 256)]
+    for says, settings in changes:
+        yield Row(says, shape_of(path, settings, machine)[0])
+
+
+def larger_rows(path: Path, machine: Machine) -> Iterator[Row]:
+    """On machines that were not at hand: the tuner's choice, and many workers."""
+    auto = ("aisrv_count=auto", "aisrv_connect_to_kaiwu_env_count=auto")
+
+    def row(says: str, settings: Sequence[str], cores: int, gpu: float = 0.0) -> Row:
+        there = dataclasses.replace(machine, cores=cores, gpus=1 if gpu else 0)
+        return Row(f"{cores} cores: {says}", shape_of(path, [*auto, *settings], there, gpu)[0])
+
+    for cores in (4, 8, 16, 64):
+        yield row("as the tuner chooses", (), cores)
+        yield row("predictions at the actor", ("predict_local_or_remote=remote",), cores)
+    many = ("aisrv_count=64",)
+    for gpu in (10.0, 30.0, 100.0):
+        yield row(f"64 workers, actor and learner on a GPU x {gpu:g}", many, 66, gpu)
+    for gpu in (10.0, 30.0, 100.0):
+        words = (*many, "predict_local_or_remote=local")
+        yield row(f"64 workers that predict, learner on a GPU x {gpu:g}", words, 66, gpu)
+
+
+def table(parts: Parts, rows: Sequence[Row]) -> str:
+    """A line for each row. tau: its forecast over that of one process on the same cores."""
+    names = ("forecast", "measured", "ratio", "tau", "play s", "travel s", "train s", "CPU s", "lag", "asks/s", "rows")
+    text = [f"{'':58}" + "".join(f"{name:>10}" for name in names) + "  bound by"]
+    for says, shape, rate in rows:
+        made = forecast(parts, shape)
+        bound = max(made.bounds, key=made.bounds.__getitem__)
+        tau = "" if shape.gpu or not shape.cluster else (
+            f"{made.env_steps_per_s / forecast(parts, alone(shape)).env_steps_per_s:.2f}"
+        )  # fmt: skip
+        cells = [
+            f"{made.env_steps_per_s:,.0f}", f"{rate:,.0f}" if rate else "",
+            f"{made.env_steps_per_s / rate:.2f}" if rate else "", tau,
+            *(f"{one:.3f}" for one in (made.play_s, made.travel_s, made.train_s, made.cpu_s)), f"{made.lag:.2f}",
+            f"{made.questions_per_s:,.0f}" if shape.remote else "", f"{made.rows:,.0f}",
+        ]  # fmt: skip
+        text.append(f"{says:58}" + "".join(f"{cell:>10}" for cell in cells) + f"  {bound}")
+    return "\n".join(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", type=Path, help="what bench_parts wrote")
-    parser.add_argument(
-        "--measured", type=Path, default=None, help="what bench_train wrote of its rows tuner and scale"
-    )
-    parser.add_argument("--config", type=Path, default=runs.ROOT / "conf" / "configure_app.toml")
+    parser.add_argument("--measured", type=Path, default=None, help="what bench_train wrote of some of its rows")
+    parser.add_argument("--network", choices=NETWORKS, default="default")
     args = parser.parse_args()
-    lines = [one for one in runs.read_json(args.parts, "lines")["lines"] if one["network"] == "default"]
-    rates = measured_rates(runs.read_json(args.measured, "rows")) if args.measured else {}
-    config = load_config(args.config)
-    machine = dataclasses.replace(this_machine(), has_reverb=any("reverb" in one["what"] for one in lines))
-    plan = make_plan(config.app, machine)
-    parts = read_parts(lines, plan.backend)
-    hyper: Any = load_hyper(config.app.algo, config.hyper, config.places)
-    print(f"{'':48}{'forecast':>10}{'measured':>10}{'ratio':>7}{'play s':>8}{'travel s':>9}{'train s':>8}{'lag':>5}")
-    for says, row, shape in shapes(plan, hyper.chunk_length):
-        made, rate = forecast(parts, shape), rates.get(row)
-        seen = f"{rate:>10,.0f}{made.env_steps_per_s / rate:>7.2f}" if rate else f"{'':>17}"
-        times = f"{made.play_s:>8.3f}{made.travel_s:>9.3f}{made.train_s:>8.3f}{made.lag:>5.0f}"
-        print(f"{says:48}{made.env_steps_per_s:>10,.0f}{seen}{times}")
+    found = runs.read_json(args.parts, "setup")
+    if args.network not in found["setup"]:
+        raise ConfigError(f"{args.parts}: has no parts of the network {args.network}")
+    path = runs.ROOT / "conf" / NETWORKS[args.network]
+    lines = [one for one in found["lines"] if one["network"] == args.network]
+    machine = dataclasses.replace(this_machine(), gpus=0, has_reverb=any("reverb" in one["what"] for one in lines))
+    results = runs.read_json(args.measured, "rows") if args.measured else None
+    if results and results["setup"]["config"] != path.name:
+        raise ConfigError(f"{args.measured}: was measured with {results['setup']['config']}, not {path.name}")
+    setup = found["setup"][args.network]
+    parts = read_parts(lines, setup["plan"]["backend"], setup["chunk_length"])
+    rows = list(measured_rows(results, path, machine) if results else usual_rows(path, machine))
+    print(table(parts, [*rows, *larger_rows(path, machine)]))
 
 
 if __name__ == "__main__":
