@@ -6,11 +6,14 @@ import dataclasses
 import json
 import math
 import sys
+import threading
 
 import pytest
 
 from realm.config import ConfigError
+from realm.control import CONTROL_MAX_BYTES
 from realm.launch.plan import Machine
+from realm.launch.rundir import RunFile
 from realm.monitor import TensorBoard
 from tools import bench_parts, limits
 
@@ -175,6 +178,70 @@ def test_meters_of_a_run_with_an_actor(tmp_path):
     assert "policy lag, updates" not in found  # the run did not say
 
 
+SUPERVISOR = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1]).rename(sys.argv[2])
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def supervisor(tmp_path, monkeypatch):
+    """A run whose learner has made one more update at each look, and two workers 10 env steps each."""
+    monkeypatch.setattr(bench_parts, "LOOK_S", 0.01)
+    RunFile("a run", 1, 0.0, state="running").write(tmp_path)
+    server = bench_parts.Server(bench_parts.Codec("a run", "", "supervisor", 1, CONTROL_MAX_BYTES), "127.0.0.1")
+    content = json.loads((tmp_path / "run.json").read_text()) | {"control": server.address}
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "draft").write_text(json.dumps(content))
+    ended = threading.Event()
+
+    def answer():
+        looks = 0
+        while not ended.is_set():
+            bench_parts.wait_any([server], 10)
+            while (received := server.receive()) is not None:
+                peer, message = received
+                totals = {"updates": looks, "env_steps_trained": 20 * looks}
+                roles = {
+                    "learner-0": totals,
+                    "aisrv-0": {"env_steps": 10 * looks},
+                    "aisrv-1": {"env_steps": 10 * looks},
+                }
+                meta = {"roles": {name: {"totals": one} for name, one in roles.items()}}
+                server.send(peer, bench_parts.Message("status", message.seq, meta))
+                looks += 1
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield [sys.executable, "-c", SUPERVISOR, str(tmp_path / "draft"), str(tmp_path / "run.json")]
+    ended.set()
+    thread.join()
+    server.close()
+
+
+def test_a_run_is_watched_until_time_and_updates_are_enough(supervisor, tmp_path):
+    first, last = bench_parts.watch(supervisor, tmp_path, tmp_path / "log.txt", 0.0)
+    assert first.updates == bench_parts.WARM_UPDATES
+    assert last.updates - first.updates == bench_parts.UPDATES
+    assert last.totals["aisrv/env_steps"] == 20 * last.updates
+    assert last.totals["supervisor/cpu_s"] > 0
+    assert last.time > first.time
+
+
+def test_a_run_that_takes_long_is_ended(supervisor, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_parts, "MOST_S", 2.0)
+    first, last = bench_parts.watch(supervisor, tmp_path, tmp_path / "log.txt", 1e9)
+    assert last.time - first.time < 30
+
+
+def test_a_run_that_fails_is_an_error_with_its_log(tmp_path):
+    command = [sys.executable, "-c", "import sys; sys.exit('no map')"]
+    with pytest.raises(ConfigError, match="a run with exit code 1, 0 updates of it seen: no map"):
+        bench_parts.watch(command, tmp_path, tmp_path / "log.txt", 1.0)
+
+
 NAMES = (
     "env step, features, reward, 4 envs", "predict, 4 rows", "values, advantages of 4 chunks", "gradient step, 16 rows",
     "push 4 chunks, native", "push 4 chunks, reverb", "predict, 64 rows",
@@ -228,7 +295,8 @@ def test_verdicts_are_of_what_was_measured():
     old = {"policy lag, updates": 1.9, "policy lag, gradient steps": 31.0}
     found = {name: {"meters": dict(meters)} for name in ("native", "reverb")} | {"free": {"meters": meters | old}}
     said = [one.split()[0] for one in bench_parts.verdicts(lines, found)]
-    # 1.0 + 2 x 0.4 + 0.1 ms are allowed; 100 and 200 chunks a second are 6.7 and 13.3 times 15
+    # 1.0 + 2 x 0.4 + 0.1 ms are allowed; 100 and 200 chunks a second are 6.7 and 13.3 times 15; of each run the CPU
+    # time and the wait, of the last one the lag
     assert said == ["FAILS", "FAILS", "FAILS", "holds", "holds", "holds", "holds", "holds", "holds", "FAILS"]
     assert bench_parts.verdicts([], {}) == []
 

@@ -828,7 +828,7 @@ def verdicts(lines: Sequence[dict[str, Any]], found: Mapping[str, Mapping[str, A
             if OUTSIDE in meters:
                 say(f"{name}: {OUTSIDE}", meters[OUTSIDE], most=10 if name == "native" else 20)
         say(f"{name}: learner waits for samples, %", 100 * meters["learner: waits for a batch"], most=5)
-        if name == "free" and "policy lag, updates" in meters:
+        if "policy lag, updates" in meters:
             say(f"{name}: policy lag, updates", meters["policy lag, updates"], most=2)
             say(f"{name}: policy lag, gradient steps", meters["policy lag, gradient steps"], most=30)
     return said
