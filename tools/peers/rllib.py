@@ -9,11 +9,13 @@ the learner is in the driver, and the policy network masks.
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
 
 import gymnasium
 import numpy as np
 import ray
+import ray.tune.trainable.trainable
 from gymnasium.vector import AutoresetMode, VectorEnv
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
@@ -23,7 +25,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.registry import register_env
 
-from tools.peers.common import Setup, make_envs, mlp, read_setup, report
+from tools.peers.common import Setup, make_envs, network, pack, read_setup, report, row_space, shapes
 
 
 class Envs(VectorEnv):
@@ -33,9 +35,8 @@ class Envs(VectorEnv):
 
     def __init__(self, setup: Setup, num_envs: int, seed: int) -> None:
         self.num_envs, self._envs = num_envs, make_envs(num_envs, setup.seed + seed, setup.ppo, setup.env)
-        spaces = self._envs.single_observation_space
-        size = spaces["features"].shape[0] + spaces["legal"].shape[0]
-        self.single_observation_space = gymnasium.spaces.Box(-1.0, 1.0, (size,), np.float32)
+        size, self._dtype, actions = shapes(self._envs)
+        self.single_observation_space = row_space(size + actions, self._dtype)
         self.single_action_space = self._envs.single_action_space
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = self._envs.action_space
@@ -50,15 +51,16 @@ class Envs(VectorEnv):
         return self._seen(obs), *rest, info
 
     def _seen(self, obs: dict[str, np.ndarray]) -> np.ndarray:
-        return np.concatenate([obs["features"], obs["legal"]], 1, dtype=np.float32)
+        return np.concatenate([pack(obs), obs["legal"]], 1, dtype=self._dtype)
 
 
 class Networks(TorchRLModule, ValueFunctionAPI):
     def setup(self) -> None:
         self.actions = self.action_space.n
         self.features = self.observation_space.shape[0] - self.actions
-        hidden = self.model_config["hidden"]
-        self.actor, self.critic = mlp(self.features, hidden, self.actions), mlp(self.features, hidden, 1)
+        self.actor, self.critic = (
+            network(self.model_config["ppo"], self.features, outputs) for outputs in (self.actions, 1)
+        )
 
     def _forward(self, batch: dict[str, Any], **rest: Any) -> dict[str, Any]:
         features, legal = batch[Columns.OBS].split([self.features, self.actions], -1)
@@ -78,6 +80,7 @@ if __name__ == "__main__":
     ppo, runners = setup.ppo, min(len(os.sched_getaffinity(0)) - 1, 8)
     share = setup.num_envs // max(1, runners)
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # else it writes into the home folder
+    ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH = tempfile.gettempdir()  # else it is ~/ray_results
     ray.init(include_dashboard=False, num_cpus=len(os.sched_getaffinity(0)), log_to_driver=False)
     register_env("realm", lambda place: Envs(setup, place["num_envs"], os.getpid()))
     config = (
@@ -87,7 +90,7 @@ if __name__ == "__main__":
             num_env_runners=runners, num_envs_per_env_runner=share, rollout_fragment_length=ppo.chunk_length,
             gym_env_vectorize_mode=gymnasium.VectorizeMode.VECTOR_ENTRY_POINT,
         )
-        .rl_module(rl_module_spec=RLModuleSpec(module_class=Networks, model_config={"hidden": ppo.hidden}))
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=Networks, model_config={"ppo": ppo}))
         .training(
             lr=ppo.lr_start, gamma=ppo.gamma_start, lambda_=ppo.lam, clip_param=ppo.clip, vf_clip_param=1e6,
             vf_loss_coeff=ppo.vf_coef, entropy_coeff=ppo.entropy_start, use_kl_loss=False, num_epochs=ppo.epochs,

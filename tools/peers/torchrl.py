@@ -22,7 +22,7 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from tools.peers.common import Realms, mlp, read_setup, report
+from tools.peers.common import Realms, network, read_setup, report
 
 
 class Envs(EnvBase):
@@ -33,7 +33,7 @@ class Envs(EnvBase):
         super().__init__(batch_size=[count], device="cpu")
         self.realms = realms
         self.observation_spec = Composite(
-            features=Unbounded((count, realms.size)),
+            features=Unbounded((count, realms.size), dtype=getattr(torch, realms.dtype.name)),
             legal=Binary(realms.actions, (count, realms.actions), dtype=torch.bool), shape=[count],
         )  # fmt: skip
         self.action_spec = Categorical(realms.actions, (count,))
@@ -76,13 +76,16 @@ if __name__ == "__main__":
     ppo, realms = setup.ppo, Realms(setup)
     torch.manual_seed(setup.seed)
     envs = Envs(realms)
-    logits = TensorDictModule(Policy(mlp(realms.size, ppo.hidden, realms.actions)), ["features", "legal"], ["logits"])
+    logits = TensorDictModule(Policy(network(ppo, realms.size, realms.actions)), ["features", "legal"], ["logits"])
     actor = ProbabilisticActor(
         logits, in_keys=["logits"], spec=envs.action_spec, distribution_class=torch.distributions.Categorical,
         return_log_prob=True,
     )  # fmt: skip
-    critic = ValueOperator(mlp(realms.size, ppo.hidden, 1), in_keys=["features"])
-    advantage = GAE(gamma=ppo.gamma_start, lmbda=ppo.lam, value_network=critic, average_gae=True)
+    critic = ValueOperator(network(ppo, realms.size, 1), in_keys=["features"])
+    advantage = GAE(
+        gamma=ppo.gamma_start, lmbda=ppo.lam, value_network=critic, average_gae=True,
+        deactivate_vmap=ppo.features != "small",  # vmap knows no images in channels-last order
+    )  # fmt: skip
     loss = ClipPPOLoss(
         actor, critic, clip_epsilon=ppo.clip, entropy_coeff=ppo.entropy_start, critic_coeff=ppo.vf_coef,
         loss_critic_type="l2",
