@@ -355,7 +355,7 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
 
     for content, why in (
         ("{}", "holds no results"),
-        ('{"rows": {"plain": {"rounds": []}}}', "older version"),
+        ('{"rows": {"plain": {"rounds": []}}}', "an older tools/bench_train.py wrote it"),
     ):
         path.write_text(content)
         ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
