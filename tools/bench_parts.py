@@ -10,7 +10,7 @@ greatest. What is a process in a run is a real role's process here, to which thi
 `cluster` are runs (`--runs`), each for `--cluster-seconds` and twenty updates at least, without evaluator. Of each: who
 waits for whom; what share of the cores each part takes, which is its CPU time alone, in this process, times how often
 the run does it; and how much CPU time the run used for something else than environment, network and optimizer. At last,
-what issue 5 asks for beside what was measured.
+what is wanted, beside what was measured.
 """
 
 from __future__ import annotations
@@ -799,7 +799,7 @@ def run_table(run: Mapping[str, Any]) -> str:
     return "\n".join([*text, *(f"{name:50}{value:>14,.3f}" for name, value in run["meters"].items())])
 
 
-# ---- what issue 5 asks for ----
+# ---- what is wanted ----
 
 
 def verdicts(lines: Sequence[dict[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
