@@ -165,8 +165,8 @@ def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_p
         start = bench_train.start_of(row, SMOKE, plan, tmp_path / "run", 1)
         assert start.environment["KEPT"] == "7"
         assert not [name for name, value in start.environment.items() if name != "KEPT" and value == "7"]
-    assert bench_train.numbers_of_threads(3) == [1, 2, 3]
-    assert bench_train.numbers_of_threads(12) == [1, 2, 4, 8, 12]
+    assert bench_train.limits.numbers_of_threads(3) == [1, 2, 3]
+    assert bench_train.limits.numbers_of_threads(12) == [1, 2, 4, 8, 12]
 
 
 # ---- what is read ----
@@ -460,7 +460,7 @@ def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_train, "PEERS", tmp_path / "peers")
     (tmp_path / "peers" / "sb3").mkdir(parents=True)
     (tmp_path / "peers" / "sb3" / "installed").touch()
-    monkeypatch.setattr(bench_train, "numbers_of_threads", lambda cores: [1, 2, 3, 4])
+    monkeypatch.setattr(bench_train.limits, "numbers_of_threads", lambda cores: [1, 2, 3, 4])
     rates, tried, temporaries = {"1": 10.0, "2": 30.0, "3": 20.0}, [], set()
 
     def measure(start, log, source, wanted, show):

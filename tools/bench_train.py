@@ -78,7 +78,6 @@ BUSY = 0.02  # of a thread's time: above, it computes
 RECENT_EPISODES = 200  # that a mean score is of
 START_S = 240.0  # a run without its first updates is given up after this time and a few `--seconds`
 TRIAL_S = 8.0  # that count, of a peer with some number of threads
-FEW_CORES = 8  # up to here every number of threads is tried, then powers of two
 STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 
 Figures = dict[str, Any]
@@ -616,11 +615,6 @@ def last_words(log: Path) -> str:
     return ((errors or lines or ["it said nothing"])[-1])[:300]
 
 
-def numbers_of_threads(cores: int) -> list[int]:
-    """Those that are tried."""
-    return [n for n in range(1, cores + 1) if cores <= FEW_CORES or n == cores or n & (n - 1) == 0]
-
-
 def new_entry(row: Row) -> dict[str, Any]:
     """What results hold of a row. rounds: Figures of `measure`, with the number of the round; failures: [{round, why}];
     of a peer, trials: threads -> env steps/s, and threads: the fastest of them, "" before."""
@@ -676,7 +670,7 @@ class Bench:
     def _try_threads(self, row: Row, number: int) -> dict[str, float]:
         """Number of threads -> env steps/s, of those with which it works. Raises what the last one did if none does."""
         found: dict[str, float] = {}
-        counts = numbers_of_threads(self._plan.cores)
+        counts = limits.numbers_of_threads(self._plan.cores)
         for threads in counts:
             wanted = Wanted(min(TRIAL_S, self._wanted.seconds))
             try:

@@ -220,6 +220,11 @@ def amounts(setting: Setting, rows: int) -> dict[str, int]:
     return {"train": minibatch, "infer": rows, "env": setting.plan.envs_per_worker, "learn": minibatch}
 
 
+def numbers_of_threads(cores: int) -> list[int]:
+    """Those that are tried."""
+    return [n for n in range(1, cores + 1) if cores <= FEW_CORES or n == cores or n & (n - 1) == 0]
+
+
 def measure(
     config_path: str | Path, overrides: Sequence[str], seconds: float, cores: int | None = None, rows: int | None = None
 ) -> dict[str, Any]:
@@ -240,7 +245,7 @@ def measure(
     if rows is None:
         together = min(plan.round_size, setting.config.app.predict_batch_size)
         rows = plan.envs_per_worker if plan.predict_local else together
-    counts = [n for n in range(1, cores + 1) if cores <= FEW_CORES or n == cores or n & (n - 1) == 0]
+    counts = numbers_of_threads(cores)
     one, many = ([(1, n) for n in counts], [(n, 1) for n in counts]) if plan.device == "cpu" else ([(1, 1)], [(1, 1)])
     ways = {"train": one, "infer": list(dict.fromkeys([*one, many[-1]])), "env": [(n, 1) for n in counts]}
     ways["learn"] = one[-1:]  # that of all cores: with one thread it is what S_train measures

@@ -179,7 +179,7 @@ class Agent:
         if self.config.shared_trunk:
             logits, value = model(rows.obs)
             policy, critic = self._policy_loss(rows, logits, entropy_coef), self._value_loss(rows, value)
-            Loss(policy.value + critic.value, {}).backward()
+            (policy.value + critic.value).backward()  # type: ignore[no-untyped-call]
         else:
             policy, critic = self._side_by_side(
                 lambda: self._policy_loss(rows, model.actor(rows.obs), entropy_coef).backward(),
