@@ -48,7 +48,6 @@ from realm.control import CONTROL_MAX_BYTES
 from realm.launch.child import RUN_ID_VARIABLE
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.plan import this_machine
-from realm.launch.rundir import read_run
 from realm.plan import Plan, make_replay_buffer
 from realm.verbs import BatchReader, ItemSender, ModelWriter, RemotePolicy, VersionGate, parse_model, tag_meta
 from realm.wire import Client, Codec, Message, Server, wait_any
@@ -649,18 +648,12 @@ def watch(command: Sequence[str], run: Path, log: Path, seconds: float) -> tuple
             command, cwd=runs.ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
-    supervisor, client, began = psutil.Process(process.pid), None, time.monotonic()
+    supervisor, watched, began = psutil.Process(process.pid), runs.Watched(run), time.monotonic()
     seen: list[Seen] = []
     try:
         while process.poll() is None and not _enough(seen, seconds) and time.monotonic() - began < MOST_S:
             time.sleep(LOOK_S)
-            if client is None:
-                if (known := read_run(run)) is None or known.state != "running":
-                    continue
-                client = Client(Codec(known.run_id, "", "bench", 1, CONTROL_MAX_BYTES), known.control)
-                client.ask("status", {})
-            if (answer := client.collect()) is not None:
-                client.ask("status", {})
+            if (answer := watched.status()) is not None:
                 totals: dict[str, float] = defaultdict(float)
                 for label, role in answer.mapping("roles").items():
                     for name, value in role["totals"].items():
@@ -669,8 +662,7 @@ def watch(command: Sequence[str], run: Path, log: Path, seconds: float) -> tuple
                 if totals["learner/updates"] >= (seen[-1].updates + 1 if seen else WARM_UPDATES):
                     seen.append(Seen(time.monotonic(), dict(totals)))
     finally:
-        if client is not None:
-            client.close()
+        watched.close()
         process.terminate()
         try:
             code = process.wait(STOP_S)

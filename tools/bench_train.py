@@ -55,13 +55,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm.config import AppConfig, ConfigError, RunConfig, load_config, to_toml
-from realm.control import CONTROL_MAX_BYTES
 from realm.launch.environment import role_environment
 from realm.launch.plan import Machine, make_plan, this_machine
-from realm.launch.rundir import RunFile, read_run
 from realm.plan import Plan
 from realm.user import load_hyper
-from realm.wire import Client, Codec
 from tools import limits, runs
 
 NO_EVALUATOR = "eval_cpu_share=0"
@@ -339,23 +336,13 @@ class Status:
     """What a cluster's supervisor answers; env steps change there when the learner reports, right after an update."""
 
     def __init__(self, run: Path) -> None:
-        self._run = run
-        self._known: RunFile | None = None
-        self._client: Client | None = None
+        self._watched = runs.Watched(run)
         self._env_steps = 0
 
     def poll(self) -> list[Point]:
-        if self._client is None:
-            self._known = read_run(self._run)
-            if self._known is None or self._known.state != "running":
-                return []
-            codec = Codec(self._known.run_id, "", "bench", 1, CONTROL_MAX_BYTES)
-            self._client = Client(codec, self._known.control)
-            self._client.ask("status", {})
-        answer = self._client.collect()
+        answer = self._watched.status()
         if answer is None:
             return []
-        self._client.ask("status", {})  # answered until the next call
         totals = answer.mapping("roles")["learner-0"]["totals"]
         env_steps, updates = int(totals.get("env_steps_trained", 0)), int(totals.get("updates", 0))
         if env_steps == self._env_steps:
@@ -367,8 +354,7 @@ class Status:
         return [Point(time.time(), env_steps, updates, score)]
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        self._watched.close()
 
 
 class Curves:

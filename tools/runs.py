@@ -31,10 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm.checkpoint import CheckpointError
 from realm.config import ConfigError, RunConfig, load_config, to_toml
+from realm.control import CONTROL_MAX_BYTES
 from realm.env.map import MapError
 from realm.env.options import OptionError
 from realm.env_commands import CACHE
+from realm.launch.rundir import read_run
 from realm.user import UserCodeError, load_hyper
+from realm.wire import Client, Codec, Message
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("realm/**/*.py", "diy/**/*.py", "realm/env/maps/**/*.*")  # what figures of a model depend on
@@ -167,6 +170,31 @@ def run_process(
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+
+
+class Watched:
+    """A cluster whose supervisor is asked for its status again and again, from when it runs."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._client: Client | None = None
+
+    def status(self) -> Message | None:
+        """What it has answered since the last call, if anything; the next question is under way then."""
+        if self._client is None:
+            known = read_run(self._run)
+            if known is None or known.state != "running":
+                return None
+            self._client = Client(Codec(known.run_id, "", "bench", 1, CONTROL_MAX_BYTES), known.control)
+            self._client.ask("status", {})
+        answer = self._client.collect()
+        if answer is not None:
+            self._client.ask("status", {})
+        return answer
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
 
 def refuse_other_setting(run: Path, config: RunConfig) -> None:
