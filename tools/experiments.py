@@ -1,7 +1,7 @@
 """Ablations: the default configuration with one change at a time, all with the same env steps, several seeds each.
 
     python tools/experiments.py --env-steps 3e6 --seeds 1 2
-    python tools/experiments.py --only gae lag
+    python tools/experiments.py --only gae lag shared-trunk
     python tools/experiments.py --list
 
 Each run is the folder train/experiments/<name>-<seed>. Runs go side by side, one on each core of `--cores`, in one
@@ -402,8 +402,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-steps", type=float, default=3e6, help="of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), metavar="GROUP",
-                        help=f"with the default: {', '.join(GROUPS)}")  # fmt: skip
+    parser.add_argument("--only", nargs="+", default=list(GROUPS), metavar="GROUP",
+                        help=f"with the default; groups ({', '.join(GROUPS)}) or names of --list")  # fmt: skip
     parser.add_argument("--config", type=Path, default=runs.ROOT / "conf" / "configure_app.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run, repeatable")
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0))[:2], metavar="CORE")
@@ -429,11 +429,19 @@ def open_results(out: Path, setup: dict[str, Any], tasks: Sequence[Task]) -> Res
     return results
 
 
+def chosen(every: Sequence[Change], only: Sequence[str]) -> list[Change]:
+    """The default and what `only` asks for by group or by name."""
+    known = {word for one in every for word in (one.group, one.name)} | set(GROUPS)
+    if unknown := [word for word in only if word not in known]:
+        raise ConfigError(f"--only: no group or change {' '.join(unknown)} here, there are {' '.join(sorted(known))}")
+    return [one for one in every if one is DEFAULT or one.group in only or one.name in only]
+
+
 def main() -> None:
     args = arguments()
     args.config = args.config.absolute()
     common = [*COMMON, *args.set]
-    some = [one for one in changes(args.config, common) if one.group in ("default", *args.only)]
+    some = chosen(changes(args.config, common), args.only)
     tasks = [Task(one, seed) for seed in args.seeds for one in some]
     if args.list:
         for one in some:

@@ -128,7 +128,6 @@ class Agent:
 
         A gradient step whose loss or gradient is not finite is left out and counted as `skipped`.
         """
-        config = self.config
         now = self._now()
         for group in self.optimizer.param_groups:
             group["lr"] = now.lr
@@ -137,15 +136,12 @@ class Agent:
         with self._two_threads():
             rows = self._rows(batch, now)
             count = len(rows.index)
-            parts = max(1, round(count / config.minibatch_size))
-            for _ in range(config.epochs if count else 0):
-                order = torch.randperm(count, generator=self.generator).to(self.device)
-                for part in order.tensor_split(parts):
-                    metrics = self._gradient_step(rows.at(part), now.entropy_coef)
-                    if metrics is None:
-                        skipped += 1
-                    else:
-                        made.append(metrics)
+            for minibatch in self._minibatches(rows):
+                metrics = self._gradient_step(minibatch, now.entropy_coef)
+                if metrics is None:
+                    skipped += 1
+                else:
+                    made.append(metrics)
         self.player.outdate()
         self.env_steps += count
         self.updates += 1
@@ -171,6 +167,23 @@ class Agent:
             entropy_coef=between(config.entropy_start, config.entropy_end),
             gamma=1.0 - (1.0 - config.gamma_start) ** (1.0 - progress) * (1.0 - config.gamma_end) ** progress,
         )
+
+    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+        """Each row once an epoch, in random order; gathered by the critic's thread, if it has one, a step ahead."""
+        count = len(rows.index)
+        if not count:
+            return
+        orders = [torch.randperm(count, generator=self.generator).to(self.device) for _ in range(self.config.epochs)]
+        number = max(1, round(count / self.config.minibatch_size))
+        parts = [part for order in orders for part in order.tensor_split(number)]
+        if self.critics_thread is None:
+            yield from map(rows.at, parts)
+            return
+        ahead = self.critics_thread.submit(rows.at, parts[0])
+        for part in parts[1:]:
+            minibatch, ahead = ahead.result(), self.critics_thread.submit(rows.at, part)
+            yield minibatch
+        yield ahead.result()
 
     def _gradient_step(self, rows: Rows, entropy_coef: float) -> dict[str, Tensor] | None:
         """One step of Adam on n rows. Returns its metrics, or None if it could not be made."""
