@@ -204,6 +204,7 @@ def test_the_sampler_follows_the_policy() -> None:
     ("machine", "keys", "word"),
     [
         (SMALL, {"aisrv_count": 16}, "aisrv_count is 16"),
+        (SMALL, {"torch_num_threads": 16}, "torch_num_threads is 16"),
         (SMALL, {"aisrv_count": 1, "aisrv_connect_to_kaiwu_env_count": 4}, "there are 4 environments in all"),
         (SMALL, {"predict_local_or_remote": "remote"}, "predict_local_or_remote is remote"),
         (GPU, {"predict_local_or_remote": "local"}, "predict_local_or_remote is local"),

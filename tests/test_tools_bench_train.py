@@ -105,9 +105,6 @@ def test_a_start_warns_of_every_slow_row_and_not_of_the_tuners_choice(cores):
     assert len(slow) == 6
     for row in slow:
         changed = load_config(path, row.settings).app
-        if row.name == "slow-threads":  # no warning, as long as it is not measured to be slow (docs/performance.md)
-            assert make_plan(changed, machine).learner_threads == 8 * cores
-            continue
         assert slow_choices(changed, make_plan(changed, machine)), row.name
 
 

@@ -187,6 +187,8 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
     found = []
     if plan.workers > 2 * plan.cores:
         found.append(f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers to step on")
+    if plan.learner_threads > plan.cores:
+        found.append(f"torch_num_threads is {plan.learner_threads}, but there are {plan.cores} cores to learn on")
     if app.wrapper_type == "remote" and plan.round_size < _FEW_ENVS:
         found.append(
             f"there are {plan.round_size} environments in all, and a forward of so few rows takes nearly as long as "
