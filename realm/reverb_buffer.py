@@ -1,9 +1,9 @@
 """The reverb storage: the buffer role's items in a DeepMind reverb table. The only file that imports reverb.
 
 Created by `roles/buffer.py` when `buffer_backend` is reverb. Every item is one row of bytes (a NumPy record), so
-reverb moves one tensor an item; and that tensor is a string, the one type that reverb does not compress, which costs it
-three times as long as all else. `ReplayBuffer` counts for itself and only asks for what is there at once,
-because a reverb call that must wait cannot be interrupted.
+reverb moves one tensor an item; and that tensor is a string, the one type that reverb does not compress: compressing
+would take more time than all else. `ReplayBuffer` counts for itself and only asks for what is there at once, because a
+reverb call that must wait cannot be interrupted.
 """
 
 from __future__ import annotations

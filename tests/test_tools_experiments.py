@@ -319,6 +319,15 @@ def test_a_change_is_one_of_the_default_that_is_asked_for():
     assert widths("diy.hidden=128") == ["hidden-256", "hidden-512"]
 
 
+def test_only_takes_groups_and_names_and_always_the_default():
+    every = experiments.changes(CONFIG, experiments.COMMON)
+    some = [one.name for one in experiments.chosen(every, ["normalise", "shared-trunk"])]
+    assert some == ["default", "normalise-none", "normalise-std", "shared-trunk"]
+    assert experiments.chosen(every, list(experiments.GROUPS)) == every
+    with pytest.raises(ConfigError, match="no group or change gaex here, there are clip-"):
+        experiments.chosen(every, ["gae", "gaex"])
+
+
 def test_a_large_buffer_waits_for_one_batch_only():
     found = [row for row in experiments.all_changes(0.01, 128) if row.group == "sampler"]
     plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0] for row in found]
