@@ -55,7 +55,7 @@ class Config:
     adam_eps: float = 1e-5  # Adam's epsilon
     epochs: int = 3  # passes over a batch in one update
     minibatch_size: int = 2048  # rows of one gradient step; a batch is cut into equal parts of about this size
-    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
     # `tours` puts a planner into the features: the best order of the treasures, for walking without flash and buff, is
     # worked out and not learned. It makes maps that were never seen playable; the default does without.

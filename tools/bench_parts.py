@@ -211,7 +211,7 @@ class Bench:
     def agent(self) -> Any:
         """Its optimizer has begun: checkpoints hold its state."""
         agent = self.setting.agent()
-        limits.make_gradient_step(agent, self.hyper, limits.observations(self.setting, 16))()
+        limits.make_learner_steps(agent, self.hyper, limits.observations(self.setting, 16))()
         return agent
 
     @cached_property
@@ -455,18 +455,21 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
             lambda: agent._forward(obs, model.critic) if hyper.value_source == "learner" else None,
         )
 
-    def network() -> None:
-        agent.optimizer.zero_grad()
-        agent._side_by_side(
-            lambda: agent.model.actor(minibatch.obs).sum().backward(),
-            lambda: agent.model.critic(minibatch.obs).sum().backward(),
-        )
+    def networks(steps: int) -> None:
+        """Forward and backward of both networks, so many times each."""
 
-    def networks() -> None:
+        def alone(net: Any, optimizer: torch.optim.Optimizer) -> None:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                net(minibatch.obs).sum().backward()
+
+        model, (of_policy, *_, of_critic) = agent.model, agent.optimizers
+        agent._side_by_side(lambda: alone(model.actor, of_policy), lambda: alone(model.critic, of_critic))
+
+    def update() -> None:
         with agent._two_threads():
             passes()
-            for _ in range(count):
-                network()
+            networks(count)
 
     both = f"forward, backward of {size} rows"
     gathered = copying({name: array[:, :-1] for name, array in chunk.obs.items()})
@@ -480,13 +483,14 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
          ("networks alone", passes)),
         (f"{estimate} of {batch} chunks", steps, advantages, read),
         (f"cut {len(parts)} minibatches", steps, lambda: [rows.at(part) for part in parts], gathered),
-        (f"gradient step, {size} rows", size,
-         lambda: agent._gradient_step(minibatch, hyper.entropy_start), (both, network)),
+        (f"{len(parts)} gradient steps of {size} rows", steps,
+         lambda: agent._gradient_steps(len(parts) * [minibatch], hyper.entropy_start),
+         (f"{len(parts)} x {both}", lambda: networks(len(parts)))),
     ):  # fmt: skip
         yield Line(what, amount, "samples", call, *bound, bench.plan.learner_threads, agent._two_threads)
     yield Line(
         f"update of {count} gradient steps", steps, "samples", lambda: agent.learn(chunk, info),
-        f"networks alone, {count} x {both}", networks, bench.plan.learner_threads,
+        f"networks alone, {count} x {both}", update, bench.plan.learner_threads,
     )  # fmt: skip
 
 
@@ -758,7 +762,7 @@ def shares(setting: limits.Setting, first: Seen, last: Seen, lines: Sequence[dic
         (f"collate {batch} chunks", samples, 1, False),
         (f"values, advantages of {batch} chunks", samples, 1, True),
         (f"cut {setting.minibatches} minibatches", samples, hyper.epochs, False),
-        (f"gradient step, {minibatch} rows", samples, hyper.epochs, True),
+        (f"{setting.minibatches} gradient steps of {minibatch} rows", samples, hyper.epochs, True),
         ("dump a checkpoint", "learner/checkpoints", 1, False),
         ("publish weights to the pool", "learner/published", 1, False),
         ("verify and load weights", f"{reads}/models_loaded", 1, False),

@@ -47,6 +47,7 @@ from tools import runs
 
 UNITS = {"train": "samples/s", "infer": "rows/s", "env": "env steps/s", "learn": "samples/s"}
 ROUNDS = 3
+LEARNER_STEPS = 8  # in a call: the critic's and the policy's do not wait for each other before the last is made
 FEW_CORES = 8  # up to here every number of threads is tried, then powers of two
 
 # ---- what is timed ----
@@ -135,7 +136,8 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
     from realm import returns
 
     seen = {name: torch.from_numpy(array).to(agent.device) for name, array in obs.items()}
-    legal = seen["legal"]
+    legal, parameters = seen["legal"], list(agent.model.parameters())
+    adam = torch.optim.Adam(parameters, hyper.lr_start, eps=hyper.adam_eps, fused=agent.device.type in ("cpu", "cuda"))
     action = torch.multinomial(legal.float(), 1)
     advantage, target = (torch.randn(len(legal), device=agent.device) for _ in range(2))
     with torch.no_grad():
@@ -148,16 +150,17 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
         loss = returns.clipped_policy_loss(log_ratio, advantage, hyper.clip).mean()
         loss = loss + hyper.vf_coef * returns.value_loss(value, target).mean()
         loss = loss - hyper.entropy_start * returns.masked_entropy(log_probs, legal).mean()
-        agent.optimizer.zero_grad()
+        adam.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(agent.model.parameters(), hyper.max_grad_norm)
-        agent.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(parameters, hyper.max_grad_norm)
+        adam.step()
 
     return step
 
 
-def make_learner_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None]:
-    """A gradient step on these rows as the agent makes it; inside its `_two_threads`, policy and critic at once."""
+def make_learner_steps(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None]:
+    """LEARNER_STEPS gradient steps on these rows as the agent makes them; inside its `_two_threads`, policy and critic
+    at once."""
     import torch
 
     from diy.algorithm.agent import Rows
@@ -171,7 +174,7 @@ def make_learner_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None]
         old = returns.masked_log_softmax(logits, seen["legal"]).gather(-1, action[:, None]).squeeze(-1)
     index = torch.arange(len(action), device=agent.device)
     rows = Rows(seen, index, action, old, old, value, advantage, target)
-    return lambda: agent._gradient_step(rows, hyper.entropy_start)
+    return lambda: agent._gradient_steps(LEARNER_STEPS * [rows], hyper.entropy_start)
 
 
 # ---- on all cores ----
@@ -195,7 +198,7 @@ def child(path: str, overrides: Sequence[str], cores: int, rows: int) -> None:
         if what == "infer":
             return make_predict(agent, obs), nullcontext
         if what == "learn":
-            return make_learner_step(agent, setting.hyper, obs), agent._two_threads
+            return make_learner_steps(agent, setting.hyper, obs), agent._two_threads
         return make_gradient_step(agent, setting.hyper, obs), nullcontext
 
     for line in sys.stdin:
@@ -217,7 +220,8 @@ def child(path: str, overrides: Sequence[str], cores: int, rows: int) -> None:
 def amounts(setting: Setting, rows: int) -> dict[str, int]:
     """What a call of each is about. rows: of a forward pass."""
     minibatch = setting.minibatch
-    return {"train": minibatch, "infer": rows, "env": setting.plan.envs_per_worker, "learn": minibatch}
+    envs = setting.plan.envs_per_worker
+    return {"train": minibatch, "infer": rows, "env": envs, "learn": LEARNER_STEPS * minibatch}
 
 
 def numbers_of_threads(cores: int) -> list[int]:

@@ -8,8 +8,8 @@ Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n ro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spe
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
 
 Answer = TypeVar("Answer")
+Metrics = dict[str, Tensor]  # f32 [] each
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,11 @@ class Rows:
     def at(self, part: Tensor) -> Rows:
         """The rows `part` (i64 [n]) with their observations alone."""
         index = self.index[part]
+        of_rows = (self.action, self.log_prob, self.log_centre, self.value, self.advantage, self.target)
         return Rows(
             {name: x.index_select(0, index) for name, x in self.obs.items()},
             torch.arange(len(part), device=part.device),
-            self.action[part],
-            self.log_prob[part],
-            self.log_centre[part],
-            self.value[part],
-            self.advantage[part],
-            self.target[part],
+            *(x.index_select(0, part) for x in of_rows),
         )
 
 
@@ -70,12 +67,16 @@ class Loss:
     """Of one minibatch, and what else is known of it."""
 
     value: Tensor  # f32 []
-    metrics: dict[str, Tensor]  # f32 [] each
+    metrics: Metrics
 
-    def backward(self) -> Loss:
-        """Add its gradients to the weights'."""
-        self.value.backward()  # type: ignore[no-untyped-call]
-        return self
+
+class Here(Executor):
+    """An executor without a thread: what is submitted is done at once."""
+
+    def submit(self, work: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
+        done: Future[Answer] = Future()
+        done.set_result(work(*args, **kwargs))
+        return done
 
 
 class Agent:
@@ -89,10 +90,14 @@ class Agent:
             self.model: nn.Module = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
         self.player = Player(self.model)
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), config.lr_start, eps=config.adam_eps, fused=self.device.type in ("cpu", "cuda")
-        )
-        self.critics_thread: ThreadPoolExecutor | None = None  # while it learns
+        parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}  # the policy's, and what it shares; the critic's
+        for name, parameter in self.model.named_parameters():
+            parts[name.startswith("critic") and not config.shared_trunk].append(parameter)
+        fused = self.device.type in ("cpu", "cuda")
+        self.optimizers = [  # of the policy and of the critic, or the only one
+            torch.optim.Adam(part, config.lr_start, eps=config.adam_eps, fused=fused) for part in parts.values() if part
+        ]
+        self.beside: Executor = Here()  # does what can be done at the same time; see `_two_threads`
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
         self.updates = 0
 
@@ -126,26 +131,20 @@ class Agent:
     def learn(self, batch: Chunk, info: SampleInfo) -> tuple[dict[str, float], None]:
         """One update on B chunks of T steps. Returns its metrics (means over the gradient steps) and no priorities.
 
-        A gradient step whose loss or gradient is not finite is left out and counted as `skipped`.
+        A network whose loss or gradient is not finite leaves that gradient step out, which is counted as `skipped`.
         """
         now = self._now()
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = now.lr
-        made: list[dict[str, Tensor]] = []
-        skipped = 0
         with self._two_threads():
             rows = self._rows(batch, now)
-            count = len(rows.index)
-            for minibatch in self._minibatches(rows):
-                metrics = self._gradient_step(minibatch, now.entropy_coef)
-                if metrics is None:
-                    skipped += 1
-                else:
-                    made.append(metrics)
+            steps = self._gradient_steps(self._minibatches(rows), now.entropy_coef)
+        count = len(rows.index)
         self.player.outdate()
         self.env_steps += count
         self.updates += 1
-        result = dataclasses.asdict(now) | {"skipped": float(skipped), "rows": float(count)}
+        made = [step for step in steps if step is not None]
+        result = dataclasses.asdict(now) | {"skipped": float(len(steps) - len(made)), "rows": float(count)}
         if made:
             result |= {name: float(torch.stack([one[name] for one in made]).mean()) for name in made[0]}
         if count:
@@ -169,41 +168,58 @@ class Agent:
         )
 
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
-        """Each row once an epoch, in random order; gathered by the critic's thread, if it has one, a step ahead."""
+        """Each row once an epoch, in random order; each minibatch is gathered beside the step on the one before."""
         count = len(rows.index)
         if not count:
             return
         orders = [torch.randperm(count, generator=self.generator).to(self.device) for _ in range(self.config.epochs)]
         number = max(1, round(count / self.config.minibatch_size))
         parts = [part for order in orders for part in order.tensor_split(number)]
-        if self.critics_thread is None:
-            yield from map(rows.at, parts)
-            return
-        ahead = self.critics_thread.submit(rows.at, parts[0])
+        ahead = self.beside.submit(rows.at, parts[0])
         for part in parts[1:]:
-            minibatch, ahead = ahead.result(), self.critics_thread.submit(rows.at, part)
+            minibatch, ahead = ahead.result(), self.beside.submit(rows.at, part)
             yield minibatch
         yield ahead.result()
 
-    def _gradient_step(self, rows: Rows, entropy_coef: float) -> dict[str, Tensor] | None:
-        """One step of Adam on n rows. Returns its metrics, or None if it could not be made."""
-        model: Any = self.model
-        self.optimizer.zero_grad()
+    def _gradient_steps(self, minibatches: Iterable[Rows], entropy_coef: float) -> list[Metrics | None]:
+        """A step of policy and critic on each minibatch. Returns the metrics of each; None where one was left out.
+
+        They share no weights unless the trunk is shared, so the critic's steps are made beside the policy's, which wait
+        for none of them.
+        """
         if self.config.shared_trunk:
-            logits, value = model(rows.obs)
-            policy, critic = self._policy_loss(rows, logits, entropy_coef), self._value_loss(rows, value)
-            (policy.value + critic.value).backward()  # type: ignore[no-untyped-call]
-        else:
-            policy, critic = self._side_by_side(
-                lambda: self._policy_loss(rows, model.actor(rows.obs), entropy_coef).backward(),
-                lambda: self._value_loss(rows, model.critic(rows.obs)).backward(),
-            )
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        loss = (policy.value + critic.value).detach()
-        if not torch.isfinite(loss + grad_norm):
+            return [self._joint_step(rows, entropy_coef) for rows in minibatches]
+        made: list[tuple[Metrics | None, Future[Metrics | None]]] = []
+        for rows in minibatches:
+            critic = self.beside.submit(self._critic_step, rows)
+            made.append((self._policy_step(rows, entropy_coef), critic))
+        return [_of_both(policy, critic.result()) for policy, critic in made]
+
+    def _policy_step(self, rows: Rows, entropy_coef: float) -> Metrics | None:
+        model: Any = self.model
+        return self._descend(self.optimizers[0], self._policy_loss(rows, model.actor(rows.obs), entropy_coef))
+
+    def _critic_step(self, rows: Rows) -> Metrics | None:
+        model: Any = self.model
+        return self._descend(self.optimizers[1], self._value_loss(rows, model.critic(rows.obs)))
+
+    def _joint_step(self, rows: Rows, entropy_coef: float) -> Metrics | None:
+        logits, value = self.model(rows.obs)
+        policy, critic = self._policy_loss(rows, logits, entropy_coef), self._value_loss(rows, value)
+        return self._descend(
+            self.optimizers[0], Loss(policy.value + critic.value, {**policy.metrics, **critic.metrics})
+        )
+
+    def _descend(self, optimizer: torch.optim.Optimizer, loss: Loss) -> Metrics | None:
+        """One step of Adam. Returns the metrics, or None where loss or gradient is not finite: then it is left out."""
+        optimizer.zero_grad()
+        loss.value.backward()  # type: ignore[no-untyped-call]
+        grad_norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.config.max_grad_norm)
+        value = loss.value.detach()
+        if not torch.isfinite(value + grad_norm):
             return None
-        self.optimizer.step()
-        return {"loss": loss, **policy.metrics, **critic.metrics, "grad_norm": grad_norm}
+        optimizer.step()
+        return {"loss": value, **loss.metrics, "grad_norm": grad_norm}
 
     def _policy_loss(self, rows: Rows, logits: Tensor, entropy_coef: float) -> Loss:
         """PPO's surrogate with the entropy bonus, of n rows."""
@@ -236,18 +252,16 @@ class Agent:
         return Loss(self.config.vf_coef * loss, {"value_loss": loss.detach()})
 
     def _side_by_side(self, of_policy: Callable[[], Answer], of_critic: Callable[[], Answer]) -> tuple[Answer, Answer]:
-        """What both return; at the same time, where each has a thread (`_two_threads`)."""
-        if self.critics_thread is None:
-            return of_policy(), of_critic()
-        critic = self.critics_thread.submit(of_critic)
+        """What both return; at the same time, where the critic has a thread (`_two_threads`)."""
+        critic = self.beside.submit(of_critic)
         return of_policy(), critic.result()
 
     @contextmanager
     def _two_threads(self) -> Iterator[None]:
         """Within it the critic has a thread of its own, and each of both half of torch's threads, if there are two.
 
-        Policy and critic share no weights, so their gradients need not wait for each other before both are there;
-        OpenMP's threads, which share out each operation, meet a hundred times meanwhile.
+        Policy and critic share no weights, so neither needs to wait for the other, while OpenMP's threads, which share
+        out each operation, meet a hundred times in a gradient step.
         """
         threads = torch.get_num_threads()
         if threads == 1 or self.config.shared_trunk or self.device.type != "cpu":
@@ -255,10 +269,10 @@ class Agent:
             return
         torch.set_num_threads(threads - threads // 2)
         try:
-            with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self.critics_thread:
+            with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self.beside:
                 yield
         finally:
-            self.critics_thread = None
+            self.beside = Here()
             torch.set_num_threads(threads)
 
     @torch.no_grad()
@@ -320,7 +334,7 @@ class Agent:
     def save_model(self) -> dict[str, Any]:
         """What resuming needs beside the weights: tensors and plain numbers."""
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [one.state_dict() for one in self.optimizers],
             "generator": self.generator.get_state(),
             "env_steps": self.env_steps,
             "updates": self.updates,
@@ -328,9 +342,18 @@ class Agent:
 
     def load_model(self, state: dict[str, Any]) -> None:
         """Take back what `save_model` gave; the weights come back through `model.load_state_dict`."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"])
         self.env_steps, self.updates = state["env_steps"], state["updates"]
+
+
+def _of_both(policy: Metrics | None, critic: Metrics | None) -> Metrics | None:
+    """The metrics of a gradient step of two networks: the sum of their losses, the length of both gradients as one."""
+    if policy is None or critic is None:
+        return None
+    of_both = {"loss": policy["loss"] + critic["loss"], "grad_norm": policy["grad_norm"].hypot(critic["grad_norm"])}
+    return {**policy, **critic, **of_both}
 
 
 def _normalise(advantage: Tensor, how: str) -> Tensor:
