@@ -104,12 +104,12 @@ def _goes_on(terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:
 
 def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
     """Log-probabilities over the legal actions. logits: float [n, A]; legal: bool [n, A]; returns f32 [n, A]."""
-    return torch.log_softmax(logits.float().masked_fill(~legal, ILLEGAL_LOGIT), dim=-1)
+    return torch.log_softmax(torch.where(legal, logits.float(), ILLEGAL_LOGIT), dim=-1)
 
 
-def masked_entropy(log_probs: Tensor, legal: Tensor) -> Tensor:
-    """Entropy of each row's policy over its legal actions. log_probs: f32 [n, A]; legal: bool [n, A]; returns [n]."""
-    return -(log_probs.exp() * log_probs.masked_fill(~legal, 0.0)).sum(dim=-1)
+def entropy(log_probs: Tensor) -> Tensor:
+    """Of each row's policy. log_probs: f32 [n, A], of `masked_log_softmax` (illegal actions add 0); returns f32 [n]."""
+    return -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
 def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

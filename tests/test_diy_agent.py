@@ -263,6 +263,7 @@ def test_the_loss_of_an_update_is_the_literal_one(fields: dict[str, Any]) -> Non
     agent = make_agent(config, seed=4)
     with torch.no_grad():  # another policy than the one that acted
         agent.model.actor_head.weight.normal_(0, 0.3)
+    agent.updates = 1
     chunk = recorded(3)[2]
     assert (~chunk.valid).any()
     assert chunk.terminated.any()
@@ -401,7 +402,10 @@ def test_what_is_not_finite_changes_no_weight_and_is_counted() -> None:
     bad = copied(chunk)
     bad.reward[0, 3] = np.nan
     metrics, _ = agent.learn(bad, info(8))
-    assert metrics["skipped"] == agent.config.epochs * 2  # all of them: advantages are normalised over the batch
+    assert metrics["skipped"] == agent.config.epochs * 2  # advantages are normalised over the batch
+    for name, x in agent.model.state_dict().items():  # the critic has learned from minibatches without that row
+        assert torch.equal(x, before[name]) or name.startswith("critic"), name
+    before = {name: x.clone() for name, x in agent.model.state_dict().items()}
     bad = copied(chunk)
     bad.obs["features"][:, :, 0] = bfloat16(np.array([[np.inf]]))[0, 0]
     metrics, _ = agent.learn(bad, info(8))
@@ -514,6 +518,28 @@ def test_policy_and_critic_learn_at_the_same_time_in_two_threads_and_the_same_as
         learned.append(agent.model.state_dict())
     for name, value in learned[0].items():
         torch.testing.assert_close(learned[1][name], value, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("fields", [VTRACE, {"decoupled": True, "value_source": "actor"}], ids=str)
+def test_the_policy_that_acted_is_known_where_it_is_the_one_that_learns(fields: dict[str, Any]) -> None:
+    """Then its logits need not be computed again, and the update is the same but for rounding."""
+    learned = []
+    for older in (False, True):
+        agent = make_agent(dataclasses.replace(TINY, **fields))
+        chunk = copied(next(play(agent)))
+        chunk.version[..., 1] -= older
+        nets, actor = [], agent.model.actor
+
+        def asked(obs: dict[str, torch.Tensor], nets: list[bool] = nets, actor: Any = actor) -> torch.Tensor:
+            nets.append(torch.is_grad_enabled())
+            return actor(obs)  # type: ignore[no-any-return]
+
+        agent.model.actor = asked
+        agent.learn(chunk, info(8))
+        assert nets.count(False) == older
+        learned.append(agent.model.state_dict())
+    for name, value in learned[0].items():
+        torch.testing.assert_close(learned[1][name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("fields", [{}, {"shared_trunk": True}])

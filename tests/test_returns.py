@@ -262,7 +262,7 @@ def test_masked_policy_gives_illegal_actions_no_probability_and_no_entropy() -> 
     logits, legal = rng.normal(size=(50, 6)) * 3, rng.random((50, 6)) < 0.6
     legal[:, 2] = True
     log_probs = returns.masked_log_softmax(torch.from_numpy(logits), torch.from_numpy(legal))
-    entropy = returns.masked_entropy(log_probs, torch.from_numpy(legal))
+    entropy = returns.entropy(log_probs)
     for i in range(50):
         exp = np.exp(logits[i][legal[i]])
         p = exp / exp.sum()
@@ -271,10 +271,10 @@ def test_masked_policy_gives_illegal_actions_no_probability_and_no_entropy() -> 
     assert (log_probs.exp()[~torch.from_numpy(legal)] == 0).all()
 
 
-def test_masked_entropy_has_finite_gradients() -> None:
+def test_entropy_has_finite_gradients() -> None:
     logits = torch.zeros(1, 3, requires_grad=True)
     legal = torch.tensor([[True, True, False]])
-    returns.masked_entropy(returns.masked_log_softmax(logits, legal), legal).sum().backward()
+    returns.entropy(returns.masked_log_softmax(logits, legal)).sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
     assert logits.grad[0, 2] == 0

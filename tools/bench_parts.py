@@ -209,8 +209,9 @@ class Bench:
 
     @cached_property
     def agent(self) -> Any:
-        """Its optimizer has begun: checkpoints hold its state."""
+        """Its optimizers have begun: checkpoints hold their state. `items` are of an older policy, as in a cluster."""
         agent = self.setting.agent()
+        agent.updates = 1
         limits.make_learner_steps(agent, self.hyper, limits.observations(self.setting, 16))()
         return agent
 

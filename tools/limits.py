@@ -149,7 +149,7 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
         log_ratio = log_probs.gather(-1, action).squeeze(-1) - old
         loss = returns.clipped_policy_loss(log_ratio, advantage, hyper.clip).mean()
         loss = loss + hyper.vf_coef * returns.value_loss(value, target).mean()
-        loss = loss - hyper.entropy_start * returns.masked_entropy(log_probs, legal).mean()
+        loss = loss - hyper.entropy_start * returns.entropy(log_probs).mean()
         adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, hyper.max_grad_norm)

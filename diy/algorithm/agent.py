@@ -118,11 +118,12 @@ class Agent:
         else:
             logits, extra = model.actor(seen), {}
         log_probs = returns.masked_log_softmax(logits, seen["legal"])
-        # Gumbel's trick: the largest sum of log-probability and this noise is a draw from the policy. The noise
-        # stays below 105, so an illegal action (ILLEGAL_LOGIT) never wins.
-        noise = -torch.empty(log_probs.shape).exponential_(generator=self.generator).log()
+        # Gumbel's trick: the largest sum of log-probability and the noise -log(-log(u)) is a draw from the policy. The
+        # noise stays below 17, so an illegal action (ILLEGAL_LOGIT) never wins.
+        uniform = torch.rand(log_probs.shape, generator=self.generator).clamp_(min=torch.finfo(torch.float32).tiny)
+        noise = uniform.log_().neg_().log_().neg_().to(self.device)
         explore = self._tensor(context.explore).unsqueeze(-1)
-        action = (log_probs + explore * noise.to(self.device)).argmax(dim=-1)
+        action = (log_probs + explore * noise).argmax(dim=-1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return action.cpu().numpy(), {"log_prob": log_prob.cpu().numpy(), **extra}
 
@@ -235,7 +236,7 @@ class Agent:
             ).mean()
         else:
             loss = returns.clipped_policy_loss(clipped, rows.advantage, config.clip).mean()
-        entropy = returns.masked_entropy(log_probs, rows.obs["legal"]).mean()
+        entropy = returns.entropy(log_probs).mean()
         with torch.no_grad():
             metrics = {
                 "policy_loss": loss.detach(),
@@ -281,14 +282,17 @@ class Agent:
         config = self.config
         obs = {name: self._tensor(array) for name, array in batch.obs.items()}
         reward, valid = self._tensor(batch.reward), self._tensor(batch.valid)
-        chunks, steps = reward.shape
-        of_learner, off_policy = config.value_source == "learner", config.decoupled or config.advantage == "vtrace"
+        steps = reward.shape[1]
+        of_learner = config.value_source == "learner"
         of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
-        logits, value = self._side_by_side(
-            lambda: self._forward(obs, self.model.actor) if off_policy else torch.empty(0),
-            lambda: self._forward(of_critic, self.model.critic),
-        )
-        value = value.view(chunks, -1)
+        older = bool((batch.version[..., 1] != self.updates).any())  # an older policy has acted, at least in part
+        older = older and (config.decoupled or config.advantage == "vtrace")
+        if older:
+            logits, value = self._side_by_side(
+                lambda: self._forward(obs, self.model.actor), lambda: self._forward(of_critic, self.model.critic)
+            )
+        else:
+            logits, value = torch.empty(0), self._forward_halves(of_critic, self.model.critic)
         if not of_learner:
             value = torch.cat([self._tensor(batch.extra["value"]), value], dim=1)
         chunk, step = valid.nonzero(as_tuple=True)
@@ -296,8 +300,8 @@ class Agent:
         flat = {name: x.flatten(0, 1) for name, x in obs.items()}
         action, log_prob = self._tensor(batch.action)[valid], self._tensor(batch.extra["log_prob"])[valid]
         log_centre = log_prob
-        if off_policy:
-            log_probs = returns.masked_log_softmax(logits[index], flat["legal"][index])
+        if older:
+            log_probs = returns.masked_log_softmax(logits.flatten(0, 1)[index], flat["legal"][index])
             log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         ends = self._tensor(batch.terminated), self._tensor(batch.truncated), valid
         if config.advantage == "vtrace":
@@ -319,11 +323,16 @@ class Agent:
 
     @torch.no_grad()  # again: it holds for one thread alone
     def _forward(self, obs: dict[str, Tensor], net: Any) -> Tensor:
-        """Apply `net` to obs name -> [B, K, ...] in parts of FORWARD_ROWS; returns [B * K, ...]."""
-        flat = {name: x.flatten(0, 1) for name, x in obs.items()}
-        count = len(next(iter(flat.values())))
-        starts = range(0, count, FORWARD_ROWS)
-        return torch.cat([net({name: x[i : i + FORWARD_ROWS] for name, x in flat.items()}) for i in starts])
+        """Apply `net` to obs name -> [B, K, ...] in parts of FORWARD_ROWS; returns [B, K, ...]."""
+        parts = zip(*(torch.split(x.flatten(0, 1), FORWARD_ROWS) for x in obs.values()), strict=True)
+        result = torch.cat([net(dict(zip(obs, part, strict=True))) for part in parts])
+        return result.view(*next(iter(obs.values())).shape[:2], *result.shape[1:])
+
+    def _forward_halves(self, obs: dict[str, Tensor], net: Any) -> Tensor:
+        """`_forward`, half of the chunks in each thread."""
+        half = len(next(iter(obs.values()))) // 2
+        head, tail = ({name: x[part] for name, x in obs.items()} for part in (slice(half), slice(half, None)))
+        return torch.cat(self._side_by_side(lambda: self._forward(head, net), lambda: self._forward(tail, net)))
 
     def _tensor(self, array: Array) -> Tensor:
         """The array on the device: without a copy on a CPU, unless it is read-only, which torch cannot express."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -127,10 +128,10 @@ class ReferenceModel(nn.Module):
         return self.actor(obs), self.critic(obs)
 
     def _body(self, conv: nn.Module, body: nn.Module, obs: Obs) -> Tensor:
-        with torch.autocast(obs["image"].device.type, torch.bfloat16, enabled=self.bf16):
+        with _in_bf16(body, self.bf16):
             image = obs["image"].to(torch.bfloat16 if self.bf16 else torch.float32) / 255.0
-            image = image.to(memory_format=torch.channels_last)  # three times as fast on a CPU
-            return body(torch.cat([conv(image), obs["vector"]], dim=1))  # type: ignore[no-any-return]
+            hidden = conv(image.to(memory_format=torch.channels_last))  # three times as fast on a CPU
+            return body(torch.cat([hidden, obs["vector"].to(hidden.dtype)], dim=1))  # type: ignore[no-any-return]
 
 
 def _mlp(inputs: int, hidden: int) -> nn.Sequential:
@@ -140,7 +141,7 @@ def _mlp(inputs: int, hidden: int) -> nn.Sequential:
 
 def _small_body(body: nn.Module, obs: Obs, bf16: bool) -> Tensor:
     features = obs["features"].view(torch.bfloat16)
-    with torch.autocast(features.device.type, torch.bfloat16, enabled=bf16):
+    with _in_bf16(body, bf16):
         return body(features if bf16 else features.float())  # type: ignore[no-any-return]
 
 
@@ -169,6 +170,13 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     nn.init.zeros_(layer.bias)
 
 
+def _in_bf16(body: nn.Module, bf16: bool) -> AbstractContextManager[None]:
+    """Autocast; not for a `Player`, whose weights are bfloat16 and need none."""
+    weight = next(body.parameters())
+    if not bf16 or weight.dtype == torch.bfloat16:
+        return nullcontext()
+    return torch.autocast(weight.device.type, torch.bfloat16)
+
+
 def _head(head: nn.Module, hidden: Tensor) -> Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):
-        return head(hidden.float())  # type: ignore[no-any-return]
+    return head(hidden.float())  # type: ignore[no-any-return]
