@@ -395,11 +395,12 @@ class Agent(Protocol):
     """torch.nn.Module; its `state_dict()` is what is published and what `predict` uses."""
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
-        """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]."""
+        """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]. What is given may be read-only."""
         ...
 
     def learn(self, batch: Any, info: SampleInfo) -> tuple[dict[str, float], Array | None]:
-        """One update on a batch (a Chunk with leading B) to metrics and new priorities [B] or None."""
+        """One update on a batch (a Chunk with leading B) to metrics and new priorities [B] or None. The batch may be
+        read-only."""
         ...
 
     def save_model(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n ro
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from diy.algorithm.model import Player, make_model
 from diy.config import Config
 from realm import returns
 from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spec
+
+warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see Agent._tensor
 
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
 
@@ -335,8 +338,8 @@ class Agent:
         return torch.cat(self._side_by_side(lambda: self._forward(head, net), lambda: self._forward(tail, net)))
 
     def _tensor(self, array: Array) -> Tensor:
-        """The array on the device: without a copy on a CPU, unless it is read-only, which torch cannot express."""
-        return torch.from_numpy(np.require(array, requirements="W")).to(self.device)
+        """The array on the device. On a CPU it is not copied, not even if it is read-only: nobody writes into it."""
+        return torch.from_numpy(np.require(array, requirements="A")).to(self.device)
 
     # ---- resuming ----
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from realm.checkpoint import load_bytes
-from realm.contract import NO_VERSION, ContractError, PredictContext, PredictRequest
+from realm.contract import NO_VERSION, Array, ContractError, PredictContext, PredictRequest
 from realm.job import Job
 from realm.user import load_agent, load_hyper
 from realm.verbs import ModelReader, checked_answer, parse_request, reply_fields, request_fields
@@ -48,11 +48,11 @@ def run(job: Job) -> None:
             continue
         started = time.perf_counter()
         requests = [request for _, request in batch]
-        obs = {name: np.concatenate([one.obs[name] for one in requests]) for name in requests[0].obs}
+        obs = {name: _joined([one.obs[name] for one in requests]) for name in requests[0].obs}
         context = PredictContext(
-            slot=np.concatenate([one.slot + (one.worker << 32) for one in requests]),
-            first=np.concatenate([one.first for one in requests]),
-            explore=np.concatenate([one.explore for one in requests]),
+            slot=_joined([one.slot + (one.worker << 32) for one in requests]),
+            first=_joined([one.first for one in requests]),
+            explore=_joined([one.explore for one in requests]),
         )
         answer = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
@@ -67,6 +67,13 @@ def run(job: Job) -> None:
         meters.count(f"batch_rows_to_{1 << (row - 1).bit_length()}")  # a histogram over powers of two
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
+
+
+def _joined(arrays: list[Array]) -> Array:
+    """[n, ...] each -> [N, ...], read-only as what came over a socket; not copied where only one worker asks."""
+    joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    joined.setflags(write=False)
+    return joined
 
 
 def _take_batch(
