@@ -297,20 +297,22 @@ def test_ratios_are_of_rows_in_the_same_round():
         "sb3": entry("peer", {1: 25.0, 2: 20.0, 3: 30.0}),
         "envs-4": entry("cluster", {1: 10.0, 2: 10.0, 3: 10.0}, same=False),
     }
-    of_machine = bench_train.best_limits(
+    of_machine = bench_train.middle_limits(
         [
-            {"epochs": 3, "s_train": 300.0, "s_infer": 1000.0, "s_env": 1000.0},
-            {"epochs": 3, "s_train": 600.0, "s_infer": 500.0, "s_env": 2000.0},
+            {"round": 1, "epochs": 3, "s_train": 300.0, "s_infer": 1000.0, "s_env": 1000.0},
+            {"round": 2, "epochs": 3, "s_train": 900.0, "s_infer": 500.0, "s_env": 2000.0},
+            {"round": 3, "epochs": 3, "s_train": 600.0, "s_infer": 800.0, "s_env": 4000.0},
         ]
     )
-    assert [of_machine[name] for name in ("s_train", "s_infer", "s_env")] == [600.0, 1000.0, 2000.0]
+    assert [of_machine[name] for name in ("s_train", "s_infer", "s_env")] == [600.0, 800.0, 2000.0]
     bench_train.add_ratios(results_of(rows, of_machine=of_machine))
     found = {name: row["ratios"] for name, row in rows.items()}
     # of the medians it would be 1.0
     assert found["tuner"]["of_plain"] == {"median": 0.75, "least": 0.5, "greatest": 1.0, "rounds": 3}
     assert found["tuner"]["tau"] == {"median": 1.75, "least": 0.5, "greatest": 3.0, "rounds": 2}
     assert found["sb3"]["of_default"] == {"median": 0.1, "least": 0.1, "greatest": 0.5, "rounds": 3}
-    assert found["tuner"]["eta"]["greatest"] == pytest.approx(300 * (3 / 600 + 1 / 1000 + 1 / 2000))
+    assert found["tuner"]["eta"]["greatest"] == pytest.approx(300 * (3 / 600 + 1 / 800 + 1 / 4000))
+    assert found["tuner"]["eta"]["median"] == pytest.approx(200 * (3 / 900 + 1 / 500 + 1 / 2000))
     assert found["sb3"]["eta"] is found["sb3"]["tau"] is None
     assert found["envs-4"]["eta"] is found["envs-4"]["tau"] is None
     assert found["envs-4"]["of_default"]["median"] == pytest.approx(0.05)
@@ -353,6 +355,7 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
     for content, why in (
         ("{}", "holds no results"),
         ('{"rows": {"plain": {"rounds": []}}}', "an older tools/bench_train.py wrote it"),
+        ('{"rows": {}, "limits": {"s_train": 1.0}}', "an older tools/bench_train.py wrote it"),
     ):
         path.write_text(content)
         ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
@@ -425,10 +428,10 @@ def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path)
 def bench(tmp_path, rows, rounds):
     args = SimpleNamespace(
         out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, config=SMOKE,
-        set=TINY,
+        set=TINY, limit_seconds=0.5,
     )  # fmt: skip
     results = results_of({row.name: bench_train.new_entry(row) for row in rows})
-    return bench_train.Bench(rows, args, load_config(SMOKE, TINY), results), results, args.out
+    return bench_train.Bench(rows, args, load_config(SMOKE, TINY), ("aisrv_count=1",), results), results, args.out
 
 
 def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monkeypatch, capsys):
@@ -442,10 +445,17 @@ def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monke
             raise OSError("no more sockets")
         return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "threads": {}, "died": ""}
 
+    def measure_limits(config, overrides, seconds, cores):
+        calls.append((config, [*overrides], seconds))
+        return {"epochs": 3, "s_train": 1.0 * len(calls), "s_infer": 1.0, "s_env": 1.0}
+
     monkeypatch.setattr(bench_train, "measure", measure)
+    monkeypatch.setattr(bench_train.limits, "measure", measure_limits)
     runs, results, _ = bench(tmp_path, rows, rounds=2)
     runs.run()
-    assert calls == ["plain-1", "local-1", "local-2", "plain-2"]
+    of_machine = (SMOKE, [*TINY, "aisrv_count=1"], 0.5)
+    assert calls == [of_machine, "plain-1", "local-1", of_machine, "local-2", "plain-2"]
+    assert [(one["round"], one["s_train"]) for one in results["limits"]["rounds"]] == [(1, 1.0), (2, 4.0)]
     plain = results["rows"]["plain"]
     assert plain["failures"] == [{"round": 1, "why": "OSError: no more sockets"}]
     assert [one["round"] for one in plain["rounds"]] == [2]
@@ -472,6 +482,7 @@ def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
         return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "env_steps_per_s": rates[threads], "threads": {}, "died": ""}
 
     monkeypatch.setattr(bench_train, "measure", measure)
+    monkeypatch.setattr(bench_train.Bench, "_measure_limits", lambda bench, number: None)
     runs, results, out = bench(tmp_path, [Row("sb3", "peer", "", "peer")], rounds=2)
     runs.run()
     assert tried == ["1", "2", "3", "4", "2", "2"]

@@ -20,7 +20,7 @@ started for some seconds with each number of threads, which also fills its cache
 Ratios are of two rows in the same round: the median over the rounds, and the range.
 
 eta     share of the time that gradient steps, forward passes and environments need alone (tools/limits.py, measured
-        before and after all rounds, of which the higher counts); of rows with the network and precision of --config
+        at the start of the same round); of rows with the network and precision of --config
 tau     env steps/s of a cluster over those of one process (the row `local`), if both train the same
 cores   CPU seconds a second: where cores are left, a row waits, for others or for a learner with too few threads
 memory  the peak of the sum of all processes' PSS, in which memory that is shared counts once; seen every two seconds
@@ -80,7 +80,7 @@ STOP_S = 60.0  # an update of the reference's network takes some seconds, and is
 Figures = dict[str, Any]
 Results = dict[str, Any]
 """{about, setup, limits, rows: {name: entry}}; entry: of `new_entry`, and with `add_ratios` what it adds; limits: of
-`best_limits`, or None"""
+`middle_limits`, or None"""
 
 
 # ---- what there is ----
@@ -611,8 +611,16 @@ def new_entry(row: Row) -> dict[str, Any]:
 class Bench:
     """Runs rows in rounds and keeps the results."""
 
-    def __init__(self, rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, results: Results) -> None:
-        self._rows, self._args, self._results = rows, args, results
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        args: argparse.Namespace,
+        config: RunConfig,
+        tuner: Sequence[str],
+        results: Results,
+    ) -> None:
+        """tuner: of `tuner_settings`, with which the limits are measured."""
+        self._rows, self._args, self._tuner, self._results = rows, args, tuner, results
         self._plan = make_plan(config.app, this_machine())
         self._folder: Path = args.out.parent.absolute() / f"{args.out.stem}-runs"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -627,11 +635,21 @@ class Bench:
     def run(self) -> None:
         """All rounds; every second one in the other order."""
         for number in range(1, self._args.rounds + 1):
+            self._measure_limits(number)
             for row in self._rows if number % 2 else self._rows[::-1]:
                 entry = self._results["rows"][row.name]
                 self._one(row, number, entry)
                 runs.write_json(self._args.out, self._results)
                 self._done += 1
+
+    def _measure_limits(self, number: int) -> None:
+        if not self._args.limit_seconds:
+            return
+        print(f"round {number}: what the machine can do of each part alone (tools/limits.py) ...", flush=True)
+        args, plan = self._args, self._plan
+        found = limits.measure(args.config, [*args.set, *self._tuner], args.limit_seconds, plan.cores)
+        before = self._results["limits"]
+        self._results["limits"] = middle_limits([*(before["rounds"] if before else []), {"round": number, **found}])
 
     def _one(self, row: Row, number: int, entry: dict[str, Any]) -> None:
         log = self._log(row, number)
@@ -723,10 +741,10 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     return {"median": statistics.median(values), "least": min(values), "greatest": max(values), "rounds": len(values)}
 
 
-def best_limits(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of several measurements of tools/limits.py the highest of each limit; all of them are kept in `measured`."""
-    highest = {name: max(one[name] for one in measured) for name in ("s_train", "s_infer", "s_env")}
-    return {"epochs": measured[0]["epochs"], **highest, "measured": list(measured)}
+def middle_limits(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the measurements of tools/limits.py in several rounds: the median of each limit, and all in `rounds`."""
+    middle = {name: statistics.median(one[name] for one in rounds) for name in ("s_train", "s_infer", "s_env")}
+    return {"epochs": rounds[0]["epochs"], **middle, "rounds": list(rounds)}
 
 
 def to_score(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -742,6 +760,7 @@ def add_ratios(results: Results) -> None:
     """Into each row: `ratios`, each of the same rounds of two rows, and `to_score`."""
     rows, of_machine = results["rows"], results["limits"]
     rates = {name: {one["round"]: one["env_steps_per_s"] for one in entry["rounds"]} for name, entry in rows.items()}
+    alone = {one["round"]: one for one in of_machine["rounds"]} if of_machine else {}
 
     def over(name: str, base: str) -> dict[str, float] | None:
         mine, others = rates[name], rates.get(base, {})
@@ -750,7 +769,8 @@ def add_ratios(results: Results) -> None:
     for name, entry in rows.items():
         eta = None
         if of_machine and entry["same"] and entry["kind"] != "peer":
-            eta = spread([limits.eta(rate, of_machine["epochs"], of_machine) for rate in rates[name].values()])
+            epochs = of_machine["epochs"]
+            eta = spread([limits.eta(rate, epochs, alone[number]) for number, rate in rates[name].items()])
         entry["ratios"] = {
             "eta": eta,
             "tau": over(name, "local") if entry["same"] and entry["kind"] == "cluster" else None,
@@ -854,7 +874,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--score-minutes", type=float, default=20.0, help="after these it is not waited for any longer")
     parser.add_argument("--cores", type=int, nargs="+", metavar="CORE", help="use these cores alone")
     parser.add_argument(
-        "--limit-seconds", type=float, default=6.0, help="for each way to measure eta's limits; 0: none"
+        "--limit-seconds", type=float, default=2.0, help="a round for each way to measure eta's limits; 0: none"
     )
     parser.add_argument("--out", type=Path, default=Path("train/bench_train.json"))
     parser.add_argument("--table", type=Path, metavar="FILE", help="print table and ratios of this JSON again, and end")
@@ -872,7 +892,8 @@ def main() -> None:
     args = arguments()
     if args.table:
         results = runs.read_json(args.table, "rows")
-        if not all("failures" in entry for entry in results["rows"].values()):
+        known = results.get("limits") is None or "rounds" in results["limits"]
+        if not known or not all("failures" in entry for entry in results["rows"].values()):
             raise ConfigError(
                 f"{args.table}: an older tools/bench_train.py wrote it, which kept less than the table needs"
             )
@@ -909,20 +930,10 @@ def main() -> None:
     }  # fmt: skip
     results = {"about": runs.about(), "setup": setup, "limits": None, "rows": {}}
     results["rows"] = {row.name: new_entry(row) for row in rows}
-    bench = Bench(rows, args, config, results)
-    measured: list[dict[str, Any]] = []
-
-    def measure_limits() -> None:
-        if args.limit_seconds:
-            print("what the machine can do of each part alone (tools/limits.py) ...", flush=True)
-            measured.append(limits.measure(args.config, [*args.set, *tuner], args.limit_seconds, plan.cores))
-            results["limits"] = best_limits(measured)
-
+    bench = Bench(rows, args, config, tuner, results)
     stopped = False
     try:
-        measure_limits()
         bench.run()
-        measure_limits()  # others may have had the cores before
     except KeyboardInterrupt:
         stopped = True
     text = told(results)
