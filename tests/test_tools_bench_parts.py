@@ -64,7 +64,7 @@ def test_parts_that_are_processes_are_asked_over_real_sockets(make_bench):
     bench.backends = ["native"]
     lines = bench_parts.measure(bench, ["roundtrip", "push", "model"], 1, 0.0)
     check(lines, 1)
-    assert [one["part"] for one in lines] == ["roundtrip"] * 2 + ["push"] + ["model"] * 3
+    assert [one["part"] for one in lines] == ["roundtrip"] * 3 + ["push"] + ["model"] * 3
     assert all("raw ZeroMQ" in one["bound"] for one in lines if one["what"].startswith(("worker", "push", "publish")))
 
 

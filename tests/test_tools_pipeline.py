@@ -16,6 +16,8 @@ PARTS = Parts(
     forward=([1, 4, 16], [1.0, 4.0, 10.0]),
     step=([1, 16], [0.0, 0.0]),
     trip=2.0,
+    asker_cpu=1.0,
+    answer=1.0,
     travel=0.25,
     buffer=0.125,
     travel_cpu=0.5,
@@ -86,22 +88,25 @@ def test_one_worker_at_the_actor_waits_for_its_own_forward_alone():
 
 
 def test_many_workers_meet_at_the_actor():
-    quick = PARTS._replace(trip=0.0, forward=([1, 1000], [1.0, 1.0]), step=([1, 16], [0.5, 0.5]))  # any rows take 1 s
+    quick = PARTS._replace(
+        trip=0.0, answer=0.0, forward=([1, 1000], [1.0, 1.0]), step=([1, 16], [0.5, 0.5])
+    )  # any rows take 1 s
     many = pipeline.served(quick, SHAPE._replace(workers=30))
     # all come back while one forward runs: half a second, half a forward, and a forward
     assert many.questions_per_s == pytest.approx(30 / (0.5 + 1.0 * (1 + 29 / 60)), rel=1e-3)
     assert many.batch == pytest.approx(many.questions_per_s * 1.0, rel=1e-3)
     # work of the actor for each question bounds how many it can answer
-    crowd = pipeline.served(quick._replace(trip=1.0), SHAPE._replace(workers=1000))
+    crowd = pipeline.served(quick._replace(trip=1.0, answer=0.5), SHAPE._replace(workers=1000))
     assert crowd.questions_per_s <= 2.0
 
 
 def lines():
-    named = [(f"predict, {n} rows", n, 0.1 * n) for n in (1, 2, 64)] + [
+    named = [(f"predict, {n} rows", n, 0.01 * n) for n in (1, 2, 64)] + [
         ("env step, features, reward, 64 envs", 64, 0.064),
         ("env step, features, reward, 1 envs", 1, 0.01),
         ("worker, actor, worker, 32 envs", 32, 0.5),
         ("the forward in it, 32 rows", 32, 0.4),
+        ("16 workers at once, 32 envs each", 512, 5.12 + 0.8),
         ("push 64 chunks, native", 64, 6.4),
         ("add 64 chunks, native", 64, 0.64),
         ("sample 128 chunks, native", 128, 1.28),
@@ -126,7 +131,7 @@ def test_parts_are_read_from_what_bench_parts_wrote():
     parts = pipeline.read_parts(lines(), "native", 10)
     assert parts.forward[0] == [1, 2, 64]
     assert parts.step == ([1, 64], [0.01, 0.064])
-    assert parts.trip == pytest.approx(0.1)
+    assert (parts.trip, parts.asker_cpu, parts.answer) == pytest.approx((0.1, 0.25, 0.8 / 16))
     assert parts.travel == pytest.approx((2 * 0.1 + 0.01) / 10)  # of an env step, chunks have ten
     assert parts.buffer == pytest.approx((0.1 - 0.05 + 0.01) / 10)
     assert parts.travel_cpu == pytest.approx((2 * 0.05 + 0.005 + 0.005) / 10)

@@ -56,6 +56,7 @@ from tools import limits, runs
 NETWORKS = {"default": "configure_app.toml", "reference": "reference.toml"}
 QUICK = ("aisrv_count=1", "aisrv_connect_to_kaiwu_env_count=4", "diy.chunk_length=8", "diy.minibatch_size=16")
 ASKED = 32  # environments of a round trip
+CROWD = 16  # workers that ask an actor at once
 PATIENCE_S = 120.0
 MAX_BYTES = 1 << 30
 TIMES = ("seconds", "p99_seconds", "cpu_seconds", "bound_seconds")  # of a call, each a list with one of each round
@@ -326,7 +327,8 @@ def roundtrip_lines(bench: Bench) -> Iterator[Line]:
     """The actor gets one model from a pool, and nobody trains."""
     stage = bench.stage
     make_publish(bench)()
-    client = stage.client("aisrv-0", stage.start("actor", bench.plan))
+    actor = stage.start("actor", bench.plan)
+    client = stage.client("aisrv-0", actor)
     policy = RemotePolicy(client, bench.spec, 0, ASKED, VersionGate(None, 1, 1), stage.tick, lambda seconds: None)
     obs, question = asked(bench)
     first = np.zeros(ASKED, np.bool_)
@@ -336,6 +338,22 @@ def roundtrip_lines(bench: Bench) -> Iterator[Line]:
     forward = forward_line(bench, f"the forward in it, {ASKED} rows", obs)
     # each after a raw round trip: like the actor's, on a core that has slept until a message came
     yield forward._replace(call=after(raw[1], forward.call))
+
+    askers = [stage.client(f"aisrv-{1 + number}", actor) for number in range(CROWD)]
+
+    def ask_all() -> None:
+        stage.tick()
+        for number, asker in enumerate(askers):
+            asker.ask("predict", question.meta | {"worker": 1 + number}, question.arrays)
+        for asker in askers:
+            while asker.collect() is None:
+                wait_any([asker], 50)
+
+    rows = CROWD * ASKED
+    whole = forward_line(bench, "", {name: np.tile(one, (CROWD, 1)) for name, one in obs.items()})
+    yield Line(
+        f"{CROWD} workers at once, {ASKED} envs each", rows, "rows", ask_all, f"a forward of {rows} rows", whole.call
+    )
 
 
 def forward_line(bench: Bench, what: str, obs: Arrays) -> Line:

@@ -35,7 +35,7 @@ from realm.config import ConfigError, load_config
 from realm.launch.plan import Machine, make_plan, this_machine
 from realm.user import load_hyper
 from tools import runs
-from tools.bench_parts import ASKED, NETWORKS
+from tools.bench_parts import ASKED, CROWD, NETWORKS
 
 GPU_FORWARD_S = 2e-4  # however few the rows: starting the kernels takes this long
 
@@ -45,7 +45,9 @@ class Parts(NamedTuple):
 
     forward: tuple[list[int], list[float]]  # rows, and seconds of `Agent.predict`
     step: tuple[list[int], list[float]]  # environments, and seconds of a step with features and reward
-    trip: float  # of a question to the actor and back, without the forward: taken to be CPU time of both, half and half
+    trip: float  # of a question to the actor and back, if nobody else asks, without the forward
+    asker_cpu: float  # ... CPU time in the worker
+    answer: float  # ... what the actor has to do for it, if many ask, without the forward
     travel: float  # of an env step from the worker to the learner
     buffer: float  # ... for which the buffer's process has to do with it
     travel_cpu: float  # ... CPU time in worker, buffer and learner together
@@ -107,10 +109,14 @@ def read_parts(lines: Sequence[dict[str, Any]], backend: str, chunk_length: int)
     travel, buffer = 2 * one(push) + one(sample), max(0.0, one(push) - one(push, "cpu_seconds")) + one(sample)
     travel_cpu = sum(one(part, "cpu_seconds") for part in (push, push, add, sample))
     trip, in_it = f"worker, actor, worker, {ASKED} envs", f"the forward in it, {ASKED} rows"
+    forwards = ([n for n, _, _ in forward], [s for _, s, _ in forward])
+    crowd = ASKED * one(f"{CROWD} workers at once, {ASKED} envs each") - at(forwards, CROWD * ASKED) / CROWD
     return Parts(
-        ([n for n, _, _ in forward], [s for _, s, _ in forward]),
+        forwards,
         ([n for n, _, _ in step], [s for _, s, _ in step]),
         max(0.0, ASKED * (one(trip) - one(in_it))),
+        ASKED * one(trip, "cpu_seconds"),
+        max(0.0, crowd),
         travel / chunk_length,
         buffer / chunk_length,
         travel_cpu / chunk_length,
@@ -143,10 +149,11 @@ class Served(NamedTuple):
 def served(parts: Parts, shape: Shape) -> Served:
     """Every worker thinks (a step, and the way there and back), asks, and waits until the forward that runs is over,
     half of it on average, and then for its own, which has all questions that came meanwhile."""
-    think, others = at(parts.step, shape.envs) + parts.trip / 2, (shape.workers - 1) / shape.workers
+    way = max(0.0, parts.trip - parts.answer)
+    think, others = at(parts.step, shape.envs) + way, (shape.workers - 1) / shape.workers
     batch, busy, now = 1.0, 0.0, Served(0.0, 1.0, 0.0)
     for _ in range(200):  # a fixed point, half-way to which each turn goes
-        answer = forward_s(parts, batch * shape.envs, shape.gpu) + batch * parts.trip / 2
+        answer = forward_s(parts, batch * shape.envs, shape.gpu) + batch * parts.answer
         wait = answer * (1 + busy * others / 2)
         now = Served(shape.workers / (think + wait), batch, wait)
         batch = min(shape.workers, max(1.0, (batch + now.questions_per_s * answer) / 2))
@@ -162,8 +169,8 @@ def forecast(parts: Parts, shape: Shape) -> Forecast:
     if shape.remote:
         actor = served(parts, shape)
         forward = forward_s(parts, actor.batch * shape.envs, shape.gpu)
-        cpu = shape.workers * (step + parts.trip + forward / actor.batch)
-        step += parts.trip / 2
+        cpu = shape.workers * (step + parts.asker_cpu + parts.answer + forward / actor.batch)
+        step += max(0.0, parts.trip - parts.answer)
     play, play_cpu = shape.chunk_length * (step + actor.wait_s), shape.chunk_length * cpu
     travel, buffer, travel_cpu = (
         rows * one if shape.cluster else 0.0 for one in (parts.travel, parts.buffer, parts.travel_cpu)
