@@ -163,9 +163,16 @@ def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
 
 
 def restore(agent: Agent, checkpoint: Checkpoint) -> None:
-    """Put model, optimizer and random numbers back."""
+    """Put model, optimizer and random numbers back. Raises CheckpointError if it was saved by another agent."""
     load_bytes(agent.model, checkpoint.weights)
-    agent.load_model(checkpoint.state["agent"])
+    try:
+        agent.load_model(checkpoint.state["agent"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise CheckpointError(
+            f"{checkpoint.path}: the agent does not take back the state that is saved there ({why}); if another "
+            "version of it wrote that, start a new run, with preload_model to go on from these weights"
+        ) from error
     torch.set_rng_state(checkpoint.state["torch_rng"])
     version, internal, gauss = checkpoint.state["python_rng"]
     random.setstate((version, tuple(internal), gauss))

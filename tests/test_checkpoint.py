@@ -184,6 +184,16 @@ def test_a_start_names_the_checkpoint_that_it_skips(tmp_path: Path, logged: list
     assert f"checkpoint skipped: {spoiled}: its sha256 is not the manifest's" in warnings[0]
 
 
+def test_a_state_that_another_version_of_the_agent_saved_is_one_sentence(tmp_path: Path) -> None:
+    class Older(Agent):
+        def save_model(self) -> dict[str, Any]:
+            return {"adam": self.optimizer.state_dict()}
+
+    trainer(tmp_path, 7, agent=Older(7)).start(1)
+    with pytest.raises(CheckpointError, match=r"does not take back the state .*KeyError: 'optimizer'.* preload_model"):
+        trainer(tmp_path, 7).start(2)
+
+
 def test_checkpoints_of_other_shapes_are_refused(tmp_path: Path) -> None:
     trainer(tmp_path, 1).start(1)
     other = Spec(SPEC.obs, SPEC.action, SPEC.extra, 2, SPEC.sample)

@@ -194,7 +194,7 @@ def child(path: str, overrides: Sequence[str], cores: int, rows: int) -> None:
         """What is timed, and what all of its calls are inside."""
         if what == "env":
             return make_env_step(setting.envs(amount[what], os.getpid())), nullcontext
-        agent, obs = setting.agent(), observations(setting, amount[what])
+        agent, obs = setting.agent(), observations(setting, rows if what == "infer" else setting.minibatch)
         if what == "infer":
             return make_predict(agent, obs), nullcontext
         if what == "learn":
