@@ -327,7 +327,9 @@ class Socket:
         """The frames' buffers of the next message, or None."""
         if not _readable(self._zmq):
             return None
-        frames = self._zmq.recv_multipart(_LAST, copy=False)
+        frames = [self._zmq.recv(_LAST, copy=False)]
+        while frames[-1].more:
+            frames.append(self._zmq.recv(_LAST, copy=False))
         buffers = [frame.buffer for frame in frames]
         self.traffic.messages_in += 1
         self.traffic.bytes_in += sum(len(buffer) for buffer in buffers)

@@ -27,25 +27,9 @@ def run(job: Job) -> None:
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
     fields, answer_fields = request_fields(job.spec), reply_fields(job.spec)
     waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker: a question sent twice counts once
-    link.ready([server, to_pool])
-    while True:
-        link.tick()
-        while (received := server.receive()) is not None:
-            peer, message = received
-            try:
-                request = parse_request(message, fields)
-            except (WireError, ContractError) as error:
-                server.reject(peer, error)
-                continue
-            waiting[request.worker] = (peer, request)
-        if models.poll():
-            meters.totals["models_loaded"] = models.loaded
-            meters.put("publish_to_use_ms", 1e3 * models.delay_s)
-            meters.totals["version_epoch"], meters.totals["version_update"] = models.version
-        batch = _take_batch(waiting, models, app.predict_batch_size)
-        if not batch:
-            wait_any([server, to_pool], 20)
-            continue
+
+    def answer(batch: list[tuple[bytes, PredictRequest]]) -> None:
+        """One forward pass over these questions, and its part to each who asked."""
         started = time.perf_counter()
         requests = [request for _, request in batch]
         obs = {name: _joined([one.obs[name] for one in requests]) for name in requests[0].obs}
@@ -54,12 +38,12 @@ def run(job: Job) -> None:
             first=_joined([one.first for one in requests]),
             explore=_joined([one.explore for one in requests]),
         )
-        answer = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
+        predicted = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
         for peer, request in batch:
             rows = slice(row, row + len(request.first))
             row = rows.stop
-            arrays = {name: array[rows] for name, array in answer.items()}
+            arrays = {name: array[rows] for name, array in predicted.items()}
             server.send(peer, Message("action", request.seq, {"version": list(models.version)}, arrays))
         meters.count("actions", row)
         meters.count("forwards")
@@ -67,6 +51,27 @@ def run(job: Job) -> None:
         meters.count(f"batch_rows_to_{1 << (row - 1).bit_length()}")  # a histogram over powers of two
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
+
+    link.ready([server, to_pool])
+    while True:
+        while (received := server.receive()) is not None:
+            peer, message = received
+            try:
+                request = parse_request(message, fields)
+            except (WireError, ContractError) as error:
+                server.reject(peer, error)
+                continue
+            waiting[request.worker] = (peer, request)
+        batch = _take_batch(waiting, models, app.predict_batch_size)
+        if batch:
+            answer(batch)
+        link.tick()  # what nobody waits for comes after the answers
+        if models.poll():
+            meters.totals["models_loaded"] = models.loaded
+            meters.put("publish_to_use_ms", 1e3 * models.delay_s)
+            meters.totals["version_epoch"], meters.totals["version_update"] = models.version
+        elif not batch:
+            wait_any([server, to_pool], 20)
 
 
 def _joined(arrays: list[Array]) -> Array:
