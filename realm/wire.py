@@ -230,10 +230,10 @@ def _parse_bodies(entries: Sequence[tuple[str, Any, tuple[int, ...], int]], fram
     got = [len(frame) for frame in frames]
     if got != expected:
         raise WireError(f"bodies of {got} bytes instead of {expected} for {len(entries)} arrays")
-    joined, large, offset = memoryview(frames[0]) if small else None, iter(frames[bool(small) :]), 0
+    joined, large, offset = memoryview(frames[0] if small else b""), iter(frames[bool(small) :]), 0
     bodies: list[Any] = []
     for size in sizes:
-        if size >= _SMALL_BYTES or joined is None:
+        if size >= _SMALL_BYTES:
             bodies.append(next(large))
         else:
             bodies.append(joined[offset : offset + size])

@@ -55,6 +55,11 @@ class Parts(NamedTuple):
     threads: int  # that the update had
     publish: float  # weights from the learner into a worker
 
+    @property
+    def way(self) -> float:
+        """Of a question to the actor and back, without what the actor does."""
+        return max(0.0, self.trip - self.answer)
+
 
 class Shape(NamedTuple):
     """What a run is made of."""
@@ -149,8 +154,7 @@ class Served(NamedTuple):
 def served(parts: Parts, shape: Shape) -> Served:
     """Every worker thinks (a step, and the way there and back), asks, and waits until the forward that runs is over,
     half of it on average, and then for its own, which has all questions that came meanwhile."""
-    way = max(0.0, parts.trip - parts.answer)
-    think, others = at(parts.step, shape.envs) + way, (shape.workers - 1) / shape.workers
+    think, others = at(parts.step, shape.envs) + parts.way, (shape.workers - 1) / shape.workers
     batch, busy, now = 1.0, 0.0, Served(0.0, 1.0, 0.0)
     for _ in range(200):  # a fixed point, half-way to which each turn goes
         answer = forward_s(parts, batch * shape.envs, shape.gpu) + batch * parts.answer
@@ -170,7 +174,7 @@ def forecast(parts: Parts, shape: Shape) -> Forecast:
         actor = served(parts, shape)
         forward = forward_s(parts, actor.batch * shape.envs, shape.gpu)
         cpu = shape.workers * (step + parts.asker_cpu + parts.answer + forward / actor.batch)
-        step += max(0.0, parts.trip - parts.answer)
+        step += parts.way
     play, play_cpu = shape.chunk_length * (step + actor.wait_s), shape.chunk_length * cpu
     travel, buffer, travel_cpu = (
         rows * one if shape.cluster else 0.0 for one in (parts.travel, parts.buffer, parts.travel_cpu)

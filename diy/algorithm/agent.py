@@ -204,6 +204,8 @@ class Agent:
         return self._descend(self.optimizers[0], self._policy_loss(rows, model.actor(rows.obs), entropy_coef))
 
     def _critic_step(self, rows: Rows) -> Metrics | None:
+        if not torch.isfinite(rows.advantage).all():
+            return None  # as the policy's: what spoiled these advantages spoiled targets of the batch, too
         model: Any = self.model
         return self._descend(self.optimizers[1], self._value_loss(rows, model.critic(rows.obs)))
 
