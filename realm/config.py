@@ -199,7 +199,7 @@ class AppConfig(BaseModel):
     """How often one role is started again within restart_window_s before the whole run stops."""
     restart_window_s: Seconds = 300.0
     """Restarts longer ago than this are forgotten."""
-    report_interval_s: Seconds = 1.0
+    report_interval_s: Seconds = 0.5
     """Seconds between two reports of a role to the supervisor."""
     start_timeout_s: Seconds = 120.0
     """The run stops if a role is not ready after this time."""

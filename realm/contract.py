@@ -274,8 +274,7 @@ def check_finite(arrays: Arrays, what: str) -> None:
             raise ContractError(f"{what}: {name} holds NaN or infinity")
 
 
-@dataclass(frozen=True)
-class PredictRequest:
+class PredictRequest(NamedTuple):
     """One question of a worker to a policy.
 
     slot [E] i64 which environment a row is (recurrent state lives there), first [E] bool, obs name -> [E, ...],
@@ -293,8 +292,7 @@ class PredictRequest:
     min_version: Version
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A policy's answer: action [E, ...], extra name -> [E, ...], and the version that gave it."""
 
     action: Array
@@ -302,8 +300,7 @@ class Prediction:
     version: Version
 
 
-@dataclass(frozen=True)
-class PredictContext:
+class PredictContext(NamedTuple):
     """What `Agent.predict` gets beside the observations: slot i64 [N], first bool [N], explore f32 [N]."""
 
     slot: Array

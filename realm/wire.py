@@ -4,14 +4,13 @@ Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks; eac
 number and is open until it is answered; each answer is matched by it. Open questions are sent again when the
 connection was lost, so a restarted server costs time and nothing else, while a server that merely takes its time is
 left in peace. Servers see a question once or more and must answer all the same.
-A message is one header frame (magic, checksum, JSON), one frame of all its small arrays, end to end, and one frame per
-large array. Nothing is unpickled, everything is checked before a buffer becomes an array; what does not pass is
-counted per peer and dropped.
+A message is one header frame (magic, checksum, MessagePack), one frame of all its small arrays, end to end, and one
+frame per large array. Nothing is unpickled, everything is checked before a buffer becomes an array; what does not
+pass is counted per peer and dropped.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import struct
@@ -21,8 +20,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import zmq
 from loguru import logger
@@ -30,8 +30,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from realm.contract import Array, Arrays, Version
 
-PROTOCOL = 2
-_PREFIX = struct.Struct("<4sHHI")  # magic, protocol, reserved, crc32 of the JSON that follows
+PROTOCOL = 3
+_PREFIX = struct.Struct("<4sHHI")  # magic, protocol, reserved, crc32 of the header that follows
 _MAGIC = b"RLM\x01"
 _SMALL_BYTES = 100_000  # measured: below this, copying into one frame beats a frame that ZeroMQ sends without a copy
 _MAX_HEADER_BYTES = 1 << 20
@@ -40,25 +40,49 @@ _LINGER_MS = 500
 _HEARTBEAT_MS = 2_000
 _DEAD_AFTER_MS = 10_000
 _WARN_EVERY_S = 60.0
-_JSON = json.JSONEncoder(separators=(",", ":"))
+_DTYPES = {
+    dtype.str: dtype for dtype in map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
+}
+"""What an array may be made of: plain numbers, little-endian."""
 # plain numbers: an operation on zmq's flags takes longer than a whole call of ZeroMQ
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
 RESEND_AFTER_S = 30.0
 """For messages lost on a living connection (a full queue, a damaged answer): TCP loses none, so this is rare."""
 
 
+_Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Shape = Annotated[tuple[_Length, ...], msgspec.Meta(max_length=16)]
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What stands in a header frame; whoever decodes one has checked all of this."""
+
+    run: str
+    schema: str
+    sender: str
+    incarnation: int
+    kind: str
+    seq: int
+    meta: dict[str, Any]
+    arrays: Annotated[list[tuple[str, str, _Shape]], msgspec.Meta(max_length=_MAX_ARRAYS)]
+    """name, dtype as NumPy's `dtype.str`, shape"""
+    crc: int | None
+
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Header)
+
+
 class WireError(ValueError):
     """A message that is not well-formed, or not of this run; the text says what about it."""
 
 
-@dataclass(frozen=True)
-class Message:
-    """What travels: a kind, the number that pairs question and answer, small JSON values, and arrays."""
+class Message(msgspec.Struct, frozen=True):
+    """What travels: a kind, the number that pairs question and answer, small plain values, and arrays."""
 
     kind: str
     seq: int = 0
-    meta: dict[str, Any] = field(default_factory=dict)
-    arrays: Arrays = field(default_factory=dict)
+    meta: dict[str, Any] = {}
+    arrays: Arrays = {}
     sender: str = ""
     incarnation: int = 0
 
@@ -112,36 +136,38 @@ class Codec:
 
         Raises WireError for what the other side would refuse.
         """
-        for name, array in message.arrays.items():
-            if not _is_plain(array.dtype.str):
+        arrays = message.arrays
+        for name, array in arrays.items():
+            if array.dtype.str not in _DTYPES:
                 raise WireError(f"{message.kind}: array {name} is {array.dtype}; only plain numbers can be sent")
-        bodies = [np.ascontiguousarray(array) for array in message.arrays.values()]
-        total = sum(body.nbytes for body in bodies)
-        if len(bodies) > _MAX_ARRAYS or total > self.max_bytes:
+        total = sum(array.nbytes for array in arrays.values())
+        if len(arrays) > _MAX_ARRAYS or total > self.max_bytes:
             raise WireError(
-                f"{message.kind}: {len(bodies)} arrays of {total} bytes, "
+                f"{message.kind}: {len(arrays)} arrays of {total} bytes, "
                 f"at most {_MAX_ARRAYS} of {self.max_bytes} bytes can be sent"
             )
-        header = {
-            "run": self.run_id,
-            "schema": self.schema,
-            "from": self.sender,
-            "inc": self.incarnation,
-            "kind": message.kind,
-            "seq": message.seq,
-            "meta": message.meta,
-            # zip against the names: ascontiguousarray makes 0-d arrays 1-d, the shape comes from the original
-            "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in message.arrays.items()],
-            "crc": _crc(bodies) if checksum else None,
-        }
-        text = _JSON.encode(header).encode()
+        small = [array.tobytes() for array in arrays.values() if array.nbytes < _SMALL_BYTES]
+        large = [_elements(array) for array in arrays.values() if array.nbytes >= _SMALL_BYTES]
+        bodies = [*([b"".join(small)] if small else []), *large]
+        header = _Header(
+            self.run_id,
+            self.schema,
+            self.sender,
+            self.incarnation,
+            message.kind,
+            message.seq,
+            message.meta,
+            [(name, array.dtype.str, array.shape) for name, array in arrays.items()],
+            _crc(bodies) if checksum else None,
+        )
+        try:
+            text = _ENCODER.encode(header)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise WireError(f"{message.kind}: its values cannot be sent: {error}") from error
         if _PREFIX.size + len(text) > _MAX_HEADER_BYTES:
             raise WireError(f"{message.kind}: a header of {len(text)} bytes")
         prefix = _PREFIX.pack(_MAGIC, PROTOCOL, 0, zlib.crc32(text))
-        raw = [body.reshape(-1).view(np.uint8).data for body in bodies]
-        small = [body for body in raw if len(body) < _SMALL_BYTES]
-        large = [body for body in raw if len(body) >= _SMALL_BYTES]
-        return [prefix + text, *([b"".join(small)] if small else []), *large]
+        return [prefix + text, *bodies]
 
     def decode(self, frames: Sequence[Any]) -> Message:
         """The message in these frames; arrays are read-only views of them. Raises WireError."""
@@ -158,92 +184,54 @@ class Codec:
         text = head[_PREFIX.size :]
         if zlib.crc32(text) != crc:
             raise WireError("header checksum")
-        header = _parse_header(text)
-        if header["run"] != self.run_id:
+        try:
+            header = _DECODER.decode(text)
+        except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+            raise WireError(f"header: {error}") from error
+        if header.run != self.run_id:
             raise WireError("a message of another run")  # without the ids: they are keys, and this text is logged
-        if header["schema"] != self.schema:
-            raise WireError(f"schema {header['schema']!r} instead of {self.schema!r}")
-        entries = [_parse_array(entry) for entry in header["arrays"]]
-        bodies = _parse_bodies(entries, frames[1:])
-        arrays: Arrays = {}
-        for (name, dtype, shape, _), body in zip(entries, bodies, strict=True):
-            try:
-                arrays[name] = np.frombuffer(body, dtype).reshape(shape)
-            except ValueError as error:  # no bytes, and yet an axis that is too long for NumPy
-                raise WireError(f"array {name}: shape {shape}") from error
-        total = sum(map(len, bodies))
+        if header.schema != self.schema:
+            raise WireError(f"schema {header.schema!r} instead of {self.schema!r}")
+        arrays = _parse_arrays(header.arrays, frames[1:])
+        total = sum(map(len, frames[1:]))
         if total > self.max_bytes:
             raise WireError(f"{total} bytes, at most {self.max_bytes}")
-        if header["crc"] is not None and header["crc"] != _crc(bodies):
+        if header.crc is not None and header.crc != _crc(frames[1:]):
             raise WireError("body checksum")
-        return Message(header["kind"], header["seq"], header["meta"], arrays, header["from"], header["inc"])
+        return Message(header.kind, header.seq, header.meta, arrays, header.sender, header.incarnation)
 
 
-_HEADER_TYPES: dict[str, type] = {
-    "run": str,
-    "schema": str,
-    "from": str,
-    "inc": int,
-    "kind": str,
-    "seq": int,
-    "meta": dict,
-    "arrays": list,
-}
+def _elements(array: Array) -> Any:
+    """The bytes of an array's elements in C order; not copied where they stand so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _parse_header(text: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"header is not JSON: {error}") from error
-    if type(header) is not dict or "crc" not in header:
-        raise WireError("header is not a mapping with a crc")
-    for name, kind in _HEADER_TYPES.items():
-        if type(header.get(name)) is not kind:
-            raise WireError(f"header field {name} is not {kind.__name__}")
-    if len(header["arrays"]) > _MAX_ARRAYS:
-        raise WireError(f"{len(header['arrays'])} arrays, at most {_MAX_ARRAYS}")
-    return header
-
-
-def _parse_array(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
-    """(name, dtype, shape, bytes) of an array whose entry in the header this is."""
-    if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not str or type(entry[1]) is not str:
-        raise WireError("an array's entry is not [name, dtype, shape]")
-    name, code, shape = entry
-    if not _is_plain(code):
-        raise WireError(f"array {name}: dtype {code!r}")
-    if type(shape) is not list or len(shape) > 16 or any(type(d) is not int or not 0 <= d < 1 << 62 for d in shape):
-        raise WireError(f"array {name}: shape {shape!r}")
-    try:
-        dtype = np.dtype(code)
-    except TypeError as error:
-        raise WireError(f"array {name}: dtype {code!r}") from error
-    return name, dtype, tuple(shape), math.prod(shape) * dtype.itemsize
-
-
-def _parse_bodies(entries: Sequence[tuple[str, Any, tuple[int, ...], int]], frames: Sequence[Any]) -> list[Any]:
-    """The bytes of each array, as `Codec.encode` put them into these frames after the header's."""
-    sizes = [size for _, _, _, size in entries]
+def _parse_arrays(entries: Sequence[tuple[str, str, tuple[int, ...]]], frames: Sequence[Any]) -> Arrays:
+    """Read-only arrays from the frames after the header's, as `Codec.encode` put them there. Raises WireError."""
+    dtypes, sizes = [], []
+    for name, code, shape in entries:
+        dtype = _DTYPES.get(code)
+        if dtype is None:
+            raise WireError(f"array {name}: dtype {code!r}")
+        dtypes.append(dtype)
+        sizes.append(math.prod(shape) * dtype.itemsize)
     small = [size for size in sizes if size < _SMALL_BYTES]
     expected = [*([sum(small)] if small else []), *(size for size in sizes if size >= _SMALL_BYTES)]
     got = [len(frame) for frame in frames]
     if got != expected:
         raise WireError(f"bodies of {got} bytes instead of {expected} for {len(entries)} arrays")
-    joined, large, offset = memoryview(frames[0] if small else b""), iter(frames[bool(small) :]), 0
-    bodies: list[Any] = []
-    for size in sizes:
-        if size >= _SMALL_BYTES:
-            bodies.append(next(large))
-        else:
-            bodies.append(joined[offset : offset + size])
-            offset += size
-    return bodies
-
-
-def _is_plain(code: str) -> bool:
-    """Whether a dtype's code means numbers; by its letters, as np.dtype would also parse structures and long texts."""
-    return len(code) <= 4 and code[:1] in "<|" and code[1:2] in "biuf" and code[2:].isdigit()
+    joined, large, offset = frames[0] if small else b"", iter(frames[bool(small) :]), 0
+    arrays: Arrays = {}
+    for (name, _, shape), dtype, size in zip(entries, dtypes, sizes, strict=True):
+        try:
+            if size < _SMALL_BYTES:
+                arrays[name] = np.ndarray(shape, dtype, joined, offset)
+                offset += size
+            else:
+                arrays[name] = np.ndarray(shape, dtype, next(large))
+        except ValueError as error:  # no bytes, and yet an axis that is too long for NumPy
+            raise WireError(f"array {name}: shape {shape}") from error
+    return arrays
 
 
 def _crc(bodies: Sequence[Any]) -> int:
