@@ -22,7 +22,7 @@ class Config:
 
     # the reward, in points
     reward: str = "small"  # "small": the terms below; "reference": the published reward
-    reward_scale: float = 0.01  # points are multiplied by this, so that returns stay near 10
+    reward_scale: float = 0.1  # points are multiplied by this; returns are near 100 then
     treasure_points: float = 0.0  # for a treasure
     end_points: float = 50.0  # for reaching the end
     missed_points: float = 200.0  # taken off at the end for each treasure left behind

@@ -2,7 +2,7 @@
 
 Every network takes obs, name -> [n, ...] tensors, and returns logits f32 [n, A], illegal actions not yet masked, and
 value f32 [n]; actor and critic share nothing, `SharedModel` apart. With `bf16` the hidden layers compute in bfloat16;
-the heads are always float32, since eight bits of a value near 10 would drown the reward of a step.
+the heads are always float32, since eight bits of a value near 100 would drown the reward of a step.
 """
 
 from __future__ import annotations
