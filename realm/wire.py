@@ -318,7 +318,7 @@ class Socket:
         frames = [self._zmq.recv(_LAST, copy=False)]
         while frames[-1].more:
             frames.append(self._zmq.recv(_LAST, copy=False))
-        buffers = [frame.buffer for frame in frames]
+        buffers = [frame.buffer.toreadonly() for frame in frames]
         self.traffic.messages_in += 1
         self.traffic.bytes_in += sum(len(buffer) for buffer in buffers)
         return buffers

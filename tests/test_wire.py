@@ -354,6 +354,7 @@ def ask(client: Client, server: Server, **meta: Any) -> Message:
 
     until(answered)
     assert got[0].seq == seq
+    assert not got[0].arrays["x"].flags.writeable
     return got[0]
 
 
