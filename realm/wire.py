@@ -69,7 +69,15 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     crc: int | None
 
 
-_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Header)
+def _plain(value: Any) -> Any:
+    """A number or text of a subclass, such as users' np.float64 and np.str_, as a plain one: msgspec takes no other."""
+    for kind in (float, int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__name__} is no plain value")
+
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(enc_hook=_plain), msgspec.msgpack.Decoder(_Header)
 
 
 class WireError(ValueError):
@@ -100,7 +108,7 @@ class Message(msgspec.Struct, frozen=True):
 
     def mapping(self, name: str) -> dict[str, Any]:
         value = self.meta.get(name)
-        if type(value) is not dict:
+        if type(value) is not dict or any(type(key) is not str for key in value):  # MessagePack has others, too
             raise WireError(f"{self.kind} from {self.sender}: {name} must be a mapping, got {value!r}")
         return value
 

@@ -36,6 +36,10 @@ HEADER = ("run", "schema", "sender", "incarnation", "kind", "seq", "meta", "arra
 DTYPES = ("b", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?")
 
 
+class Count(int):
+    """A number that is not quite plain."""
+
+
 def message() -> Message:
     return Message(
         "add",
@@ -122,7 +126,7 @@ def test_limits_are_the_senders_too() -> None:
         CODEC.encode(Message("x", arrays={str(n): np.zeros(1) for n in range(257)}))
     with pytest.raises(WireError, match="a header of"):
         CODEC.encode(Message("x", meta={"text": "y" * (1 << 20)}))
-    for value in (2**64, object(), "\ud800", np.float64(1.0)):
+    for value in (2**64, object(), "\ud800", np.int64(1)):
         with pytest.raises(WireError, match="x: its values cannot be sent"):
             CODEC.encode(Message("x", meta={"value": value}))
 
@@ -133,12 +137,22 @@ def test_plain_values_arrive_as_they_were(value: Any) -> None:
     assert repr(got) == repr(value)
 
 
+@pytest.mark.parametrize(("value", "plain"), [(np.float64(1.5), 1.5), (np.str_("x"), "x"), (Count(3), 3)])
+def test_numbers_and_texts_of_a_subclass_arrive_as_plain_ones(value: Any, plain: Any) -> None:
+    meta = {"value": value, "nested": {"a": [value]}}
+    got = CODEC.decode([bytes(one) for one in CODEC.encode(Message("x", meta=meta))]).meta
+    assert got == {"value": plain, "nested": {"a": [plain]}}
+    assert type(got["value"]) is type(plain)
+
+
 def test_fields_of_meta_are_checked_when_read() -> None:
     got = message()
     assert got.integer("count") == 5
     assert got.text("name") == "x"
     assert got.version() == Version(1, 2)
     assert got.mapping("book") == {"a": "b"}
+    with pytest.raises(WireError, match="add from aisrv-4: book must be a mapping"):
+        Message("add", 1, {"book": {1: "b"}}, sender="aisrv-4").mapping("book")
     bad = Message("add", 1, {"count": True, "name": 5, "version": [1, 2.0], "book": []}, sender="aisrv-4")
     for read in (bad.integer, bad.text, bad.version, bad.mapping):
         for name in ("count", "name", "version", "book", "absent"):
