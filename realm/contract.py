@@ -260,10 +260,10 @@ def check_arrays(arrays: Arrays, fields: Fields, leading: tuple[int, ...], what:
         missing, unknown = sorted(fields.keys() - arrays.keys()), sorted(arrays.keys() - fields.keys())
         raise ContractError(f"{what}: missing {missing}, unknown {unknown}")
     for name, one in fields.items():
-        array, shape = arrays[name], (*leading, *one.shape)
-        if array.shape != shape or array.dtype != np.dtype(one.dtype):
+        array = arrays[name]
+        if array.dtype != one.dtype or array.shape != (*leading, *one.shape):
             raise ContractError(
-                f"{what}: {name} must be {one.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}"
+                f"{what}: {name} must be {one.dtype}{[*leading, *one.shape]}, got {array.dtype}{list(array.shape)}"
             )
 
 

@@ -20,7 +20,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,6 +45,7 @@ _DTYPES = {
     dtype.str: dtype for dtype in map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
 }
 """What an array may be made of: plain numbers, little-endian."""
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 # plain numbers: an operation on zmq's flags takes longer than a whole call of ZeroMQ
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
 RESEND_AFTER_S = 30.0
@@ -52,6 +54,8 @@ RESEND_AFTER_S = 30.0
 
 _Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Shape = Annotated[tuple[_Length, ...], msgspec.Meta(max_length=16)]
+_Entry = tuple[str, str, _Shape]
+"""An array's name, its dtype as NumPy's `dtype.str`, its shape."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -64,8 +68,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     kind: str
     seq: int
     meta: dict[str, Any]
-    arrays: Annotated[list[tuple[str, str, _Shape]], msgspec.Meta(max_length=_MAX_ARRAYS)]
-    """name, dtype as NumPy's `dtype.str`, shape"""
+    arrays: Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=_MAX_ARRAYS)]
     crc: int | None
 
 
@@ -145,18 +148,21 @@ class Codec:
         Raises WireError for what the other side would refuse.
         """
         arrays = message.arrays
+        entries: list[_Entry] = []
         for name, array in arrays.items():
-            if array.dtype.str not in _DTYPES:
+            code = _CODES.get(array.dtype)
+            if code is None:
                 raise WireError(f"{message.kind}: array {name} is {array.dtype}; only plain numbers can be sent")
-        total = sum(array.nbytes for array in arrays.values())
-        if len(arrays) > _MAX_ARRAYS or total > self.max_bytes:
+            entries.append((name, code, array.shape))
+        layout = _layout(tuple(entries))
+        if len(arrays) > _MAX_ARRAYS or layout.total > self.max_bytes:
             raise WireError(
-                f"{message.kind}: {len(arrays)} arrays of {total} bytes, "
+                f"{message.kind}: {len(arrays)} arrays of {layout.total} bytes, "
                 f"at most {_MAX_ARRAYS} of {self.max_bytes} bytes can be sent"
             )
-        small = [array.tobytes() for array in arrays.values() if array.nbytes < _SMALL_BYTES]
-        large = [_elements(array) for array in arrays.values() if array.nbytes >= _SMALL_BYTES]
-        bodies = [*([b"".join(small)] if small else []), *large]
+        bodies: list[Any] = [_elements(arrays[name]) for name in layout.large]
+        if layout.small:
+            bodies.insert(0, b"".join([arrays[name].tobytes() for name in layout.small]))
         header = _Header(
             self.run_id,
             self.schema,
@@ -165,7 +171,7 @@ class Codec:
             message.kind,
             message.seq,
             message.meta,
-            [(name, array.dtype.str, array.shape) for name, array in arrays.items()],
+            tuple(entries),
             _crc(bodies) if checksum else None,
         )
         try:
@@ -200,12 +206,16 @@ class Codec:
             raise WireError("a message of another run")  # without the ids: they are keys, and this text is logged
         if header.schema != self.schema:
             raise WireError(f"schema {header.schema!r} instead of {self.schema!r}")
-        arrays = _parse_arrays(header.arrays, frames[1:])
-        total = sum(map(len, frames[1:]))
-        if total > self.max_bytes:
-            raise WireError(f"{total} bytes, at most {self.max_bytes}")
-        if header.crc is not None and header.crc != _crc(frames[1:]):
+        layout, bodies = _layout(header.arrays), frames[1:]
+        if (got := [len(body) for body in bodies]) != layout.sizes:
+            raise WireError(f"bodies of {got} bytes instead of {layout.sizes} for {len(header.arrays)} arrays")
+        if layout.total > self.max_bytes:
+            raise WireError(f"{layout.total} bytes, at most {self.max_bytes}")
+        if header.crc is not None and header.crc != _crc(bodies):
             raise WireError("body checksum")
+        arrays: Arrays = {
+            name: np.ndarray(shape, dtype, bodies[frame], offset) for name, dtype, shape, frame, offset in layout.places
+        }
         return Message(header.kind, header.seq, header.meta, arrays, header.sender, header.incarnation)
 
 
@@ -214,32 +224,50 @@ def _elements(array: Array) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _parse_arrays(entries: Sequence[tuple[str, str, tuple[int, ...]]], frames: Sequence[Any]) -> Arrays:
-    """Read-only arrays from the frames after the header's, as `Codec.encode` put them there. Raises WireError."""
-    dtypes, sizes = [], []
-    for name, code, shape in entries:
-        dtype = _DTYPES.get(code)
-        if dtype is None:
-            raise WireError(f"array {name}: dtype {code!r}")
-        dtypes.append(dtype)
-        sizes.append(math.prod(shape) * dtype.itemsize)
-    small = [size for size in sizes if size < _SMALL_BYTES]
-    expected = [*([sum(small)] if small else []), *(size for size in sizes if size >= _SMALL_BYTES)]
-    got = [len(frame) for frame in frames]
-    if got != expected:
-        raise WireError(f"bodies of {got} bytes instead of {expected} for {len(entries)} arrays")
-    joined, large, offset = frames[0] if small else b"", iter(frames[bool(small) :]), 0
-    arrays: Arrays = {}
-    for (name, _, shape), dtype, size in zip(entries, dtypes, sizes, strict=True):
+class _Layout(NamedTuple):
+    """Where the arrays of a message stand in its bodies, the frames after its header."""
+
+    small: list[str]
+    """The names of those in the first body, end to end."""
+    large: list[str]
+    """The names of those with a body each, after that one."""
+    sizes: list[int]
+    """Bytes of each body."""
+    total: int
+    places: list[tuple[str, np.dtype[Any], tuple[int, ...], int, int]]
+    """Of each array its name, dtype, shape, body and offset in it; in the order of the entries."""
+
+
+@lru_cache(maxsize=64)  # a run's messages have few layouts
+def _layout(entries: tuple[_Entry, ...]) -> _Layout:
+    """The layout of arrays with these entries. Raises WireError for what cannot be an array."""
+    sized = [(name, *_dtype_and_bytes(name, code, shape), shape) for name, code, shape in entries]
+    small = [name for name, _, size, _ in sized if size < _SMALL_BYTES]
+    large: list[str] = []
+    sizes = [0] if small else []
+    places = []
+    for name, dtype, size, shape in sized:
+        if size < _SMALL_BYTES:
+            places.append((name, dtype, shape, 0, sizes[0]))
+            sizes[0] += size
+        else:
+            places.append((name, dtype, shape, len(sizes), 0))
+            sizes.append(size)
+            large.append(name)
+    return _Layout(small, large, sizes, sum(sizes), places)
+
+
+def _dtype_and_bytes(name: str, code: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int]:
+    dtype = _DTYPES.get(code)
+    if dtype is None:
+        raise WireError(f"array {name}: dtype {code!r}")
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
         try:
-            if size < _SMALL_BYTES:
-                arrays[name] = np.ndarray(shape, dtype, joined, offset)
-                offset += size
-            else:
-                arrays[name] = np.ndarray(shape, dtype, next(large))
+            np.empty(shape, dtype)
         except ValueError as error:  # no bytes, and yet an axis that is too long for NumPy
             raise WireError(f"array {name}: shape {shape}") from error
-    return arrays
+    return dtype, size
 
 
 def _crc(bodies: Sequence[Any]) -> int:

@@ -33,7 +33,7 @@ from realm.wire import Client, Codec, Message, Server, Traffic, Waker, WireError
 CODEC = Codec("run-1", "abcd1234", "aisrv-0", 3, 1 << 20)
 PREFIX = struct.Struct("<4sHHI")
 HEADER = ("run", "schema", "sender", "incarnation", "kind", "seq", "meta", "arrays", "crc")
-DTYPES = ("b", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?")
+DTYPES = ("b", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?", "q")
 
 
 class Count(int):
