@@ -3,6 +3,7 @@ touches the training. The user is `tests/evaluated`: its score is minus the numb
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -25,6 +26,10 @@ def evaluations(run):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def nice(run, role):
+    return os.getpriority(os.PRIO_PROCESS, run.pid(role))
+
+
 def best_names(run):
     return sorted(path.name for path in (run.dir / "best_ckpt").iterdir())
 
@@ -33,6 +38,7 @@ def test_evaluations_of_a_run(tmp_path):
     with Run(tmp_path, *SETTINGS) as run:
         run.wait_running()
         run.wait_for(lambda: len(evaluations(run)) >= 3, "three evaluations")
+        assert nice(run, "evaluator-0") == min(19, nice(run, "learner-0") + 10)
         run.kill("evaluator-0")
         count, update = len(evaluations(run)), run.checkpoints()[-1][1]
         run.wait_trained(update + 40)

@@ -39,7 +39,9 @@ _STOP_ORDER = (("aisrv", "learner", "evaluator"), ("actor", "model_pool", "buffe
 """Who plays and trains goes first, so that the last chunks and the last checkpoint find their servers alive."""
 
 _SPARE = ("evaluator",)
-"""Roles that training does without: nobody waits for one, and when its restarts are used up, the run goes on."""
+"""Roles that training does without: they have low priority from their first import on, nobody waits for one, and when
+its restarts are used up, the run goes on."""
+_NICE = 10
 
 Key = tuple[str, int]
 
@@ -282,6 +284,8 @@ class Supervisor:
                 env={**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id},
                 start_new_session=True,
             )
+        if role.name in _SPARE:
+            _give_way(role.process.pid)
         self._write_run_file()
 
     def _watch(self) -> None:
@@ -455,6 +459,13 @@ def _kill_group(pid: int) -> None:
     """Kill a role's process and whatever it started: each role leads a session of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _give_way(pid: int) -> None:
+    """Low priority for a role, also where the kernel shares out CPU time by session (autogroup)."""
+    with contextlib.suppress(OSError):  # it has ended, or there are no autogroups
+        os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
 
 
 def _close_stdin(role: Role) -> None:

@@ -1,7 +1,8 @@
 """The onlooker: plays the newest model with its best actions, again and again, and keeps the best one.
 
 It has a copy of the weights of its own, from the model pool, and nothing to do with workers, actor and buffer: what it
-plays is not trained on and not counted. It takes `eval_cpu_share` of the run's CPU time at most, with low priority.
+plays is not trained on and not counted. It takes `eval_cpu_share` of the run's CPU time at most, and the supervisor
+gives its process a low priority.
 Every result goes to the supervisor (live line, TensorBoard), and as one line into `evaluations.jsonl` of the run.
 """
 
@@ -12,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from realm.job import Job
 from realm.user import calling, load_agent, load_definition, load_hyper
 from realm.verbs import parse_model
 
-_NICE = 10
 _MOST_ENVS = 128
 _PERIOD_S = 2.0  # however quick an evaluation is: no curve of a run is finer
 _SEED = 1_000_000  # no worker's, and not that of `realm eval`, which would judge the best by what chose it
@@ -34,7 +33,6 @@ _SEED = 1_000_000  # no worker's, and not that of `realm eval`, which would judg
 
 def run(job: Job) -> None:
     """Evaluate until stopped."""
-    _give_way()
     config, link, meters = job.config.evaluated(), job.link, job.link.meters
     app = config.app
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
@@ -114,10 +112,3 @@ def add_line(path: Path, record: dict[str, Any]) -> None:
     with open(path, "a+b") as file:
         torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
         file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
-
-
-def _give_way() -> None:
-    """Low priority, also where the kernel shares out CPU time by session (autogroup), of which each role has one."""
-    os.nice(_NICE)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICE))
