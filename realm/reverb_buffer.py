@@ -61,7 +61,7 @@ class ReverbStorage:
 
     def add(self, items: Arrays) -> None:
         count = len(items["worker"])
-        rows = np.zeros(count, self._record)
+        rows = np.empty(count, self._record)
         for name in self._names:
             rows[name] = items[name]
         for row in rows:
@@ -73,17 +73,19 @@ class ReverbStorage:
         self.size += count - overflow
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
-        rows = np.empty(count, self._record)
+        record = self._record
+        items = {name: np.empty((count, *record[name].shape), record[name].base) for name in self._names}
         key, times = np.empty(count, np.uint64), np.empty(count, np.int64)
         probability = np.empty(count)
-        for row, sample in enumerate(self._client.sample(self._name, count, emit_timesteps=False)):
-            rows[row] = np.frombuffer(sample.data[0].item(), self._record)[0]
-            key[row], times[row] = sample.info.key, sample.info.times_sampled
-            probability[row] = sample.info.probability
+        # what Client.sample does, which has one sample under way at a time: all of them take a third of its time
+        sampler = self._client._client.NewSampler(self._name, count, count)
+        for row in range(count):
+            key[row], probability[row], _, _, times[row], data = sampler.GetNextTrajectory()
+            one = np.frombuffer(data.item(), record)[0]
+            for name, array in items.items():
+                array[row] = one[name]
         if self._once:
             self.size -= count
-        # a copy per array: batches travel as contiguous buffers
-        items = {name: np.ascontiguousarray(rows[name]) for name in self._names}
         return items, SampleInfo(key, probability, times)
 
     def update_priorities(self, key: Array, priority: Array) -> None:
