@@ -119,8 +119,10 @@ def parse_report(message: Message) -> Report:
     totals, means = message.mapping("totals"), message.mapping("means")
     if not all(isinstance(value, (int, float)) for value in totals.values()):
         raise WireError("report: totals must be numbers")
-    if not all(isinstance(pair, list) and len(pair) == 2 and pair[1] > 0 for pair in means.values()):
-        raise WireError("report: means must be [sum, count], with a count above 0")
+    for pair in means.values():
+        numbers = isinstance(pair, list) and all(isinstance(value, (int, float)) for value in pair)
+        if not (numbers and len(pair) == 2 and pair[1] > 0):
+            raise WireError("report: means must be [sum, count], with a count above 0")
     return Report(message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means)
 
 

@@ -11,10 +11,12 @@ import pytest
 from loguru import logger
 
 from realm.contract import Evaluation, Report, Version
+from realm.control import parse_report
 from realm.launch import board as module
 from realm.launch.audit import bypasses, write_summary
 from realm.launch.board import GAUGES, Board, clock
 from realm.plan import Plan
+from realm.wire import Message, WireError
 
 
 class Clock:
@@ -211,3 +213,15 @@ def test_clock() -> None:
     assert [clock(seconds) for seconds in (0, 59.9, 60, 3661, 100 * 3600)] == [
         "0:00:00", "0:00:59", "0:01:00", "1:01:01", "100:00:00",
     ]  # fmt: skip
+
+
+def test_a_report_crosses_the_wire() -> None:
+    meta = {"role": "aisrv", "index": 1, "env_steps": 5, "totals": {"rounds": 2.0}, "means": {"loss": [1.5, 2]}}
+    assert parse_report(Message("report", 1, meta)) == Report("aisrv", 1, 5, {"rounds": 2.0}, {"loss": [1.5, 2]})
+    wrongs = (
+        {"totals": {"rounds": "2"}},
+        *({"means": {"loss": pair}} for pair in ([1, 0], [1, "2"], ["1", 2], [1], 5)),
+    )
+    for wrong in wrongs:
+        with pytest.raises(WireError, match=r"report: (totals|means) must be"):
+            parse_report(Message("report", 1, {**meta, **wrong}))
