@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from realm.env.oracle import Bound, Plan
 from realm.env.realm_env import RealmEnv
 
 CACHE = Path(".cache/oracle")  # the oracle's: answers and bounds of some kB, distances of a map of up to 15 MB
+_LONG_S = 5.0
 
 
 @contextmanager
@@ -415,9 +417,15 @@ def _taken(before: render.Moment, now: render.Moment) -> list[int]:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show on a terminal that work is going on."""
+    """Show on a terminal that work is going on; elsewhere, say so once if it takes long."""
     if not sys.stderr.isatty():
-        yield
+        late = threading.Timer(_LONG_S, print, [f"{what} ..."], {"file": sys.stderr, "flush": True})
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
         return
     with Console(stderr=True).status(what):
         yield

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from realm.eval_report import Limits, Row
 
 NUM_ENVS = {"sample": 256, "all": 512, "sets": 512}
+_LINE_EVERY_S = 10.0
 LOG_WIDTH = 200  # columns where nobody watches: nothing is wrapped there
 ACTIONS = {0.0: "best actions", 1.0: "drawn actions"}  # by `explore`
 
@@ -319,7 +320,10 @@ def _write_json(
 
 @contextmanager
 def _progress(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
-    """A bar with rate and remaining time; gives what to call with the number done and the units that it took."""
+    """A bar with rate and remaining time; gives what to call with the number done and the units that it took.
+
+    A line now and then where there is no terminal.
+    """
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -327,12 +331,19 @@ def _progress(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    begin = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    terminal = sys.stderr.isatty()
+    begin = said = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as progress:
         task = progress.add_task("", total=total, rate="")
 
         def show(finished: int, units: int) -> None:
-            rate = units / max(1e-9, time.monotonic() - begin)
-            progress.update(task, completed=finished, rate=f"{rate:,.{0 if rate >= 10 else 2}f} {unit}/s")
+            nonlocal said
+            now = time.monotonic()
+            rate = units / max(1e-9, now - begin)
+            text = f"{rate:,.{0 if rate >= 10 else 2}f} {unit}/s"
+            progress.update(task, completed=finished, rate=text)
+            if not terminal and now - said >= _LINE_EVERY_S:
+                said = now
+                print(f"{what}: {finished:,} of {total:,}, {text}", file=sys.stderr, flush=True)
 
         yield show

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -462,3 +463,17 @@ with busy("preparing"):
     os.close(terminal)
     assert seen.count("preparing") > 3
     assert seen.endswith("\x1b[2K")
+
+
+def test_long_work_is_said_where_no_terminal_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with env_commands.busy("preparing"):
+        pass
+    monkeypatch.setattr(env_commands, "_LONG_S", 0.01)
+    with env_commands.busy("drawing"):
+        said, deadline = "", time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert said == "drawing ...\n"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
-from realm import cli
+from realm import cli, eval_commands
 from realm import eval_report as report
 from realm.config import EVAL_SEED, ConfigError
 from realm.contract import Array, Arrays, PredictContext
@@ -327,3 +327,13 @@ def test_eval_of_the_realm(tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1
+
+
+def test_progress_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with eval_commands._progress("best actions", 2000, "layouts") as show:
+        show(1, 3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(eval_commands, "_LINE_EVERY_S", 0.0)
+    with eval_commands._progress("best actions", 2000, "layouts") as show:
+        show(1500, 3)
+    assert re.fullmatch(r"best actions: 1,500 of 2,000, [\d,.]+ layouts/s\n", capsys.readouterr().err)
