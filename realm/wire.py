@@ -148,21 +148,21 @@ class Codec:
         Raises WireError for what the other side would refuse.
         """
         arrays = message.arrays
-        entries: list[_Entry] = []
+        found: list[_Entry] = []
         for name, array in arrays.items():
             code = _CODES.get(array.dtype)
             if code is None:
                 raise WireError(f"{message.kind}: array {name} is {array.dtype}; only plain numbers can be sent")
-            entries.append((name, code, array.shape))
-        layout = _layout(tuple(entries))
+            found.append((name, code, array.shape))
+        entries = tuple(found)
+        layout = _layout(entries)
         if len(arrays) > _MAX_ARRAYS or layout.total > self.max_bytes:
             raise WireError(
                 f"{message.kind}: {len(arrays)} arrays of {layout.total} bytes, "
                 f"at most {_MAX_ARRAYS} of {self.max_bytes} bytes can be sent"
             )
-        bodies: list[Any] = [_elements(arrays[name]) for name in layout.large]
-        if layout.small:
-            bodies.insert(0, b"".join([arrays[name].tobytes() for name in layout.small]))
+        bodies: list[Any] = [b"".join([arrays[name].tobytes() for name in layout.small])] if layout.small else []
+        bodies += [_elements(arrays[name]) for name in layout.large]
         header = _Header(
             self.run_id,
             self.schema,
@@ -171,7 +171,7 @@ class Codec:
             message.kind,
             message.seq,
             message.meta,
-            tuple(entries),
+            entries,
             _crc(bodies) if checksum else None,
         )
         try:
@@ -214,7 +214,7 @@ class Codec:
         if header.crc is not None and header.crc != _crc(bodies):
             raise WireError("body checksum")
         arrays: Arrays = {
-            name: np.ndarray(shape, dtype, bodies[frame], offset) for name, dtype, shape, frame, offset in layout.places
+            name: np.ndarray(shape, dtype, bodies[body], offset) for name, dtype, shape, body, offset in layout.places
         }
         return Message(header.kind, header.seq, header.meta, arrays, header.sender, header.incarnation)
 

@@ -2,8 +2,8 @@
 
 It has a copy of the weights of its own, from the model pool, and nothing to do with workers, actor and buffer: what it
 plays is not trained on and not counted. It takes `eval_cpu_share` of the run's CPU time at most, and the supervisor
-gives its process a low priority.
-Every result goes to the supervisor (live line, TensorBoard), and as one line into `evaluations.jsonl` of the run.
+gives its process a low priority. Every result goes to the supervisor (live line, TensorBoard), and as one line into
+`evaluations.jsonl` of the run.
 """
 
 from __future__ import annotations
