@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,9 +29,9 @@ from realm.env.map import CELL, POINTS, Map, MapError
 from realm.env.options import OptionError
 from realm.env.oracle import Bound, Plan
 from realm.env.realm_env import RealmEnv
+from realm.progress import busy
 
 CACHE = Path(".cache/oracle")  # the oracle's: answers and bounds of some kB, distances of a map of up to 15 MB
-_LONG_S = 5.0
 
 
 @contextmanager
@@ -410,22 +409,3 @@ def _taken(before: render.Moment, now: render.Moment) -> list[int]:
     """The points that were taken between two moments, 0 is the buff."""
     treasures = [i for i in range(1, POINTS) if before.there[i] and not now.there[i]]
     return [0] * (now.buff_wait > before.buff_wait) + treasures
-
-
-# ---- long work ----
-
-
-@contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Show on a terminal that work is going on; elsewhere, say so once if it takes long."""
-    if not sys.stderr.isatty():
-        late = threading.Timer(_LONG_S, print, [f"{what} ..."], {"file": sys.stderr, "flush": True})
-        late.daemon = True
-        late.start()
-        try:
-            yield
-        finally:
-            late.cancel()
-        return
-    with Console(stderr=True).status(what):
-        yield

@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from realm.config import EVAL_SEED, ConfigError, RunConfig
 from realm.contract import Array
-from realm.evaluate import Outcome, Predict, Show, evaluate, evaluate_layouts, load_player, plays_layouts, table
+from realm.evaluate import Outcome, Predict, evaluate, evaluate_layouts, load_player, plays_layouts, table
+from realm.progress import busy, counting
 
 if TYPE_CHECKING:
     from realm.checkpoint import Checkpoint
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from realm.eval_report import Limits, Row
 
 NUM_ENVS = {"sample": 256, "all": 512, "sets": 512}
-_LINE_EVERY_S = 10.0
 LOG_WIDTH = 200  # columns where nobody watches: nothing is wrapped there
 ACTIONS = {0.0: "best actions", 1.0: "drawn actions"}  # by `explore`
 
@@ -111,7 +108,7 @@ def _evaluate_any(
     if isinstance(maps, list):
         console.print(f"without the oracle: {why}")
     for explore in request.explores:
-        with _progress(ACTIONS[explore], episodes) as show:
+        with counting(ACTIONS[explore], episodes) as show:
             statistics = evaluate(config, envs, predict, episodes, explore, request.seed, show)
         rounds.append(statistics)
         what = f"{episodes} episodes, {ACTIONS[explore]}, seed {request.seed}"
@@ -128,7 +125,7 @@ def _evaluate_realm(
 ) -> None:
     """Layouts of the realm, against the oracle."""
     from realm import eval_report as report  # late: other environments do without
-    from realm.env_commands import CACHE, busy, in_one_sentence
+    from realm.env_commands import CACHE, in_one_sentence
 
     env = config.env
     with in_one_sentence():
@@ -140,14 +137,14 @@ def _evaluate_realm(
         else:
             layouts = report.sampled_layouts(env, episodes, request.seed)
     if request.executed:
-        with _progress("the oracle's play", len(layouts), "layouts") as show:
+        with counting("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
     else:
         with busy("the oracle's bounds (once for a map, a start and an end: about two minutes)"):
             limits = report.bound_limits(map_, layouts, CACHE)
     rounds = list[Outcome]()
     for explore in request.explores:
-        with _progress(ACTIONS[explore], len(layouts)) as show:
+        with counting(ACTIONS[explore], len(layouts)) as show:
             options = [report.as_option(one) for one in layouts]
             keep = request.out is not None and not rounds
             rounds.append(evaluate_layouts(envs, predict, options, explore, request.seed, show, keep))
@@ -313,37 +310,3 @@ def _write_json(
         "episodes": episodes,
     }
     request.json.write_text(json.dumps(content))
-
-
-# ---- waiting ----
-
-
-@contextmanager
-def _progress(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
-    """A bar with rate and remaining time; gives what to call with the number done and the units that it took.
-
-    A line now and then where there is no terminal.
-    """
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    terminal = sys.stderr.isatty()
-    begin = said = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as progress:
-        task = progress.add_task("", total=total, rate="")
-
-        def show(finished: int, units: int) -> None:
-            nonlocal said
-            now = time.monotonic()
-            rate = units / max(1e-9, now - begin)
-            text = f"{rate:,.{0 if rate >= 10 else 2}f} {unit}/s"
-            progress.update(task, completed=finished, rate=text)
-            if not terminal and now - said >= _LINE_EVERY_S:
-                said = now
-                print(f"{what}: {finished:,} of {total:,}, {text}", file=sys.stderr, flush=True)
-
-        yield show

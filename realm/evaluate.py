@@ -24,10 +24,9 @@ from realm.user import UserCodeError, calling, load_agent, load_definition, load
 
 if TYPE_CHECKING:
     from realm.checkpoint import Checkpoint
+    from realm.progress import Show
 
 Predict = Callable[[Arrays, PredictContext], tuple[Array, Arrays]]
-Show = Callable[[int, int], None]
-"""Gets the number of finished episodes and of env steps so far, each time that an episode has ended."""
 LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
 
 

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import ROOT, end, realm, start
 from PIL import Image
 
 from realm import env_commands
@@ -29,19 +29,6 @@ from realm.env import oracle as oracles
 from realm.env.options import OptionError
 from realm.env.oracle import Oracle
 from realm.env_commands import corridor_widths, facts, fixed_options, generate_map, show_map, treasure_ids
-
-ROOT = Path(__file__).parents[1]
-
-
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def realm(*arguments: str | Path) -> tuple[int, str, str]:
-    process = start("-m", "realm", *arguments)
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, err
 
 
 def error_of(*arguments: str | Path) -> str:
@@ -153,8 +140,8 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
         damage(folder)
         processes[name] = start("-m", "realm", "map", "check", folder)
     for name, process in processes.items():
-        out, err = process.communicate(timeout=240)
-        assert (process.returncode, out) == (2, ""), name
+        code, out, err = end(process)
+        assert (code, out) == (2, ""), name
         assert BROKEN[name][1] in err
         assert err.startswith("error: ")
         assert len(err.splitlines()) == 1, name
@@ -190,9 +177,8 @@ def test_options_of_one_certain_episode() -> None:
 def test_record_a_trained_model(tmp_path: Path) -> None:
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny", "--set", "env.max_step=60",
                   "--set", "max_env_steps=1000")  # fmt: skip
-    _, err = train.communicate(timeout=240)
-    assert train.returncode == 0, err
-    gif, png = tmp_path / "episode.gif", tmp_path / "episode.png"
+    code, _, err = end(train)
+    assert code == 0, err
     tiny, gif, png = tmp_path / "tiny", tmp_path / "episode.gif", tmp_path / "episode.png"
     calls = {
         "all": start("-m", "realm", "record", tiny, "--treasures", "3,7,12", "--out", gif),
@@ -201,9 +187,9 @@ def test_record_a_trained_model(tmp_path: Path) -> None:
         "treasure_id has 1, which is the end": start("-m", "realm", "record", tiny, "--treasures", "1", "--out", gif),
         "must end in .gif or .png": start("-m", "realm", "record", tiny, "--out", tmp_path / "episode.mp4"),
     }  # fmt: skip
-    done = {name: (*process.communicate(timeout=240), process.returncode) for name, process in calls.items()}
+    done = {name: end(process) for name, process in calls.items()}
 
-    out, err, code = done.pop("all")
+    code, out, err = done.pop("all")
     assert code == 0, err
     summary, drawn = out.splitlines()
     assert re.fullmatch(r"(reached the end|ran out of time) in \d+ steps: .*, treasures \d of 3, flashes \d", summary)
@@ -213,13 +199,13 @@ def test_record_a_trained_model(tmp_path: Path) -> None:
         assert file.size == (720, 816)
         assert file.n_frames >= 60  # type: ignore[attr-defined]
 
-    out, err, code = done.pop("end")
+    code, out, err = done.pop("end")
     assert code == 0, err
     assert " of 9, " in out
     with Image.open(png) as file:
         assert file.size == (1440, 1632)
 
-    for text, (out, err, code) in done.items():
+    for text, (code, out, err) in done.items():
         assert (code, out) == (2, "")
         assert text in err
         assert len(err.splitlines()) == 1
@@ -449,7 +435,7 @@ def work(count: int) -> int:
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
 from kernel import work
-from realm.env_commands import busy
+from realm.progress import busy
 work(1)
 begin = time.monotonic()
 work(10_000_000)
@@ -463,17 +449,3 @@ with busy("preparing"):
     os.close(terminal)
     assert seen.count("preparing") > 3
     assert seen.endswith("\x1b[2K")
-
-
-def test_long_work_is_said_where_no_terminal_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with env_commands.busy("preparing"):
-        pass
-    monkeypatch.setattr(env_commands, "_LONG_S", 0.01)
-    with env_commands.busy("drawing"):
-        said, deadline = "", time.monotonic() + 60
-        while not said and time.monotonic() < deadline:
-            time.sleep(0.01)
-            said += capsys.readouterr().err
-    assert said == "drawing ...\n"

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import ROOT, end, realm, start
 from PIL import Image
 
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
-from realm import cli, eval_commands
+from realm import cli
 from realm import eval_report as report
 from realm.config import EVAL_SEED, ConfigError
 from realm.contract import Array, Arrays, PredictContext
 from realm.env import map as maps
 from realm.env import oracle
 from realm.env.options import Episode, OptionError
+from realm.env_commands import CACHE
 from realm.eval_commands import Request
 from realm.evaluate import Outcome, evaluate_layouts, plays_layouts
 from realm.roles import evaluator
 from realm.user import UserCodeError
-
-ROOT = Path(__file__).parents[1]
-
 
 # ---- who played what ----
 
@@ -181,7 +178,8 @@ TREASURES = (3, 7)
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache") / "oracle"
+    """Bounds take a minute or two, so they are prepared once: this is what `CACHE` is for a command in its folder."""
+    return tmp_path_factory.mktemp("cache") / CACHE
 
 
 def test_nobody_beats_the_bound(cache: Path) -> None:
@@ -270,14 +268,6 @@ def test_the_table_literally() -> None:
 # ---- the command ----
 
 
-def realm(*arguments: str | Path) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "realm", *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
@@ -296,18 +286,16 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
 
 
 @pytest.mark.system
-def test_eval_of_the_realm(tmp_path: Path) -> None:
-    trained = subprocess.run(
-        [sys.executable, "train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",
-         "--set", "env.treasure_random=0", "--set", "env.treasure_id=[3,7]", "--set", "env.treasure_num=2",
-         "--set", "env.max_step=300", "--set", "max_env_steps=1000"],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
+def test_eval_of_the_realm(tmp_path: Path, cache: Path) -> None:
+    folder = cache.parents[1]
+    train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",
+                  "--set", "env.treasure_random=0", "--set", "env.treasure_id=[3,7]", "--set", "env.treasure_num=2",
+                  "--set", "env.max_step=300", "--set", "max_env_steps=1000")  # fmt: skip
+    code, _, err = end(train)
+    assert code == 0, err
     file, picture = tmp_path / "eval.json", tmp_path / "eval.png"
-    code, out, err = realm(
-        "eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2", "--json", file, "--out", picture
-    )
+    code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2",
+                           "--json", file, "--out", picture, cwd=folder)  # fmt: skip
     assert (code, err) == (0, "")
     assert "5 episodes as [env] has them, best actions and drawn actions, seed 2000000" in out
     assert "the oracle's bound" in out
@@ -323,17 +311,7 @@ def test_eval_of_the_realm(tmp_path: Path) -> None:
     assert len(set(episodes["length"][:5])) == 1  # the same layout, and nothing is drawn
     with Image.open(picture) as image:
         assert image.size[0] == 3 * 720
-    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14")
+    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=folder)
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1
-
-
-def test_progress_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with eval_commands._progress("best actions", 2000, "layouts") as show:
-        show(1, 3)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(eval_commands, "_LINE_EVERY_S", 0.0)
-    with eval_commands._progress("best actions", 2000, "layouts") as show:
-        show(1500, 3)
-    assert re.fullmatch(r"best actions: 1,500 of 2,000, [\d,.]+ layouts/s\n", capsys.readouterr().err)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +26,11 @@ from realm.launch.board import Board
 from realm.launch.plan import make_plan, slow_choices, this_machine
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
+from realm.progress import LINE_EVERY_S, Every
 from realm.user import UserCodeError, calling, check_agent, load_definition, load_hyper, load_workflow
 
 if TYPE_CHECKING:
     from realm.launch import local
-
-_LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -221,11 +219,10 @@ def _display(prepared: Prepared) -> Iterator[Any]:
         return {"state": state, **board.line(capacity, app.max_env_steps, app.max_seconds)}
 
     if not sys.stderr.isatty():
-        last = [time.monotonic()]
+        line = Every(LINE_EVERY_S)
 
         def show_line(board: Board, state: str) -> None:
-            if time.monotonic() - last[0] >= _LINE_EVERY_S:
-                last[0] = time.monotonic()
+            if line.due():
                 logger.info(" | ".join(f"{name} {text}" for name, text in cells(board, state).items()))
 
         yield show_line
