@@ -69,7 +69,7 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayB
     fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
     if plan.backend == "reverb":
-        from realm.reverb_buffer import ReverbStorage  # TensorFlow is loaded here, and nowhere else
+        from realm.reverb_buffer import ReverbStorage  # loads reverb, which not every machine has
 
         storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
     else:

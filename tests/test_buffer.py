@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
+import subprocess
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,14 +39,11 @@ from realm.contract import (
 )
 from realm.flow import check_flow, preload_samples
 
-pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes")  # reverb's own
-
+ROOT = Path(__file__).parents[1]
+HAS_REVERB = pytest.mark.skipif(find_spec("reverb") is None, reason="reverb is not installed here")
 BACKENDS = [
     "native",
-    pytest.param(
-        "reverb",
-        marks=pytest.mark.skipif(importlib.util.find_spec("reverb") is None, reason="reverb is not installed here"),
-    ),
+    pytest.param("reverb", marks=HAS_REVERB),
 ]
 FIELDS = {
     **ORIGIN_FIELDS,
@@ -673,3 +674,43 @@ def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
     else:
         assert totals["inserted"] == totals["evicted"] + totals["size"]
         assert totals["refused_stale"] == totals["dropped_old_epoch"] == 0
+
+
+# ---- how reverb is loaded ----
+
+
+@HAS_REVERB
+def test_reverb_comes_without_the_python_of_tensorflow() -> None:
+    code = "import sys, realm.reverb_buffer; print({'tensorflow', 'reverb', 'absl', 'keras'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+
+
+@HAS_REVERB
+@pytest.mark.parametrize(
+    ("lacks", "cause"),
+    [
+        ("tensorflow", "tensorflow is not installed"),
+        ("reverb", "reverb is not installed"),
+        ("libpybind.so", "libpybind.so: cannot open shared object file"),
+        ("libtensorflow_framework.so.2", "libtensorflow_framework.so.2: cannot open shared object file"),
+    ],
+)
+def test_reverb_that_does_not_load(lacks: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an upgrade of one of the two."""
+    from realm import reverb_buffer
+
+    def find(name: str) -> ModuleSpec | None:
+        if lacks == name:
+            return None
+        spec = find_spec(name)
+        assert spec
+        folder = Path(spec.origin or "").parent
+        return ModuleSpec(name, None, origin=str((tmp_path if (folder / lacks).exists() else folder) / "__init__.py"))
+
+    monkeypatch.setattr(reverb_buffer, "find_spec", find)
+    with pytest.raises(ConfigError) as caught:
+        reverb_buffer._load_extension()
+    assert str(caught.value).startswith("buffer_backend is reverb, which cannot be loaded in this Python: ")
+    assert cause in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

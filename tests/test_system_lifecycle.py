@@ -30,6 +30,7 @@ def command(*arguments):
 
 def loaded_libraries(pid):
     text = Path(f"/proc/{pid}/maps").read_text()
+    assert "libtensorflow_cc" not in text  # a gigabyte; reverb needs a small part of TensorFlow
     return {name for name in ("torch", "tensorflow", "reverb") if f"site-packages/{name}/" in text}
 
 

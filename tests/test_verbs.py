@@ -52,7 +52,6 @@ PLAN = Plan(
     remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, batch=4, ratio=1.0, max_version_lag=None,
     max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes")  # reverb's own
 
 BACKENDS = [
     "native",

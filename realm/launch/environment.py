@@ -37,7 +37,7 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
             "MALLOC_TOP_PAD_": "67108864",
         }
     if role in ("buffer", "aisrv", "model_pool", "evaluator"):
-        # TensorFlow, in the buffer, would take the whole device, and each CUDA context half a gigabyte of it
+        # they use no device, and a CUDA context takes half a gigabyte of it
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
 

@@ -45,7 +45,7 @@ def this_machine() -> Machine:
             gpus = 0  # this build of torch could not use them
     except importlib.metadata.PackageNotFoundError as error:
         raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
-    return Machine(cores, gpus, importlib.util.find_spec("reverb") is not None)
+    return Machine(cores, gpus, all(importlib.util.find_spec(name) for name in ("reverb", "tensorflow")))
 
 
 def make_plan(app: AppConfig, machine: Machine) -> Plan:
