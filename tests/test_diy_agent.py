@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -560,3 +564,26 @@ def test_it_acts_with_the_weights_that_were_learned_or_loaded(precision: str, fi
 def test_values_are_not_asked_for_where_the_learner_computes_them() -> None:
     agent = make_agent(dataclasses.replace(TINY, value_source="learner"))
     assert set(agent.predict(Corridor(4).obs(), context(4))[1]) == {"log_prob"}
+
+
+def test_who_plays_does_without_the_compiler_of_torch() -> None:
+    """Its import takes a second; worker, actor and evaluator make an agent, take weights and predict."""
+    code = """
+import dataclasses, sys
+import numpy as np
+from test_diy_agent import SPEC, STATES, ACTIONS, TINY, Agent, PredictContext
+from realm.checkpoint import load_bytes, to_bytes
+
+for precision in ("fp32", "bf16"):
+    agent = Agent(SPEC, dataclasses.replace(TINY, precision=precision), "cpu", 1)
+    load_bytes(agent.model, to_bytes(agent.model))
+    obs = {"features": np.zeros((4, STATES), np.int16), "legal": np.ones((4, ACTIONS), bool)}
+    agent.predict(obs, PredictContext(np.arange(4), np.ones(4, bool), np.ones(4, np.float32)))
+print("torch._dynamo" in sys.modules)
+agent.save_model()
+print("torch._dynamo" in sys.modules)
+"""
+    folder = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(folder.parent)))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr

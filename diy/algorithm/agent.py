@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,13 +94,6 @@ class Agent:
             self.model: nn.Module = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
         self.player = Player(self.model)
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
-        parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}  # the policy's, and what it shares; the critic's
-        for name, parameter in self.model.named_parameters():
-            parts[name.startswith("critic") and not config.shared_trunk].append(parameter)
-        fused = self.device.type in ("cpu", "cuda")
-        self.optimizers = [  # of the policy and of the critic, or the only one
-            torch.optim.Adam(part, config.lr_start, eps=config.adam_eps, fused=fused) for part in parts.values() if part
-        ]
         self.beside: Executor = Here()  # does what can be done at the same time; see `_two_threads`
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
         self.updates = 0
@@ -131,6 +125,17 @@ class Agent:
         return action.cpu().numpy(), {"log_prob": log_prob.cpu().numpy(), **extra}
 
     # ---- learning ----
+
+    @cached_property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Of the policy and of the critic, or the only one. Made when it is asked for, and so not where nobody trains:
+        with the first one torch imports its compiler, which takes a second.
+        """
+        parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}  # the policy's, and what it shares; the critic's
+        for name, parameter in self.model.named_parameters():
+            parts[name.startswith("critic") and not self.config.shared_trunk].append(parameter)
+        lr, eps, fused = self.config.lr_start, self.config.adam_eps, self.device.type in ("cpu", "cuda")
+        return [torch.optim.Adam(part, lr, eps=eps, fused=fused) for part in parts.values() if part]
 
     def learn(self, batch: Chunk, info: SampleInfo) -> tuple[dict[str, float], None]:
         """One update on B chunks of T steps. Returns its metrics (means over the gradient steps) and no priorities.
