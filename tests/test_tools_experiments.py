@@ -18,6 +18,7 @@ from tools import experiments, judge, runs
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
+ROUND = 64  # environments that the default has on one core
 NUMBERS = {
     "regret": 7.0, "worst_regret": 9.0, "worst_layout": [3], "time_outs": 0, "missed": 1, "whole": 0.5,
     "excess_percent": None, "score": 1.0, "episodes": 2,
@@ -293,7 +294,7 @@ def test_every_change_can_be_made_and_none_is_the_default():
 
 @pytest.mark.parametrize("updates", [1, 4])
 def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
-    (row,) = (row for row in experiments.all_changes(0.01, 128) if row.name == f"lag-{updates}")
+    (row,) = (row for row in experiments.all_changes(0.01, ROUND) if row.name == f"lag-{updates}")
     plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0]
     assert plan.max_version_lag == updates
     assert plan.preload == (updates + 1) * plan.batch
@@ -329,9 +330,9 @@ def test_only_takes_groups_and_names_and_always_the_default():
 
 
 def test_a_large_buffer_waits_for_one_batch_only():
-    found = [row for row in experiments.all_changes(0.01, 128) if row.group == "sampler"]
+    found = [row for row in experiments.all_changes(0.01, ROUND) if row.group == "sampler"]
     plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0] for row in found]
-    assert [(plan.capacity, plan.preload) for plan in plans] == [(256, 128), (4096, 128)]
+    assert [(plan.capacity, plan.preload) for plan in plans] == [(2 * ROUND, ROUND), (32 * ROUND, ROUND)]
 
 
 def some_tasks():
