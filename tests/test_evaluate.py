@@ -176,10 +176,9 @@ def test_a_sample_is_what_the_environment_draws() -> None:
 TREASURES = (3, 7)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bounds take a minute or two, so they are prepared once: this is what `CACHE` is for a command in its folder."""
-    return tmp_path_factory.mktemp("cache") / CACHE
+@pytest.fixture
+def cache(bounds_folder: Path) -> Path:
+    return bounds_folder / CACHE
 
 
 def test_nobody_beats_the_bound(cache: Path) -> None:
@@ -286,8 +285,7 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
 
 
 @pytest.mark.system
-def test_eval_of_the_realm(tmp_path: Path, cache: Path) -> None:
-    folder = cache.parents[1]
+def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",
                   "--set", "env.treasure_random=0", "--set", "env.treasure_id=[3,7]", "--set", "env.treasure_num=2",
                   "--set", "env.max_step=300", "--set", "max_env_steps=1000")  # fmt: skip
@@ -295,7 +293,7 @@ def test_eval_of_the_realm(tmp_path: Path, cache: Path) -> None:
     assert code == 0, err
     file, picture = tmp_path / "eval.json", tmp_path / "eval.png"
     code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2",
-                           "--json", file, "--out", picture, cwd=folder)  # fmt: skip
+                           "--json", file, "--out", picture, cwd=bounds_folder)  # fmt: skip
     assert (code, err) == (0, "")
     assert "5 episodes as [env] has them, best actions and drawn actions, seed 2000000" in out
     assert "the oracle's bound" in out
@@ -311,7 +309,7 @@ def test_eval_of_the_realm(tmp_path: Path, cache: Path) -> None:
     assert len(set(episodes["length"][:5])) == 1  # the same layout, and nothing is drawn
     with Image.open(picture) as image:
         assert image.size[0] == 3 * 720
-    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=folder)
+    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=bounds_folder)
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1

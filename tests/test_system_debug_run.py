@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from cluster import PATIENCE_S, ROOT
+from commands import realm
 
 pytestmark = pytest.mark.system
 
@@ -16,14 +17,14 @@ def python(*arguments):
     )
 
 
-def test_debug_run_then_eval_then_tensorboard(tmp_path):
+def test_debug_run_then_eval_then_tensorboard(tmp_path, bounds_folder):
     done = python("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=debug")
     assert done.returncode == 0, done.stderr
     assert "ok: " in done.stdout
 
-    evaluated = python("-m", "realm", "eval", str(tmp_path / "debug"), "--episodes", "3", "--stochastic",
-                       "--json", str(tmp_path / "eval.json"))  # fmt: skip
-    assert evaluated.returncode == 0, evaluated.stderr
+    code, _, err = realm("eval", tmp_path / "debug", "--episodes", "3", "--stochastic",
+                         "--json", tmp_path / "eval.json", cwd=bounds_folder)  # fmt: skip
+    assert code == 0, err
     content = json.loads((tmp_path / "eval.json").read_text())
     assert len(content["episodes"]["score"]) == 3
     assert content["env_steps"] >= 10_000
