@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Show = Callable[[int, int], None]
 """Gets how many are done and the units that they took so far, such as env steps, each time that one is done."""
@@ -56,6 +55,9 @@ def counting(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
     """For `total` things done one by one: a bar with rate and remaining time; without a terminal a line of the same
     every `LINE_EVERY_S`.
     """
+    # late: every start imports this module, and few commands count
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn(what),
         BarColumn(),

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from cluster import ROOT
+
 PROGRESS = re.compile(r"^(.* \.\.\.|.*: [\d,]+ of [\d,]+, .*)\n", re.MULTILINE)
 
 

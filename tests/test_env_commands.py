@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import ROOT, end, realm, start
+from cluster import ROOT
+from commands import end, realm, start
 from PIL import Image
 
 from realm import env_commands

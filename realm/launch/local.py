@@ -18,6 +18,7 @@ from realm.contract import Chunk, Report, Spec, Version, WorkflowContext, chunk_
 from realm.launch.board import Board
 from realm.monitor import Meters, TensorBoard
 from realm.plan import Plan, make_replay_buffer
+from realm.progress import Every
 from realm.trainer import Trainer
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.verbs import LocalBuffer, LocalPolicy, VersionGate
@@ -82,7 +83,7 @@ def run(
 
     before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
     shown_at = 0.0
-    curves_at = time.monotonic()
+    curves = Every(_CURVES_EVERY_S)
     try:
         for chunk in load_workflow(app.algo)(envs, policy, context):
             items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
@@ -96,8 +97,7 @@ def run(
                 shown_at = now
                 report()
                 show(board, "running")
-            if now - curves_at > _CURVES_EVERY_S:
-                curves_at = now
+            if curves.due():
                 tensorboard.write(board.curves(), trainer.env_steps)
             if app.max_env_steps and trainer.env_steps >= app.max_env_steps:
                 causes.append(f"max_env_steps = {app.max_env_steps} reached")

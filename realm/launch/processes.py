@@ -32,6 +32,7 @@ from realm.launch.environment import role_environment
 from realm.launch.rundir import RunFile
 from realm.monitor import TensorBoard
 from realm.plan import Plan
+from realm.progress import Every
 from realm.wire import Codec, Message, Server, WireError, wait_any
 
 _CURVES_EVERY_S = 2.0
@@ -107,7 +108,7 @@ class Supervisor:
         try:
             for role in self._roles.values():
                 self._spawn(role)
-            curves_at = time.monotonic()
+            curves = Every(_CURVES_EVERY_S)
             while not self._over():
                 wait_any([self._server], 100)
                 while (received := self._server.receive()) is not None:
@@ -122,8 +123,7 @@ class Supervisor:
                     self._set_state("running")
                     self._ready_at = time.monotonic()
                     on_ready()
-                if time.monotonic() - curves_at >= _CURVES_EVERY_S:
-                    curves_at = time.monotonic()
+                if curves.due():
                     self._tensorboard.write(self.board.curves(), self.board.env_steps)
                 if self._stopping_since is not None:
                     self._drive_stop()
