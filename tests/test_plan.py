@@ -30,7 +30,7 @@ def plan(machine: Machine = SMALL, **keys: Any) -> Plan:
 
 def test_one_core_alternates_strictly() -> None:
     one = plan(Machine(1, 0, True))
-    assert (one.workers, one.envs_per_worker, one.batch, one.round_size) == (1, 128, 128, 128)
+    assert (one.workers, one.envs_per_worker, one.batch, one.round_size) == (1, 64, 64, 64)
     assert one.max_version_lag == 0
     assert one.preload == one.batch
     assert one.capacity >= one.batch + one.round_size
@@ -42,7 +42,7 @@ def test_one_core_alternates_strictly() -> None:
 def test_who_asks_for_no_lag_gets_all_cores_for_play_and_then_for_training() -> None:
     for cores, remote in ((1, 2), (2, 2), (4, 2)):
         one = plan(Machine(cores, 0, True), max_version_lag=0)
-        assert (one.workers, one.round_size, one.learner_threads) == (cores, 128, cores)
+        assert (one.workers, one.round_size, one.learner_threads) == (cores, 128 if cores > 2 else 64, cores)
         other = plan(Machine(cores, 0, True), max_version_lag=0, predict_local_or_remote="remote")
         assert (other.workers, other.learner_threads) == (remote, cores)
 
@@ -51,7 +51,7 @@ def test_two_cores_and_more_overlap() -> None:
     for cores, workers in ((2, 1), (4, 1), (8, 2), (32, 8), (128, 16)):
         one = plan(Machine(cores, 0, True))
         assert (one.workers, one.learner_threads, one.max_version_lag) == (workers, max(2, cores - workers), 1)
-        assert one.round_size == 128
+        assert one.round_size == (128 if cores > 2 else 64)
         actor = plan(Machine(cores, 0, True), predict_local_or_remote="remote")
         assert actor.learner_threads == max(2, cores - workers - 1)
     assert plan(Machine(10, 1, True)).workers == 8
@@ -105,10 +105,10 @@ def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
     ("keys", "text"),
     [
         ({"device": "cuda:1"}, "device is cuda:1, but there is no GPU .*allowed is auto or cpu"),
-        ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 128"),
-        ({"max_version_lag": 3, "train_batch_size": 100}, r"train_batch_size is 100, .*lag 3 .*multiple of 128"),
-        ({"replay_buffer_capacity": 255}, r"replay_buffer_capacity is 255, .*128 .*at least 256"),
-        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 256"),
+        ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 64"),
+        ({"max_version_lag": 3, "train_batch_size": 100}, r"train_batch_size is 100, .*lag 3 .*multiple of 64"),
+        ({"replay_buffer_capacity": 127}, r"replay_buffer_capacity is 127, .*64 .*at least 128"),
+        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 128"),
         ({"production_consume_ratio": 2.0}, r"production_consume_ratio is 2, .*allowed is 1 "),
         ({"reverb_sampler": "Uniform"}, r"reverb_sampler is Uniform, .*allowed is Fifo"),
         ({**OFF_POLICY, "reverb_sampler": "Fifo"}, r"reverb_sampler is Fifo, .*Uniform or Prioritized"),

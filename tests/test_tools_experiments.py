@@ -18,7 +18,7 @@ from tools import experiments, judge, runs
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
-ROUND = 128  # environments that the default has on one core
+ROUND = 64  # environments that the default has on one core
 NUMBERS = {
     "regret": 7.0, "worst_regret": 9.0, "worst_layout": [3], "time_outs": 0, "missed": 1, "whole": 0.5,
     "excess_percent": None, "score": 1.0, "episodes": 2,

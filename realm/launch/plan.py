@@ -21,6 +21,7 @@ from realm.plan import Plan
 T = TypeVar("T")
 
 _ENVS_PER_ROUND = 128
+_ENVS_ON_TWO_CORES = 64  # the less is played before each update, the fewer steps it takes to learn
 _MOST_WORKERS = 16
 _FEW_ENVS = 32  # in all: below, a forward costs more than its rows
 _ACTOR_ON_CPU = "on a CPU the way to an actor and back takes longer than the forward itself"
@@ -95,11 +96,13 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         workers = auto("aisrv_count", app.aisrv_count, share, "on a CPU training takes most of the time")
     else:
         workers = auto("aisrv_count", app.aisrv_count, min(max(1, cores - 2), _MOST_WORKERS), "a core each")
+    # an update has costs of its own, which more cores do not make less
+    in_all = _ENVS_ON_TWO_CORES if device == "cpu" and cores <= 2 else _ENVS_PER_ROUND
     envs = auto(
         "aisrv_connect_to_kaiwu_env_count",
         app.aisrv_connect_to_kaiwu_env_count,
-        max(8, _ENVS_PER_ROUND // workers),
-        f"about {_ENVS_PER_ROUND} environments in all",
+        max(8, in_all // workers),
+        f"about {in_all} environments in all",
     )
     round_size = workers * envs
     batch = auto("train_batch_size", app.train_batch_size, round_size, "one round of all workers")
