@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import BACKENDS, NEEDS_REVERB
 
 from realm.buffer import (
     ACCEPTED,
@@ -40,11 +41,6 @@ from realm.contract import (
 from realm.flow import check_flow, preload_samples
 
 ROOT = Path(__file__).parents[1]
-HAS_REVERB = pytest.mark.skipif(find_spec("reverb") is None, reason="reverb is not installed here")
-BACKENDS = [
-    "native",
-    pytest.param("reverb", marks=HAS_REVERB),
-]
 FIELDS = {
     **ORIGIN_FIELDS,
     "image": Field((3, 2), "uint8"),
@@ -679,14 +675,14 @@ def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
 # ---- how reverb is loaded ----
 
 
-@HAS_REVERB
+@NEEDS_REVERB
 def test_reverb_comes_without_the_python_of_tensorflow() -> None:
     code = "import sys, realm.reverb_buffer; print({'tensorflow', 'reverb', 'absl', 'keras'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
 
 
-@HAS_REVERB
+@NEEDS_REVERB
 @pytest.mark.parametrize(
     ("lacks", "cause"),
     [

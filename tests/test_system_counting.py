@@ -5,16 +5,11 @@ code 0 says that every row of every batch was right. The accounts at the end mus
 """
 
 import pytest
+from backends import BACKENDS
 from cluster import Run
-
-from realm.launch.plan import this_machine
 
 pytestmark = pytest.mark.system
 
-BACKENDS = [
-    "native",
-    pytest.param("reverb", marks=pytest.mark.skipif(not this_machine().has_reverb, reason="reverb is not installed")),
-]
 FLOWS = {
     "strict": ["max_version_lag=0", "counting.strict=true"],
     "lag 1": ["max_version_lag=1", "train_batch_size=12"],

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from backends import HAS_REVERB
 from cluster import PATIENCE_S, ROOT, Run
 from loguru import logger
 
-from realm.launch.plan import this_machine
 from realm.launch.processes import _STOP_ORDER, Role, Supervisor
 
 pytestmark = pytest.mark.system
@@ -226,7 +226,7 @@ def _is_free(port):
 
 
 def test_only_those_who_need_it_load_torch_and_tensorflow(tmp_path):
-    backend = "reverb" if this_machine().has_reverb else "native"
+    backend = "reverb" if HAS_REVERB else "native"
     with Run(tmp_path, f"buffer_backend={backend}") as run:
         run.wait_running()
         run.wait_trained(20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import zmq
+from backends import BACKENDS
 
 from realm import verbs, wire
 from realm.buffer import INVALID, OLD_EPOCH, STALE, Limiter, NativeStorage, ReplayBuffer
@@ -53,13 +53,6 @@ PLAN = Plan(
     max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
 
-BACKENDS = [
-    "native",
-    pytest.param(
-        "reverb",
-        marks=pytest.mark.skipif(importlib.util.find_spec("reverb") is None, reason="reverb is not installed here"),
-    ),
-]
 AGENT = """
     import numpy as np
     import torch

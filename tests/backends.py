@@ -1,0 +1,9 @@
+"""Both storages of the buffer, for the tests that hold for either."""
+
+import pytest
+
+from realm.launch.plan import this_machine
+
+HAS_REVERB = this_machine().has_reverb
+NEEDS_REVERB = pytest.mark.skipif(not HAS_REVERB, reason="reverb is not installed here")
+BACKENDS = ["native", pytest.param("reverb", marks=NEEDS_REVERB)]
