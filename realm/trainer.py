@@ -7,7 +7,6 @@ weights go.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,18 +34,12 @@ class Trainer:
         self._warned_at = -_WARN_EVERY_S
         self._made_at: dict[int, float] = {}  # update -> when its weights were made, for the lag in seconds
 
-    def start(
-        self,
-        epoch: int,
-        preload: checkpoint.Checkpoint | None = None,
-        publish: Callable[[], None] | None = None,
-    ) -> None:
+    def start(self, epoch: int, preload: checkpoint.Checkpoint | None = None) -> None:
         """Begin an epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
 
-        Calls `publish` as soon as it has the weights: the workers' first round takes as long as all that follows here.
-        Saves before any training, and reads that back, so that a state which cannot be loaded is known now and not when
-        it is needed. Raises CheckpointError for it, for a preload that does not fit, and for a folder of which no
-        checkpoint can be used: starting anew beside them would prune them away.
+        Saves at once, so that there is a model before anyone plays, and reads that back, so that a state which cannot
+        be loaded is known now and not when it is needed. Raises CheckpointError for it, for a preload that does not
+        fit, and for a folder of which no checkpoint can be used: starting anew beside them would prune them away.
         """
         newest, skipped = checkpoint.load_newest(self._folder)
         for sentence in skipped:
@@ -71,8 +64,6 @@ class Trainer:
             checkpoint.load_bytes(self.agent.model, preload.weights)
             logger.info("weights preloaded from {}", preload.path)
         self._made_at[self.version.update] = time.monotonic()
-        if publish:
-            publish()
         path = self.save()
         if path is not None:
             checkpoint.load(path)

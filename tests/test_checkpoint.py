@@ -155,22 +155,6 @@ def test_each_start_begins_its_epoch_and_saves_at_once(tmp_path: Path) -> None:
         assert one.next_version == Version(epoch, 1)
 
 
-@pytest.mark.parametrize("start", ["anew", "preloaded", "resumed"])
-def test_a_start_publishes_what_it_will_train_before_it_saves(tmp_path: Path, start: str) -> None:
-    donor = trainer(tmp_path / "donor", 1)
-    donor.start(1)
-    folder = tmp_path / ("donor" if start == "resumed" else "own")
-    one, published = trainer(folder, 2), list[tuple[Version, bytes, int]]()
-
-    def publish() -> None:
-        published.append((one.version, one.weights(), len(list(folder.glob("*")))))
-
-    one.start(2, find(tmp_path / "donor", 0) if start == "preloaded" else None, publish)
-    first = Agent(2) if start == "anew" else donor.agent
-    assert published == [(Version(2, 0), to_bytes(first.model), start == "resumed")]
-    assert load_newest(folder)[0].weights == published[0][1]  # type: ignore[union-attr]
-
-
 def test_a_state_that_could_not_be_resumed_is_known_at_the_start(tmp_path: Path) -> None:
     agent = Agent(1)
     agent.save_model = lambda: {"path": tmp_path}  # type: ignore[method-assign, assignment]

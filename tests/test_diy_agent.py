@@ -566,12 +566,12 @@ def test_values_are_not_asked_for_where_the_learner_computes_them() -> None:
     assert set(agent.predict(Corridor(4).obs(), context(4))[1]) == {"log_prob"}
 
 
-def test_who_plays_does_without_the_compiler_of_torch() -> None:
-    """Its import takes a second; worker, actor and evaluator make an agent, take weights and predict."""
+def test_nobody_needs_the_compiler_of_torch() -> None:
+    """Its import takes a second; `torch.optim.Adam` brings it."""
     code = """
 import dataclasses, sys
 import numpy as np
-from test_diy_agent import SPEC, STATES, ACTIONS, TINY, Agent, PredictContext
+from test_diy_agent import SPEC, STATES, ACTIONS, TINY, Agent, PredictContext, info, recorded
 from realm.checkpoint import load_bytes, to_bytes
 
 for precision in ("fp32", "bf16"):
@@ -579,11 +579,11 @@ for precision in ("fp32", "bf16"):
     load_bytes(agent.model, to_bytes(agent.model))
     obs = {"features": np.zeros((4, STATES), np.int16), "legal": np.ones((4, ACTIONS), bool)}
     agent.predict(obs, PredictContext(np.arange(4), np.ones(4, bool), np.ones(4, np.float32)))
-print("torch._dynamo" in sys.modules)
-agent.save_model()
+    agent.learn(recorded(3)[2], info(8))
+    agent.load_model(agent.save_model())
 print("torch._dynamo" in sys.modules)
 """
     folder = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(folder.parent)))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["False"]), done.stderr

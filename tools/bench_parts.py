@@ -486,7 +486,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     def networks(steps: int) -> None:
         """Forward and backward of both networks, so many times each."""
 
-        def alone(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        def alone(net: Any, optimizer: Any) -> None:
             for _ in range(steps):
                 optimizer.zero_grad()
                 net(minibatch.obs).sum().backward()
@@ -512,7 +512,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
         (f"{estimate} of {batch} chunks", steps, advantages, read),
         (f"cut {len(parts)} minibatches", steps, lambda: [rows.at(part) for part in parts], gathered),
         (f"{len(parts)} gradient steps of {size} rows", steps,
-         lambda: agent._gradient_steps(len(parts) * [minibatch], hyper.entropy_start),
+         lambda: agent._gradient_steps(len(parts) * [minibatch], now),
          (f"{len(parts)} x {both}", lambda: networks(len(parts)))),
     ):  # fmt: skip
         yield Line(what, amount, "samples", call, *bound, bench.plan.learner_threads, agent._two_threads)

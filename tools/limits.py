@@ -174,7 +174,7 @@ def make_learner_steps(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
         old = returns.masked_log_softmax(logits, seen["legal"]).gather(-1, action[:, None]).squeeze(-1)
     index = torch.arange(len(action), device=agent.device)
     rows = Rows(seen, index, action, old, old, value, advantage, target)
-    return lambda: agent._gradient_steps(LEARNER_STEPS * [rows], hyper.entropy_start)
+    return lambda: agent._gradient_steps(LEARNER_STEPS * [rows], agent._now())
 
 
 # ---- on all cores ----

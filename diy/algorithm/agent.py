@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diy.algorithm.adam import Adam
 from diy.algorithm.model import Player, make_model
 from diy.config import Config
 from realm import returns
@@ -94,6 +94,10 @@ class Agent:
             self.model: nn.Module = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
         self.player = Player(self.model)
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
+        parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}  # the policy's, and what it shares; the critic's
+        for name, parameter in self.model.named_parameters():
+            parts[name.startswith("critic") and not config.shared_trunk].append(parameter)
+        self.optimizers = [Adam(part, config.adam_eps) for part in parts.values() if part]
         self.beside: Executor = Here()  # does what can be done at the same time; see `_two_threads`
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
         self.updates = 0
@@ -126,28 +130,15 @@ class Agent:
 
     # ---- learning ----
 
-    @cached_property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Of the policy and of the critic, or the only one. Made when it is asked for, and so not where nobody trains:
-        with the first one torch imports its compiler, which takes a second.
-        """
-        parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}  # the policy's, and what it shares; the critic's
-        for name, parameter in self.model.named_parameters():
-            parts[name.startswith("critic") and not self.config.shared_trunk].append(parameter)
-        lr, eps, fused = self.config.lr_start, self.config.adam_eps, self.device.type in ("cpu", "cuda")
-        return [torch.optim.Adam(part, lr, eps=eps, fused=fused) for part in parts.values() if part]
-
     def learn(self, batch: Chunk, info: SampleInfo) -> tuple[dict[str, float], None]:
         """One update on B chunks of T steps. Returns its metrics (means over the gradient steps) and no priorities.
 
         A network whose loss or gradient is not finite leaves that gradient step out, which is counted as `skipped`.
         """
         now = self._now()
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = now.lr
         with self._two_threads():
             rows = self._rows(batch, now)
-            steps = self._gradient_steps(self._minibatches(rows), now.entropy_coef)
+            steps = self._gradient_steps(self._minibatches(rows), now)
         count = len(rows.index)
         self.player.outdate()
         self.env_steps += count
@@ -190,46 +181,46 @@ class Agent:
             yield minibatch
         yield ahead.result()
 
-    def _gradient_steps(self, minibatches: Iterable[Rows], entropy_coef: float) -> list[Metrics | None]:
+    def _gradient_steps(self, minibatches: Iterable[Rows], now: Schedule) -> list[Metrics | None]:
         """A step of policy and critic on each minibatch. Returns the metrics of each; None where one was left out.
 
         They share no weights unless the trunk is shared, so the critic's steps are made beside the policy's, which wait
         for none of them.
         """
         if self.config.shared_trunk:
-            return [self._joint_step(rows, entropy_coef) for rows in minibatches]
+            return [self._joint_step(rows, now) for rows in minibatches]
         made: list[tuple[Metrics | None, Future[Metrics | None]]] = []
         for rows in minibatches:
-            critic = self.beside.submit(self._critic_step, rows)
-            made.append((self._policy_step(rows, entropy_coef), critic))
+            critic = self.beside.submit(self._critic_step, rows, now)
+            made.append((self._policy_step(rows, now), critic))
         return [_of_both(policy, critic.result()) for policy, critic in made]
 
-    def _policy_step(self, rows: Rows, entropy_coef: float) -> Metrics | None:
+    def _policy_step(self, rows: Rows, now: Schedule) -> Metrics | None:
         model: Any = self.model
-        return self._descend(self.optimizers[0], self._policy_loss(rows, model.actor(rows.obs), entropy_coef))
+        loss = self._policy_loss(rows, model.actor(rows.obs), now.entropy_coef)
+        return self._descend(self.optimizers[0], loss, now.lr)
 
-    def _critic_step(self, rows: Rows) -> Metrics | None:
+    def _critic_step(self, rows: Rows, now: Schedule) -> Metrics | None:
         if not torch.isfinite(rows.advantage).all():
             return None  # as the policy's: what spoiled these advantages spoiled targets of the batch, too
         model: Any = self.model
-        return self._descend(self.optimizers[1], self._value_loss(rows, model.critic(rows.obs)))
+        return self._descend(self.optimizers[1], self._value_loss(rows, model.critic(rows.obs)), now.lr)
 
-    def _joint_step(self, rows: Rows, entropy_coef: float) -> Metrics | None:
+    def _joint_step(self, rows: Rows, now: Schedule) -> Metrics | None:
         logits, value = self.model(rows.obs)
-        policy, critic = self._policy_loss(rows, logits, entropy_coef), self._value_loss(rows, value)
-        return self._descend(
-            self.optimizers[0], Loss(policy.value + critic.value, {**policy.metrics, **critic.metrics})
-        )
+        policy, critic = self._policy_loss(rows, logits, now.entropy_coef), self._value_loss(rows, value)
+        loss = Loss(policy.value + critic.value, {**policy.metrics, **critic.metrics})
+        return self._descend(self.optimizers[0], loss, now.lr)
 
-    def _descend(self, optimizer: torch.optim.Optimizer, loss: Loss) -> Metrics | None:
+    def _descend(self, optimizer: Adam, loss: Loss, lr: float) -> Metrics | None:
         """One step of Adam. Returns the metrics, or None where loss or gradient is not finite: then it is left out."""
         optimizer.zero_grad()
         loss.value.backward()  # type: ignore[no-untyped-call]
-        grad_norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.config.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(optimizer.parameters, self.config.max_grad_norm)
         value = loss.value.detach()
         if not torch.isfinite(value + grad_norm):
             return None
-        optimizer.step()
+        optimizer.step(lr)
         return {"loss": value, **loss.metrics, "grad_norm": grad_norm}
 
     def _policy_loss(self, rows: Rows, logits: Tensor, entropy_coef: float) -> Loss:

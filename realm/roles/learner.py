@@ -22,6 +22,7 @@ def run(job: Job) -> None:
     trainer = Trainer(
         agent, job.spec, job.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, link.meters
     )
+    trainer.start(job.epoch, find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
     to_pool, to_buffer = job.client("model_pool"), job.client("buffer")
     models = ModelWriter(to_pool)
 
@@ -39,8 +40,7 @@ def run(job: Job) -> None:
         link.meters.count("publish_s", time.monotonic() - started)
 
     batches = BatchReader(to_buffer, plan.batch, tick)
-    preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
-    trainer.start(job.epoch, preload, publish)
+    publish()
     link.env_steps = trainer.env_steps
     link.ready([to_pool, to_buffer])
     logger.info("training from version {}", trainer.version)

@@ -1,0 +1,65 @@
+"""Adam, by torch's own fused kernel. Made by `agent.py`, for whoever trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+
+class Adam:
+    """Kingma and Ba 2015 (arXiv:1412.6980), betas 0.9 and 0.999, of parameters that are all on one device.
+
+    `torch.optim.Adam` calls the same kernel; but with the first one of it torch imports its compiler, which takes a
+    second of the start, as long as the import of torch itself, and which nothing here uses.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], eps: float) -> None:
+        self.parameters = list(parameters)
+        self._eps = eps
+        self._state: list[dict[str, Tensor]] = []  # of each parameter; made with the first step
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """One step along the parameters' gradients; parameters that have none stay."""
+        self._state = self._state or [
+            {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for parameter in self.parameters
+        ]
+        moved = [(one, one.grad, state) for one, state in zip(self.parameters, self._state, strict=True)]
+        found = [(one, grad, state) for one, grad, state in moved if grad is not None]
+        adam(
+            [one for one, _, _ in found],
+            [grad for _, grad, _ in found],
+            [state["exp_avg"] for _, _, state in found],
+            [state["exp_avg_sq"] for _, _, state in found],
+            [],
+            [state["step"] for _, _, state in found],
+            fused=self.parameters[0].device.type in ("cpu", "cuda"),
+            amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=self._eps, maximize=False,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs, in the layout of torch.optim.Adam."""
+        return {"state": dict(enumerate(self._state))}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, or what torch.optim.Adam's did."""
+        state = [saved["state"][number] for number in range(len(saved["state"]))]
+        if state and len(state) != len(self.parameters):
+            raise ValueError(f"the state is of {len(state)} parameters, not of {len(self.parameters)}")
+        self._state = [
+            {name: tensor.to(parameter.device) for name, tensor in one.items()}
+            for one, parameter in zip(state, self.parameters, strict=False)
+        ]
