@@ -60,6 +60,6 @@ class Adam:
         if state and len(state) != len(self.parameters):
             raise ValueError(f"the state is of {len(state)} parameters, not of {len(self.parameters)}")
         self._state = [
-            {name: tensor.to(parameter.device) for name, tensor in one.items()}
+            {name: tensor.to(parameter.device, copy=True) for name, tensor in one.items()}
             for one, parameter in zip(state, self.parameters, strict=False)
         ]
