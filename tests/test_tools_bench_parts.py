@@ -374,10 +374,11 @@ def test_the_limits_step_is_diys_own_loss():
     setting = limits.read_setting(CONFIG, [*bench_parts.QUICK, "diy.precision=fp32", "diy.max_grad_norm=1e9"])
     obs = limits.observations(setting, 16)
     agents = [setting.agent() for _ in range(3)]
-    steps = []
-    for agent, make in zip(agents, [limits.make_gradient_step, *2 * [limits.make_learner_steps]], strict=True):
+    torch.manual_seed(0)
+    steps = [limits.make_gradient_step(agents[0], setting.hyper, obs)]
+    for agent in agents[1:]:
         torch.manual_seed(0)
-        steps.append(make(agent, setting.hyper, obs))
+        steps.append(limits.make_learner_steps(agent, obs))
     for _ in range(limits.LEARNER_STEPS):
         steps[0]()
     steps[1]()

@@ -213,7 +213,7 @@ class Bench:
         """Its optimizers have begun: checkpoints hold their state. `items` are of an older policy, as in a cluster."""
         agent = self.setting.agent()
         agent.updates = 1
-        limits.make_learner_steps(agent, self.hyper, limits.observations(self.setting, 16))()
+        limits.make_learner_steps(agent, limits.observations(self.setting, 16))()
         return agent
 
     @cached_property

@@ -158,7 +158,7 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
     return step
 
 
-def make_learner_steps(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None]:
+def make_learner_steps(agent: Any, obs: Arrays) -> Callable[[], None]:
     """LEARNER_STEPS gradient steps on these rows as the agent makes them; inside its `_two_threads`, policy and critic
     at once."""
     import torch
@@ -174,7 +174,8 @@ def make_learner_steps(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
         old = returns.masked_log_softmax(logits, seen["legal"]).gather(-1, action[:, None]).squeeze(-1)
     index = torch.arange(len(action), device=agent.device)
     rows = Rows(seen, index, action, old, old, value, advantage, target)
-    return lambda: agent._gradient_steps(LEARNER_STEPS * [rows], agent._now())
+    now = agent._now()
+    return lambda: agent._gradient_steps(LEARNER_STEPS * [rows], now)
 
 
 # ---- on all cores ----
@@ -198,7 +199,7 @@ def child(path: str, overrides: Sequence[str], cores: int, rows: int) -> None:
         if what == "infer":
             return make_predict(agent, obs), nullcontext
         if what == "learn":
-            return make_learner_steps(agent, setting.hyper, obs), agent._two_threads
+            return make_learner_steps(agent, obs), agent._two_threads
         return make_gradient_step(agent, setting.hyper, obs), nullcontext
 
     for line in sys.stdin:

@@ -37,8 +37,11 @@ class Adam:
             }
             for parameter in self.parameters
         ]
-        moved = [(one, one.grad, state) for one, state in zip(self.parameters, self._state, strict=True)]
-        found = [(one, grad, state) for one, grad, state in moved if grad is not None]
+        found = [
+            (one, one.grad, state)
+            for one, state in zip(self.parameters, self._state, strict=True)
+            if one.grad is not None
+        ]
         adam(
             [one for one, _, _ in found],
             [grad for _, grad, _ in found],
@@ -56,10 +59,10 @@ class Adam:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take back what `state_dict` gave, or what torch.optim.Adam's did."""
-        state = [saved["state"][number] for number in range(len(saved["state"]))]
-        if state and len(state) != len(self.parameters):
+        state = saved["state"]
+        if len(state) not in (0, len(self.parameters)):
             raise ValueError(f"the state is of {len(state)} parameters, not of {len(self.parameters)}")
         self._state = [
-            {name: tensor.to(parameter.device, copy=True) for name, tensor in one.items()}
-            for one, parameter in zip(state, self.parameters, strict=False)
+            {name: tensor.to(parameter.device, copy=True) for name, tensor in state[number].items()}
+            for number, parameter in enumerate(self.parameters[: len(state)])
         ]
