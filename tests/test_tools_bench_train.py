@@ -182,9 +182,13 @@ def test_the_score_is_of_enough_episodes():
     assert smooth.take(1000.0, 150) is None
     assert smooth.take(2000.0, 100) == 1500.0
     assert smooth.take(None, 0) == 1500.0
-    seen = points((1, 1, 1, None), (2, 2, 2, 900.0), (3, 3, 3, 1200.0), (4, 4, 4, 1100.0))
-    assert bench_train.reached(seen, 1150.0) == seen[2]
-    assert bench_train.reached(seen, 1250.0) is None
+    seen = points((1, 10, 1, None), (2, 20, 2, 900.0), (4, 30, 3, 1200.0), (5, 40, 4, 1100.0), (6, 50, 5, 1300.0))
+    at = bench_train.reached(seen, 1150.0)
+    assert at is not None
+    assert (at.time, at.env_steps, at.score) == (pytest.approx(2 + 2 * 5 / 6), 28, 1150.0)  # the first time
+    assert bench_train.reached(seen, 900.0) == seen[1]
+    assert bench_train.reached(seen, 800.0) == seen[1]  # nothing is known of before
+    assert bench_train.reached(seen, 1350.0) is None
     assert bench_train.reached(seen, None) is None
 
 
@@ -530,3 +534,27 @@ def test_a_wrong_row_is_one_sentence(tmp_path):
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --rows nothing: there is no such row")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_second_sigterm_does_not_come_in_the_middle_of_ending():
+    """As `timeout` sends it, if a whole process group has had one already."""
+    script = """
+import time
+from tools import runs
+runs.end_in_order()
+try:
+    print("begun", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("ending", flush=True)
+    time.sleep(0.5)
+    print("ended")
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        for said in ("begun", "ending"):
+            assert process.stdout.readline().strip() == said
+            process.terminate()
+        assert process.stdout.read().strip() == "ended"
+    assert process.returncode == 0

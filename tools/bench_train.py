@@ -38,7 +38,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -520,9 +519,20 @@ def window(points: Sequence[Point]) -> tuple[Point, Point] | None:
 
 
 def reached(points: Sequence[Point], score: float | None) -> Point | None:
-    if score is None:
-        return None
-    return next((one for one in points if one.score is not None and one.score >= score), None)
+    """When the score was reached first: on the line between the two points around it, since one process is read every
+    two seconds, a cluster every second and others after each update."""
+    before: Point | None = None
+    for one in points:
+        if score is None or one.score is None:
+            continue
+        if one.score >= score:
+            if before is None or before.score is None:
+                return one
+            part = (score - before.score) / (one.score - before.score)
+            time_, env_steps = (a + part * (b - a) for a, b in zip(before[:2], one[:2], strict=True))
+            return one._replace(time=time_, env_steps=round(env_steps), score=score)
+        before = one
+    return None
 
 
 def measure(
@@ -884,10 +894,6 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     args = arguments()
     if args.table:
@@ -899,7 +905,7 @@ def main() -> None:
             )
         print(told(results))
         return
-    signal.signal(signal.SIGTERM, interrupt)
+    runs.end_in_order()
     for name in set(os.environ) - set(inherited(os.environ)):
         del os.environ[name]  # the limits are measured without them, too
     if args.cores:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -348,13 +347,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     args = arguments()
-    signal.signal(signal.SIGTERM, interrupt)
+    runs.end_in_order()
     args.config = args.config.absolute()
     setup = {
         "config": args.config.name, "set": args.set, "minutes": args.minutes, "checkpoint_every": args.checkpoint_every,

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -59,6 +60,17 @@ def command_line(run: Callable[[], None]) -> None:
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def end_in_order() -> None:
+    """From now on SIGTERM is what Ctrl+C is; a second one, as `timeout` and a killed process group send, is ignored, so
+    that it does not come in the middle of ending what was started."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def check_judged(config: RunConfig) -> None:
