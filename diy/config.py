@@ -32,7 +32,7 @@ class Config:
 
     # returns
     chunk_length: int = 128  # T, steps of one environment that travel together
-    gamma_start: float = 0.99  # discount of a step, at the first step ...
+    gamma_start: float = 0.95  # discount of a step, at the first step ...
     gamma_end: float = 0.995  # ... and at total_env_steps; 1 - gamma falls geometrically between
     advantage: str = "vtrace"  # how advantages and the critic's targets are estimated: "gae" or "vtrace"; see below
     lam: float = 0.8  # lambda of either: 0 trusts the critic, 1 the sampled return
