@@ -521,9 +521,11 @@ def window(points: Sequence[Point]) -> tuple[Point, Point] | None:
 def reached(points: Sequence[Point], score: float | None) -> Point | None:
     """When the score was reached first: on the line between the two points around it, since one process is read every
     two seconds, a cluster every second and others after each update."""
+    if score is None:
+        return None
     before: Point | None = None
     for one in points:
-        if score is None or one.score is None:
+        if one.score is None:
             continue
         if one.score >= score:
             if before is None or before.score is None:
