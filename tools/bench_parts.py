@@ -22,7 +22,6 @@ import inspect
 import itertools
 import os
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
@@ -876,8 +875,7 @@ def main() -> None:
     overrides = QUICK if args.quick else ()
     # threads that do not spin and memory that is not given back, as in learner and actor
     enter_learner_environment(limits.read_setting(runs.ROOT / "conf" / NETWORKS["default"], overrides).plan)
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, lambda number, frame: sys.exit("stopped"))  # role processes are ended on the way
+    runs.end_in_order()  # role processes are ended on the way
     seconds, run_seconds = (0.01, 6.0) if args.quick else (args.seconds, args.cluster_seconds)
     found: dict[str, Any] = {
         "about": runs.about(), "rounds": args.rounds, "seconds": seconds, "setup": {}, "lines": [], "runs": {},

@@ -54,9 +54,11 @@ USER_ERRORS = (ConfigError, MapError, OptionError, CheckpointError, UserCodeErro
 
 
 def command_line(run: Callable[[], None]) -> None:
-    """Run a tool; what a user got wrong ends it as one sentence and exit code 2."""
+    """Run a tool; what a user got wrong ends it as one sentence and exit code 2, and Ctrl+C with exit code 1."""
     try:
         run()
+    except KeyboardInterrupt:
+        sys.exit("stopped")
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
