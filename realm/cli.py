@@ -195,10 +195,11 @@ def _start(arguments: argparse.Namespace) -> int:
         return 0
     from realm.launch.environment import enter_learner_environment
     from realm.launch.plan import make_plan, this_machine
-    from realm.launch.start import prepare, run_cluster, run_local
 
     if app.wrapper_type == "local":
-        enter_learner_environment(make_plan(app, this_machine()))
+        enter_learner_environment(make_plan(app, this_machine()))  # before what takes time to import
+    from realm.launch.start import prepare, run_cluster, run_local
+
     prepared = prepare(config)
     if config.app.wrapper_type == "local":
         run_local(prepared)

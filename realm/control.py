@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from realm import garbage
 from realm.contract import Book, Evaluation, Report, Spec
 from realm.monitor import Meters
 from realm.plan import Plan
@@ -68,6 +69,7 @@ class Link:
 
     def ready(self, sockets: list[Socket]) -> None:
         """Say that this role works now; the traffic of `sockets` goes into its reports."""
+        garbage.resume()  # held by `launch/child.py`
         self._sockets = sockets
         self._client.ask("ready", {"role": self.role, "index": self.index})
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from realm import garbage
 from realm.config import ConfigError, load_config
 from realm.control import CONTROL_MAX_BYTES, Link, Stopped
 from realm.job import Job
@@ -47,6 +48,7 @@ class ChildArgs:
 
 def main(args: ChildArgs) -> int:
     """Run one role to its end; returns the exit code."""
+    garbage.hold()  # until the role is ready: `Link.ready`
     config = load_config(args.run_dir / "config.toml")
     _log_to_stderr(config.app.level)
     threading.Thread(target=_die_with_parent, daemon=True).start()

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from realm import garbage
 from realm.config import ConfigError, RunConfig, to_toml
 from realm.contract import Spec, check_arrays
 from realm.launch.board import Board
@@ -56,7 +57,8 @@ def prepare(config: RunConfig) -> Prepared:
         from realm.launch.processes import check_ports
 
         check_ports(config.app)
-    spec = try_user_code(config)
+    with garbage.held():
+        spec = try_user_code(config)
     _check_models(config, spec)
     try:
         run_dir, run_file = claim_run_dir(config.app)
@@ -176,8 +178,9 @@ def run_cluster(prepared: Prepared) -> int:
 
 def run_local(prepared: Prepared) -> local.End:
     """Run everything in this process."""
-    from realm.checkpoint import CheckpointError
-    from realm.launch import local  # imports torch
+    with garbage.held():
+        from realm.checkpoint import CheckpointError
+        from realm.launch import local  # imports torch
 
     _say_hello(prepared)
     run_file, run_dir = prepared.run_file, prepared.run_dir

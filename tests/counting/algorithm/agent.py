@@ -1,5 +1,6 @@
 """An agent that learns nothing and checks everything: `learn` raises on the first row that is not what was played."""
 
+import gc
 import time
 
 import numpy as np
@@ -19,6 +20,7 @@ class Agent:
         return count % 1000, {"echo": count.copy()}
 
     def learn(self, batch, info):
+        assert gc.isenabled()  # held while the role started
         time.sleep(self.config.learn_s)
         for b in range(len(batch.worker)):
             self._check_chunk(batch, b)
