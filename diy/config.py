@@ -53,8 +53,8 @@ class Config:
     lr_start: float = 1e-3  # learning rate at the first step ...
     lr_end: float = 5e-5  # ... and at total_env_steps, linear between
     adam_eps: float = 1e-5  # Adam's epsilon
-    epochs: int = 3  # passes over a batch in one update
-    minibatch_size: int = 2048  # rows of one gradient step; a batch is cut into equal parts of about this size
+    epochs: int = 2  # passes over a batch in one update
+    minibatch_size: int = 1024  # rows of one gradient step; a batch is cut into equal parts of about this size
     max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
     # `tours` puts a planner into the features: the best order of the treasures, for walking without flash and buff, is

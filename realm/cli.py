@@ -112,6 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     ):  # fmt: skip
         role.add_argument(f"--{name}", type=kind, required=True)
     role.set_defaults(run=_role)
+
+    nursery = commands.add_parser("nursery", help="(internal) where the processes of roles are forked off")
+    nursery.add_argument("socket", type=int)
+    nursery.set_defaults(run=_nursery)
     return parser
 
 
@@ -193,18 +197,22 @@ def _start(arguments: argparse.Namespace) -> int:
 
         evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + EVAL_SEED))
         return 0
-    from realm.launch.environment import enter_learner_environment
+    from realm.launch.environment import enter_learner_environment, role_environment
     from realm.launch.plan import make_plan, this_machine
 
+    plan = make_plan(app, this_machine())
     if app.wrapper_type == "local":
-        enter_learner_environment(make_plan(app, this_machine()))  # before what takes time to import
-    from realm.launch.start import prepare, run_cluster, run_local
+        enter_learner_environment(plan)  # before what takes time to import
+        from realm.launch.start import prepare, run_local
 
-    prepared = prepare(config)
-    if config.app.wrapper_type == "local":
-        run_local(prepared)
+        run_local(prepare(config))
         return 0
-    return run_cluster(prepared)
+    from realm.launch.nursery import Nursery
+
+    with Nursery(role_environment("learner", plan)) as nursery:  # it imports while this process checks
+        from realm.launch.start import prepare, run_cluster
+
+        return run_cluster(prepare(config), nursery)
 
 
 def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
@@ -406,6 +414,12 @@ def _role(arguments: argparse.Namespace) -> int:
             max_bytes=arguments.max_bytes,
         )
     )
+
+
+def _nursery(arguments: argparse.Namespace) -> int:
+    from realm.launch.nursery import serve
+
+    return serve(arguments.socket, main)
 
 
 def _log_to_stderr() -> None:

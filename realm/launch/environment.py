@@ -1,6 +1,7 @@
 """Environment variables of a process: threads, allocator, devices, noise. They count only before a process starts.
 
-Used by the supervisor for each role, and by a one-process run, which starts itself again with them.
+Used by the supervisor for each role and for the nursery, whose forks have the learner's allocator and OpenMP, as these
+read them but once; and by a one-process run, which starts itself again with them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy's; its threads begin with the import, when the nursery must have none
         "NUMBA_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(Path(".cache/numba").absolute())),

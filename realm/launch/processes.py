@@ -11,8 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from realm.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.launch.board import Board
 from realm.launch.child import EXIT_STOPPED, EXIT_USER, RUN_ID_VARIABLE, SERVERS
 from realm.launch.environment import role_environment
+from realm.launch.nursery import Nursery, Process
 from realm.launch.rundir import RunFile
 from realm.monitor import TensorBoard
 from realm.plan import Plan
@@ -53,7 +52,7 @@ class Role:
 
     name: str
     index: int
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     incarnation: int = 0
     address: str = ""
     state: str = "starting"  # starting, bound, ready, stopped (by the user), ended
@@ -73,7 +72,8 @@ class Role:
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
 
-    def __init__(self, app: AppConfig, plan: Plan, spec: Spec, run_dir: Path, run: RunFile) -> None:
+    def __init__(self, app: AppConfig, plan: Plan, spec: Spec, run_dir: Path, run: RunFile, nursery: Nursery) -> None:
+        self._nursery = nursery
         self.app, self.plan, self.spec, self.run_dir, self.run_file = app, plan, spec, run_dir, run
         self.board = Board()
         self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host)
@@ -267,23 +267,16 @@ class Supervisor:
         port = int(role.address.rpartition(":")[2]) if role.address else 0
         if port == 0 and role.name in SERVERS:
             port = fixed_ports(self.app).get(role.name, 0)
-        command = [
-            sys.executable, "-m", "realm", "role", role.name,
+        words = [
+            "role", role.name,
             "--index", str(role.index), "--incarnation", str(role.incarnation),
             "--run-dir", str(self.run_dir), "--control", self._server.address,
             "--port", str(port), "--schema", self.spec.schema, "--max-bytes", str(self._max_bytes),
         ]  # fmt: skip
+        # the run id is the key to the sockets: a command line can be read by every user of the machine
+        environment = {**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id}
         with open(self.run_dir / "log" / f"{role.label}.log", "ab") as log:
-            # its own session: Ctrl+C in the terminal is the supervisor's to handle
-            role.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # the run id is the key to the sockets: a command line can be read by every user of the machine
-                env={**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id},
-                start_new_session=True,
-            )
+            role.process = self._nursery.spawn(words, environment, log)
         if role.name in _SPARE:
             _give_way(role.process.pid)
         self._write_run_file()
@@ -295,7 +288,7 @@ class Supervisor:
                 continue
             code = role.process.poll()
             if code is not None:
-                _close_stdin(role)
+                role.process.close()
                 _kill_group(role.process.pid)
                 role.process = None
                 self._role_ended(role, code)
@@ -385,7 +378,7 @@ class Supervisor:
         for role in self._roles.values():
             if role.process is not None:
                 role.process.wait()
-                _close_stdin(role)
+                role.process.close()
                 role.process = None
 
     # --- files
@@ -466,11 +459,6 @@ def _give_way(pid: int) -> None:
     with contextlib.suppress(OSError):  # it has ended, or there are no autogroups
         os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
         Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
-
-
-def _close_stdin(role: Role) -> None:
-    if role.process is not None and role.process.stdin is not None:
-        role.process.stdin.close()
 
 
 def _signal_name(code: int) -> str:

@@ -32,6 +32,7 @@ from realm.user import UserCodeError, calling, check_agent, load_definition, loa
 
 if TYPE_CHECKING:
     from realm.launch import local
+    from realm.launch.nursery import Nursery
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,13 @@ def try_user_code(config: RunConfig) -> Spec:
     return spec
 
 
-def run_cluster(prepared: Prepared) -> int:
+def run_cluster(prepared: Prepared, nursery: Nursery) -> int:
     """Run the roles as processes, in the foreground; returns the exit code."""
     from realm.launch.child import EXIT_USER
     from realm.launch.processes import Supervisor
 
     run_dir, config = prepared.run_dir, prepared.config
-    supervisor = Supervisor(config.app, prepared.plan, prepared.spec, run_dir, prepared.run_file)
+    supervisor = Supervisor(config.app, prepared.plan, prepared.spec, run_dir, prepared.run_file, nursery)
     _say_hello(prepared)
 
     def on_ready() -> None:
