@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import socket
@@ -36,7 +35,6 @@ from realm.config import ConfigError
 
 _MAX_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_IMPORTED = ("torch", "realm.checkpoint", "realm.roles.aisrv", "realm.roles.learner")
 
 
 class Process:
@@ -167,9 +165,10 @@ def serve(number: int, main: Callable[[list[str]], int]) -> int:
     """
     garbage.hold()
     setproctitle.getproctitle()  # finds the place of the name now: not when a fork has taken another environment
-    for name in _IMPORTED:
-        with contextlib.suppress(ImportError):  # whoever needs it will say so, in a log of its own
-            importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # whoever needs it will say so, in a log of its own
+        import realm.checkpoint  # torch
+        import realm.roles.aisrv
+        import realm.roles.learner  # noqa: F401
     gc.freeze()  # a collection in a fork would write into all these objects, and so end their being shared
     with socket.socket(fileno=number) as asked:
         while True:
@@ -234,7 +233,5 @@ def _differ(words: list[str]) -> None:
 
     setproctitle.setproctitle(" ".join([sys.executable, "-m", "realm", *words]))
     np.random.seed()  # Python's own generator sees to that by itself; torch's begins with the same seed in any process
-    with contextlib.suppress(ImportError):
-        import torch
-
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # which OpenMP has read already
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # which OpenMP has read already
