@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from diy.algorithm.agent import Agent
+from diy.algorithm.agent import FEW_ROWS, Agent
 from diy.config import Config
 from diy.feature.kernels import to_bfloat16
 from realm.chunk import ChunkBuilder
@@ -587,3 +587,14 @@ print("torch._dynamo" in sys.modules)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(folder.parent)))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["False"]), done.stderr
+
+
+def test_a_few_rows_are_predicted_on_one_thread_and_many_on_all() -> None:
+    agent, used = make_agent(), []
+    agent.player.model().actor_head.register_forward_pre_hook(lambda *_: used.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    for rows in (1, FEW_ROWS, FEW_ROWS + 1):
+        obs = {"features": bfloat16(np.zeros((rows, STATES))), "legal": np.ones((rows, ACTIONS), np.bool_)}
+        agent.predict(obs, context(rows))
+        assert torch.get_num_threads() == 2
+    assert used == [1, 1, 2]

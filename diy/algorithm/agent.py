@@ -27,6 +27,7 @@ from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spe
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see Agent._tensor
 
+FEW_ROWS = 512  # small MLPs: a forward pass of so few takes less time than waking a second thread for it
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
 
 Answer = TypeVar("Answer")
@@ -111,6 +112,10 @@ class Agent:
         obs: name -> [N, ...]
         Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if it is asked for.
         """
+        with _one_thread_if(self.config.features == "small" and len(context.first) <= FEW_ROWS):
+            return self._predict(obs, context)
+
+    def _predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         seen = {name: self._tensor(array) for name, array in obs.items()}
         model: Any = self.player.model()
         if self.config.value_source == "actor":
@@ -356,6 +361,17 @@ class Agent:
             optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"])
         self.env_steps, self.updates = state["env_steps"], state["updates"]
+
+
+@contextmanager
+def _one_thread_if(yes: bool) -> Iterator[None]:
+    """Torch's operations within it do not share out their work, if `yes`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if yes else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _of_both(policy: Metrics | None, critic: Metrics | None) -> Metrics | None:
