@@ -100,6 +100,12 @@ def test_it_has_the_environment_that_was_asked_for_and_no_other(nursery, environ
     assert max(map(len, narrow.splitlines())) <= 40 < max(map(len, wide.splitlines()))
 
 
+def test_a_large_environment_is_no_hindrance(environment, tmp_path):
+    large = environment | {f"LARGE_{number}": 100_000 * "x" for number in range(10)}
+    with Nursery(large) as nursery:
+        assert run(nursery, ["--version"], large, tmp_path / "log")[0] == 0
+
+
 def test_it_is_a_child_of_this_process_with_a_name_and_a_session_of_its_own(nursery, role):
     process = role(nursery, **RUN)
     seen, until = psutil.Process(process.pid), time.monotonic() + PATIENCE_S
@@ -201,7 +207,7 @@ def test_forks_draw_other_numbers_and_have_their_own_threads(environment, tmp_pa
             command = [sys.executable, "-c", MAIN, str(theirs.fileno())]
             nursery = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         for threads in (1, 2):
-            request = {"words": [str(threads)], "environment": {**environment, "OMP_NUM_THREADS": str(threads)}}
+            request = {"words": [str(threads)], "changes": {"OMP_NUM_THREADS": str(threads)}}
             socket.send_fds(ours, [json.dumps(request).encode()], [0, log.fileno(), log.fileno()])
             assert int(ours.recv(64)) > 0
         until = time.monotonic() + PATIENCE_S

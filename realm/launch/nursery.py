@@ -33,7 +33,8 @@ from loguru import logger
 from realm import garbage
 from realm.config import ConfigError
 
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 17
+_ANSWER_S = 120.0  # the first answer comes after the imports, which take long from a slow disk
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -80,8 +81,7 @@ class Nursery:
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Nursery:
-        if sys.platform == "linux":
-            _adopt_orphans(True)
+        if sys.platform == "linux" and _adopt_orphans(True):
             self._open()
         return self
 
@@ -108,7 +108,10 @@ class Nursery:
                 actions = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(files)]
                 pid = os.posix_spawn(command[0], command, dict(environment), file_actions=actions, setsid=True)
             else:
-                pid = self._fork(json.dumps({"words": list(words), "environment": dict(environment)}).encode(), files)
+                both = {*environment, *self._environment}  # a message is too short for some users' whole environment
+                changes = {name: environment.get(name) for name in both}
+                changes = {name: value for name, value in changes.items() if value != self._environment.get(name)}
+                pid = self._fork(json.dumps({"words": list(words), "changes": changes}).encode(), files)
         except BaseException:
             os.close(write)
             raise
@@ -133,12 +136,13 @@ class Nursery:
         try:
             socket.send_fds(self._socket, [request], files)
             answer = self._socket.recv(64)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
             return None
         return int(answer) if answer else None
 
     def _open(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_ANSWER_S)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "realm", "nursery", str(theirs.fileno())],
@@ -153,9 +157,10 @@ class Nursery:
             self._process = self._socket = None
 
 
-def _adopt_orphans(yes: bool) -> None:
-    """Whether orphans below this process become its children (Linux): the nursery's forks are orphans at once."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+def _adopt_orphans(yes: bool) -> bool:
+    """Have orphans below this process become its children, or no longer (Linux): the nursery's forks are orphans at
+    once. Returns whether the kernel does."""
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0) == 0)
 
 
 def serve(number: int, main: Callable[[list[str]], int]) -> int:
@@ -205,16 +210,18 @@ def _become(
     """Be the process that was asked for, to its end."""
     code = 1
     try:
-        words, environment = request["words"], request["environment"]
+        words, changes = request["words"], request["changes"]
         assert isinstance(words, list)
-        assert isinstance(environment, dict)
+        assert isinstance(changes, dict)
         os.setsid()
         asked.close()
         for number, one in enumerate(files):
             os.dup2(one, number)
             os.close(one)
-        os.environ.clear()
-        os.environ.update(environment)
+        for name, value in changes.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         _differ(words)
         code = main(words)
     except SystemExit as end:
