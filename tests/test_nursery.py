@@ -92,12 +92,19 @@ def test_an_error_of_no_kind_that_is_known_is_in_its_output(nursery, role, tmp_p
     assert "KeyError" in (tmp_path / "log").read_text()
 
 
-def test_it_has_the_environment_that_was_asked_for_and_no_other(nursery, environment, tmp_path):
-    columns = {**environment, "COLUMNS": "40"}  # as wide as argparse makes its help
-    del columns["PATH"]
-    narrow = run(nursery, ["start", "--help"], columns, tmp_path / "log")[1]
-    wide = run(nursery, ["start", "--help"], {**columns, "COLUMNS": "120"}, tmp_path / "log 2")[1]
-    assert max(map(len, narrow.splitlines())) <= 40 < max(map(len, wide.splitlines()))
+def test_it_has_the_environment_that_was_asked_for_and_no_other(environment, tmp_path):
+    """COLUMNS is how wide argparse makes its help."""
+    with_it, without = environment | {"COLUMNS": "40"}, {n: one for n, one in environment.items() if n != "COLUMNS"}
+    wide = {}
+    for forked in (True, False):
+        nursery = Nursery(with_it)
+        with nursery if forked else contextlib.nullcontext():
+            for name, asked in (("40", with_it), ("60", environment | {"COLUMNS": "60"}), ("none", without)):
+                text = run(nursery, ["start", "--help"], asked, tmp_path / f"{name} {forked}")[1]
+                wide[name, forked] = max(map(len, text.splitlines()))
+    assert wide["40", True] == wide["40", False] <= 40
+    assert 40 < wide["60", True] == wide["60", False] <= 60
+    assert 60 < wide["none", True] == wide["none", False]
 
 
 def test_a_large_environment_is_no_hindrance(environment, tmp_path):
@@ -108,13 +115,13 @@ def test_a_large_environment_is_no_hindrance(environment, tmp_path):
 
 def test_it_is_a_child_of_this_process_with_a_name_and_a_session_of_its_own(nursery, role):
     process = role(nursery, **RUN)
+    assert os.getsid(process.pid) == process.pid  # at once: whoever knows the pid may kill its group
     seen, until = psutil.Process(process.pid), time.monotonic() + PATIENCE_S
     assert seen.ppid() == os.getpid()
     while "model_pool" not in seen.cmdline():
         assert time.monotonic() < until
         time.sleep(0.01)
     assert seen.cmdline()[:5] == [sys.executable, "-m", "realm", "role", "model_pool"]
-    assert os.getsid(process.pid) == process.pid
     assert process.poll() is None
 
 
@@ -168,14 +175,52 @@ def test_it_ends_with_its_block_and_what_it_forked_does_not(environment, role):
     assert process.poll() is None
 
 
-def test_it_ends_with_the_process_that_started_it(environment):
+def test_it_ends_with_the_process_that_started_it(environment, tmp_path):
     script = "import os, sys; from realm.launch.nursery import Nursery\n"
-    script += "with Nursery(os.environ) as one: print(one.pid, flush=True); os.kill(os.getpid(), 9)"
-    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    pid, until = int(found.stdout), time.monotonic() + PATIENCE_S
+    script += "with Nursery(os.environ) as one: open(sys.argv[1], 'w').write(str(one.pid)); os.kill(os.getpid(), 9)"
+    command = [sys.executable, "-c", script + " # too late", str(tmp_path / "pid")]
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE_S)
+    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + PATIENCE_S
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_who_waits_for_a_nursery_that_hangs_can_give_up(forked, environment, tmp_path):
+    os.kill(forked.pid, signal.SIGSTOP)
+    asked = []
+
+    def give_up():
+        asked.append(time.monotonic())
+        return len(asked) == 2
+
+    with open(tmp_path / "log", "wb") as log, pytest.raises(InterruptedError):
+        forked.spawn(["--version"], environment, log, give_up)
+    assert forked.pid == 0
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_orphans_of_what_it_started_do_not_stay_as_zombies(forked, environment, tmp_path):
+    role_like = subprocess.Popen(["sh", "-c", "sleep 0.2 & echo $!"], stdout=subprocess.PIPE, text=True)
+    orphan = int(role_like.stdout.readline())
+    role_like.stdout.close()
+    until = time.monotonic() + PATIENCE_S
+    while psutil.pid_exists(orphan):
+        forked.reap({role_like.pid})
+        assert time.monotonic() < until
+        time.sleep(0.01)
+        role_like.poll()
+    assert role_like.wait() == 0  # left to whoever waits for it
+    assert run(forked, ["--version"], environment, tmp_path / "log")[0] == 0
+
+
+def test_it_works_where_children_are_ignored(environment, tmp_path):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some launchers leave it
+    try:
+        with Nursery(environment) as nursery:
+            assert run(nursery, ["--version"], environment, tmp_path / "log")[0] == 0
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_nursery_that_cannot_start_is_one_sentence(environment, role):
@@ -193,7 +238,9 @@ import torch
 from realm.launch.nursery import serve
 
 def main(words):
-    print(repr((np.random.random(), random.random(), torch.get_num_threads(), words)))
+    print(repr((np.random.random(), random.random(), torch.get_num_threads(), words)), flush=True)
+    if words[0] == "1":
+        sys.exit("what a user's code may do")
     return 3
 
 sys.exit(serve(int(sys.argv[1]), main))
@@ -202,6 +249,7 @@ sys.exit(serve(int(sys.argv[1]), main))
 
 def test_forks_draw_other_numbers_and_have_their_own_threads(environment, tmp_path):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE_S)
     with ours, open(tmp_path / "log", "wb") as log:
         with theirs:
             command = [sys.executable, "-c", MAIN, str(theirs.fileno())]
@@ -211,10 +259,12 @@ def test_forks_draw_other_numbers_and_have_their_own_threads(environment, tmp_pa
             socket.send_fds(ours, [json.dumps(request).encode()], [0, log.fileno(), log.fileno()])
             assert int(ours.recv(64)) > 0
         until = time.monotonic() + PATIENCE_S
-        while (text := (tmp_path / "log").read_text()).count("\n") < 2:
+        while (text := (tmp_path / "log").read_text()).count("\n") < 3:
             assert time.monotonic() < until
             time.sleep(0.01)
-    assert nursery.wait() == 0  # its socket was closed
-    found = {words[0]: (first, second, threads) for first, second, threads, words in map(eval, text.splitlines())}
+    assert nursery.wait(PATIENCE_S) == 0  # its socket was closed
+    lines = text.splitlines()
+    lines.remove("what a user's code may do")
+    found = {words[0]: (first, second, threads) for first, second, threads, words in map(eval, lines)}
     assert (found["1"][2], found["2"][2]) == (1, 2)
     assert not np.isclose(found["1"][:2], found["2"][:2]).any()

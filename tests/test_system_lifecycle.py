@@ -225,16 +225,15 @@ def _is_free(port):
         return True
 
 
-def test_only_those_who_need_it_load_torch_and_tensorflow(tmp_path):
+def test_nobody_but_the_buffer_loads_tensorflow_and_the_supervisor_no_torch_either(tmp_path):
     backend = "reverb" if HAS_REVERB else "native"
     with Run(tmp_path, f"buffer_backend={backend}") as run:
         run.wait_running()
         run.wait_trained(20)
         loaded = {role: loaded_libraries(run.pid(role)) for role in run.file()["roles"]}
-        assert loaded["aisrv-0"] == loaded["aisrv-1"] == loaded["model_pool-0"] == set()
-        assert loaded["actor-0"] == loaded["learner-0"] == {"torch"}
-        assert "torch" not in loaded["buffer-0"]
-        assert ("tensorflow" in loaded["buffer-0"]) == (backend == "reverb")
+        # all have torch of the nursery, in memory that they share; from nothing: tests/test_layers.py
+        assert loaded.pop("buffer-0") - {"torch"} == ({"tensorflow", "reverb"} if backend == "reverb" else set())
+        assert all(one == {"torch"} for one in loaded.values())
         assert loaded_libraries(run.process.pid) == set()
         # every socket of the run listens on loopback; reverb's own port is the documented exception
         for process in run.processes():
@@ -243,6 +242,24 @@ def test_only_those_who_need_it_load_torch_and_tensorflow(tmp_path):
                     assert one.laddr.ip == "127.0.0.1"
         assert (run.dir / "run.json").stat().st_mode & 0o077 == 0
         assert run.interrupt() == 0, run.text()
+
+
+def test_a_role_that_cannot_be_started_again_ends_the_run_in_order(tmp_path):
+    """Here its log cannot be opened."""
+    with Run(tmp_path, NATIVE, "restart_budget=1") as run:
+        run.wait_running()
+        run.wait_trained(20)
+        (run.dir / "log").rename(run.dir / "log-gone")
+        os.kill(run.pid("aisrv-0"), signal.SIGKILL)
+        assert run.finish() == 1, run.text()
+        assert run.processes() == []
+        found = run.file()
+        assert found["state"] == "failed"
+        assert "aisrv-0 cannot be started again" in found["cause"]
+        last = run.totals("learner")["version_update"]
+        assert (
+            run.dir / "ckpt" / f"model.ckpt-1-{last:.0f}" / "manifest.json"
+        ).exists()  # and the learner has saved it
 
 
 def test_a_crash_loop_ends_the_run_with_its_cause(tmp_path):

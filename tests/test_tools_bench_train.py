@@ -256,6 +256,7 @@ def test_processes_count_children_and_what_has_ended():
 
 def test_roles_are_told_by_their_command_lines():
     assert bench_train.role_of(["python", "-m", "realm", "role", "learner", "--index", "0"], "python") == "learner"
+    assert bench_train.role_of(["python", "-m", "realm", "nursery", "4"], "python") == "nursery"
     assert bench_train.role_of(["ray::Runner.sample"], "ray::Runner.sample") == "ray"
 
 
@@ -515,7 +516,7 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
         assert min(found["env_steps_per_s"], found["cpu_s_per_1000"], found["pss_mb"]) > 0
         assert found["window_s"] >= 2.0
     cluster = results["rows"]["cluster-1-local-native"]
-    assert set(cluster["rounds"][0]["threads"]) == {"main", "learner", "aisrv", "buffer", "model_pool"}
+    assert set(cluster["rounds"][0]["threads"]) == {"main", "nursery", "learner", "aisrv", "buffer", "model_pool"}
     assert cluster["ratios"]["tau"] is None  # the row `local` was not run
     assert cluster["ratios"]["of_plain"]["rounds"] == 1
     broken = results["rows"]["broken"]

@@ -479,7 +479,9 @@ class Processes:
 
 
 def role_of(words: Sequence[str], name: str) -> str:
-    """Which of our roles a command line is of; else the process's name."""
+    """Which of our roles a command line is of, or the nursery that roles come from; else the process's name."""
+    if tuple(words[2:4]) == ("realm", "nursery"):
+        return "nursery"
     for before, word, role in zip(words, words[1:], words[2:], strict=False):
         if (before, word) == ("realm", "role"):
             return role

@@ -1,7 +1,8 @@
 """The first and last lines of every role's process: log, watchdog, control channel, two-phase start, exit code.
 
-Started by `processes.py` as `python -m realm role ...`. Imports nothing heavy: a role's module is imported when the
-orders have come, so a worker never loads what only the learner needs.
+Started by `processes.py` as `python -m realm role ...`, a fork of the nursery or a process from nothing. It imports
+nothing heavy: a role's module is imported when the orders have come, so a process from nothing never loads what only
+others need.
 """
 
 from __future__ import annotations

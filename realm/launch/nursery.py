@@ -19,9 +19,11 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -35,6 +37,7 @@ from realm.config import ConfigError
 
 _MAX_BYTES = 1 << 17
 _ANSWER_S = 120.0  # the first answer comes after the imports, which take long from a slow disk
+_LOOK_S = 0.2  # so often the question is asked whether to wait on
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -82,6 +85,7 @@ class Nursery:
 
     def __enter__(self) -> Nursery:
         if sys.platform == "linux" and _adopt_orphans(True):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it, and then nobody can wait
             self._open()
         return self
 
@@ -95,54 +99,70 @@ class Nursery:
         """Of the nursery itself; 0 where there is none."""
         return self._process.pid if self._process else 0
 
-    def spawn(self, words: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> Process:
+    def spawn(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        log: BinaryIO,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> Process:
         """Start `python -m realm WORDS` in a session of its own, so that Ctrl+C in the terminal is not for it.
 
-        log: takes its output. Raises ConfigError or OSError if no process can be started.
+        log: takes its output. give_up: asked while the nursery does not answer. Raises InterruptedError when it gave
+        up, ConfigError or OSError if no process can be started.
         """
-        read, write = os.pipe()
-        files = [read, log.fileno(), log.fileno()]
+        if self._socket is None:
+            return _with_stdin(lambda files: _from_nothing(words, environment, files), log)
+        both = {*environment, *self._environment}  # a message is too short for some users' whole environment
+        changes = {name: environment.get(name) for name in both}
+        changes = {name: value for name, value in changes.items() if value != self._environment.get(name)}
+        request = json.dumps({"words": list(words), "changes": changes}).encode()
         try:
-            if self._socket is None:
-                command = [sys.executable, "-m", "realm", *words]
-                actions = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(files)]
-                pid = os.posix_spawn(command[0], command, dict(environment), file_actions=actions, setsid=True)
-            else:
-                both = {*environment, *self._environment}  # a message is too short for some users' whole environment
-                changes = {name: environment.get(name) for name in both}
-                changes = {name: value for name, value in changes.items() if value != self._environment.get(name)}
-                pid = self._fork(json.dumps({"words": list(words), "changes": changes}).encode(), files)
-        except BaseException:
-            os.close(write)
-            raise
-        finally:
-            os.close(read)
-        return Process(pid, write)
-
-    def _fork(self, request: bytes, files: list[int]) -> int:
-        """The pid of a fork of the nursery, of a new one if it is gone."""
-        pid = self._ask(request, files)
-        if pid is None:
+            return _with_stdin(lambda files: self._ask(request, files, give_up), log)
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
             logger.warning("the nursery is gone; another one is started")
             self._close()
             self._open()
-            pid = self._ask(request, files)
-        if pid is None:
-            raise ConfigError("a process that imports torch cannot be started: what it said stands above")
-        return pid
-
-    def _ask(self, request: bytes, files: list[int]) -> int | None:
-        assert self._socket is not None
         try:
-            socket.send_fds(self._socket, [request], files)
-            answer = self._socket.recv(64)
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            return None
-        return int(answer) if answer else None
+            return _with_stdin(lambda files: self._ask(request, files, give_up), log)
+        except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
+            text = "the nursery, a process that imports torch, cannot be started: what it said stands above"
+            raise ConfigError(text) from error
+
+    def reap(self, known: set[int]) -> None:
+        """Take leave of orphans that ended: what a role started and left behind is this process's child, too.
+
+        known: children that somebody else waits for.
+        """
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            while self._process is not None:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid in known | {self._process.pid}:
+                    break  # the rest when that one has been waited for
+                os.waitpid(ended.si_pid, 0)
+
+    def _ask(self, request: bytes, files: list[int], give_up: Callable[[], bool]) -> int:
+        """The pid of a fork of the nursery. Raises an OSError if there is no answer."""
+        assert self._socket is not None
+        socket.send_fds(self._socket, [request], files)
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                answer = self._socket.recv(64)
+                break
+            except TimeoutError:
+                if give_up():
+                    self._close()
+                    raise InterruptedError from None
+                if time.monotonic() > until:
+                    raise
+        if not answer:
+            raise BrokenPipeError
+        return int(answer)
 
     def _open(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(_ANSWER_S)
+        self._socket.settimeout(_LOOK_S)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "realm", "nursery", str(theirs.fileno())],
@@ -155,6 +175,25 @@ class Nursery:
             self._process.kill()  # it may still be importing
             self._process.wait()
             self._process = self._socket = None
+
+
+def _with_stdin(start: Callable[[list[int]], int], log: BinaryIO) -> Process:
+    """start: begins a process with three files as its standard input, output and error, and returns its pid."""
+    read, write = os.pipe()
+    try:
+        return Process(start([read, log.fileno(), log.fileno()]), write)
+    except BaseException:
+        os.close(write)  # so, if a process has begun all the same, it ends
+        raise
+    finally:
+        os.close(read)
+
+
+def _from_nothing(words: Sequence[str], environment: Mapping[str, str], files: list[int]) -> int:
+    """The pid of a process that is no fork."""
+    command = [sys.executable, "-m", "realm", *words]
+    actions = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(files)]
+    return os.posix_spawn(command[0], command, dict(environment), file_actions=actions, setsid=True)
 
 
 def _adopt_orphans(yes: bool) -> bool:
@@ -170,6 +209,7 @@ def serve(number: int, main: Callable[[list[str]], int]) -> int:
     """
     garbage.hold()
     setproctitle.getproctitle()  # finds the place of the name now: not when a fork has taken another environment
+    setproctitle.setthreadtitle("realm nursery")  # what `top` shows
     with contextlib.suppress(ImportError):  # whoever needs it will say so, in a log of its own
         import realm.checkpoint  # torch
         import realm.roles.aisrv
@@ -187,16 +227,17 @@ def serve(number: int, main: Callable[[list[str]], int]) -> int:
 
 
 def _orphan(run: Callable[[], None]) -> int:
-    """The pid of a process that does `run` and is no child of this one: a fork of a fork that has ended."""
+    """The pid of a process that does `run` in a session of its own and is no child of this one: a fork of a fork that
+    has ended."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
-        pid = os.fork()
-        if pid == 0:
+        if os.fork() == 0:
+            os.setsid()  # before anybody knows the pid, which is the session's, too
+            os.write(write, str(os.getpid()).encode())
             os.close(read)
             os.close(write)
             run()
-        os.write(write, str(pid).encode())
         os._exit(0)
     os.close(write)
     os.waitpid(between, 0)
@@ -213,7 +254,6 @@ def _become(
         words, changes = request["words"], request["changes"]
         assert isinstance(words, list)
         assert isinstance(changes, dict)
-        os.setsid()
         asked.close()
         for number, one in enumerate(files):
             os.dup2(one, number)
@@ -225,7 +265,9 @@ def _become(
         _differ(words)
         code = main(words)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
     except BaseException:  # the top of the process
         traceback.print_exc()
     finally:
@@ -239,6 +281,7 @@ def _differ(words: list[str]) -> None:
     import numpy as np
 
     setproctitle.setproctitle(" ".join([sys.executable, "-m", "realm", *words]))
+    setproctitle.setthreadtitle(" ".join(["realm", *words[1:2]]))
     np.random.seed()  # Python's own generator sees to that by itself; torch's begins with the same seed in any process
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # which OpenMP has read already

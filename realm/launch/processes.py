@@ -107,7 +107,8 @@ class Supervisor:
             signal.signal(one, self._on_signal)
         try:
             for role in self._roles.values():
-                self._spawn(role)
+                if not self._signals:
+                    self._spawn(role)
             curves = Every(_CURVES_EVERY_S)
             while not self._over():
                 wait_any([self._server], 100)
@@ -276,13 +277,17 @@ class Supervisor:
         # the run id is the key to the sockets: a command line can be read by every user of the machine
         environment = {**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id}
         with open(self.run_dir / "log" / f"{role.label}.log", "ab") as log:
-            role.process = self._nursery.spawn(words, environment, log)
+            try:
+                role.process = self._nursery.spawn(words, environment, log, lambda: bool(self._signals))
+            except InterruptedError:
+                return  # the run ends
         if role.name in _SPARE:
             _give_way(role.process.pid)
         self._write_run_file()
 
     def _watch(self) -> None:
         """Find processes that ended, and those that never got ready."""
+        self._nursery.reap({_pid(role) for role in self._roles.values()})
         for role in self._roles.values():
             if role.process is None:
                 continue
@@ -330,7 +335,11 @@ class Supervisor:
                 )
             else:
                 logger.warning("{} ended: {}; starting it again", role.label, cause)
-                self._spawn(role)
+                try:
+                    self._spawn(role)
+                except (ConfigError, OSError) as error:
+                    self._fail(role, f"{role.label} cannot be started again: {error}", 1)
+                    return
                 if role.name == "buffer":
                     self._tell_workers("buffer_restarted")
 
