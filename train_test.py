@@ -30,8 +30,9 @@ def main() -> int:
     logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
     try:
         config = load_config(arguments.config, [*arguments.set, "wrapper_type=local"])
-        enter_learner_environment(make_plan(config.app, this_machine()))
-        prepared = prepare(config)
+        plan = make_plan(config.app, this_machine())
+        enter_learner_environment(plan)
+        prepared = prepare(config, plan)
         end = run_local(prepared)
     except (ConfigError, UserCodeError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -205,14 +205,14 @@ def _start(arguments: argparse.Namespace) -> int:
         enter_learner_environment(plan)  # before what takes time to import
         from realm.launch.start import prepare, run_local
 
-        run_local(prepare(config))
+        run_local(prepare(config, plan))
         return 0
     from realm.launch.nursery import Nursery
 
     with Nursery(role_environment("learner", plan)) as nursery:  # it imports while this process checks
         from realm.launch.start import prepare, run_cluster
 
-        return run_cluster(prepare(config), nursery)
+        return run_cluster(prepare(config, plan), nursery)
 
 
 def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:

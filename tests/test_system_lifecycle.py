@@ -225,15 +225,16 @@ def _is_free(port):
         return True
 
 
-def test_nobody_but_the_buffer_loads_tensorflow_and_the_supervisor_no_torch_either(tmp_path):
+def test_only_those_who_need_it_load_torch_and_tensorflow(tmp_path):
     backend = "reverb" if HAS_REVERB else "native"
     with Run(tmp_path, f"buffer_backend={backend}") as run:
         run.wait_running()
         run.wait_trained(20)
         loaded = {role: loaded_libraries(run.pid(role)) for role in run.file()["roles"]}
-        # all have torch of the nursery, in memory that they share; from nothing: tests/test_layers.py
-        assert loaded.pop("buffer-0") - {"torch"} == ({"tensorflow", "reverb"} if backend == "reverb" else set())
-        assert all(one == {"torch"} for one in loaded.values())
+        assert loaded["aisrv-0"] == loaded["aisrv-1"] == loaded["model_pool-0"] == set()
+        assert loaded["actor-0"] == loaded["learner-0"] == {"torch"}
+        assert "torch" not in loaded["buffer-0"]
+        assert ("tensorflow" in loaded["buffer-0"]) == (backend == "reverb")
         assert loaded_libraries(run.process.pid) == set()
         # every socket of the run listens on loopback; reverb's own port is the documented exception
         for process in run.processes():

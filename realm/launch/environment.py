@@ -43,6 +43,11 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
     return environment
 
 
+def holds_weights(role: str, plan: Plan) -> bool:
+    """Whether a role's process computes with torch."""
+    return role in ("learner", "actor", "evaluator") or (role == "aisrv" and plan.predict_local)
+
+
 def enter_learner_environment(plan: Plan) -> None:
     """Replace this process by itself with a learner's variables, unless it has them already. Does not return then.
 

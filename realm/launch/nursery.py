@@ -1,8 +1,9 @@
 """Where the processes of roles come from: forked off one that has imported already what takes long to import.
 
 Torch takes a second of processor time and a hundred megabytes in each process that imports it, and all roles start at
-once. So the supervisor starts the nursery first of all; while it checks the user's code, the nursery imports torch and
-the roles; a role's process is a fork of it, at the start and whenever one is started again, and shares its memory.
+once. So the supervisor starts the nursery first of all; while it checks the user's code, the nursery imports torch. The
+process of a role that holds weights is a fork of it, at the start and whenever one is started again, and shares its
+memory; the others, which need no torch, begin with nothing.
 
 A process that forks must have no other thread, no socket of ZeroMQ and no CUDA context, since none of these survives
 it. So nothing runs in the nursery but its imports and this file, and user code is imported in roles alone. Where that
@@ -112,7 +113,7 @@ class Nursery:
         up, ConfigError or OSError if no process can be started.
         """
         if self._socket is None:
-            return _with_stdin(lambda files: _from_nothing(words, environment, files), log)
+            return from_nothing(words, environment, log)
         both = {*environment, *self._environment}  # a message is too short for some users' whole environment
         changes = {name: environment.get(name) for name in both}
         changes = {name: value for name, value in changes.items() if value != self._environment.get(name)}
@@ -189,11 +190,15 @@ def _with_stdin(start: Callable[[list[int]], int], log: BinaryIO) -> Process:
         os.close(read)
 
 
-def _from_nothing(words: Sequence[str], environment: Mapping[str, str], files: list[int]) -> int:
-    """The pid of a process that is no fork."""
+def from_nothing(words: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> Process:
+    """What `Nursery.spawn` does, without a fork: for what needs nothing that the nursery has imported."""
     command = [sys.executable, "-m", "realm", *words]
-    actions = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(files)]
-    return os.posix_spawn(command[0], command, dict(environment), file_actions=actions, setsid=True)
+
+    def start(files: list[int]) -> int:
+        actions = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(files)]
+        return os.posix_spawn(command[0], command, dict(environment), file_actions=actions, setsid=True)
+
+    return _with_stdin(start, log)
 
 
 def _adopt_orphans(yes: bool) -> bool:

@@ -26,8 +26,8 @@ from realm.contract import Evaluation, Spec
 from realm.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.launch.board import Board
 from realm.launch.child import EXIT_STOPPED, EXIT_USER, RUN_ID_VARIABLE, SERVERS
-from realm.launch.environment import role_environment
-from realm.launch.nursery import Nursery, Process
+from realm.launch.environment import holds_weights, role_environment
+from realm.launch.nursery import Nursery, Process, from_nothing
 from realm.launch.rundir import RunFile
 from realm.monitor import TensorBoard
 from realm.plan import Plan
@@ -277,10 +277,13 @@ class Supervisor:
         # the run id is the key to the sockets: a command line can be read by every user of the machine
         environment = {**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id}
         with open(self.run_dir / "log" / f"{role.label}.log", "ab") as log:
-            try:
-                role.process = self._nursery.spawn(words, environment, log, lambda: bool(self._signals))
-            except InterruptedError:
-                return  # the run ends
+            if not holds_weights(role.name, self.plan):
+                role.process = from_nothing(words, environment, log)
+            else:
+                try:
+                    role.process = self._nursery.spawn(words, environment, log, lambda: bool(self._signals))
+                except InterruptedError:
+                    return  # the run ends
         if role.name in _SPARE:
             _give_way(role.process.pid)
         self._write_run_file()

@@ -24,7 +24,7 @@ from realm import garbage
 from realm.config import ConfigError, RunConfig, to_toml
 from realm.contract import Spec, check_arrays
 from realm.launch.board import Board
-from realm.launch.plan import make_plan, slow_choices, this_machine
+from realm.launch.plan import slow_choices
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
 from realm.progress import LINE_EVERY_S, Every
@@ -48,12 +48,11 @@ class Prepared:
     """Where the configuration of an earlier run in this directory was kept, if it was another one."""
 
 
-def prepare(config: RunConfig) -> Prepared:
+def prepare(config: RunConfig, plan: Plan) -> Prepared:
     """Check everything that can be checked before a process starts, then claim the run's directory.
 
     Raises ConfigError or UserCodeError.
     """
-    plan = make_plan(config.app, this_machine())
     if config.app.wrapper_type == "remote":
         from realm.launch.processes import check_ports
 
