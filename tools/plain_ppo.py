@@ -2,9 +2,9 @@
 
 The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It takes
 what one process can have and a cluster cannot: weights are converted once a rollout, actions come from the policy
-network alone, values from one pass of the critic over the whole batch, and noise is drawn for a rollout at once. The
-first updates try how many threads are best, for playing and for learning. Prints env steps/s and the mean score of the
-episodes that ended, with `--json` a line after each update; at the end it evaluates the agent.
+network alone, values from one pass of the critic over the whole batch, and random numbers are drawn for a rollout at
+once. The first updates try how many threads are best, for playing and for learning. Prints env steps/s and the mean
+score of the episodes that ended, with `--json` a line after each update; at the end it evaluates the agent.
 
     python tools/plain_ppo.py --seconds 120 --num-envs 128 --seed 1 --set lr_start=3e-4
     python tools/plain_ppo.py --config conf/reference.toml --json
@@ -29,9 +29,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diy.algorithm.agent import Agent
+from diy.algorithm.choose import choose
 from diy.config import Config
 from diy.feature.definition import make_envs, spec
-from realm import returns
 from realm.chunk import ChunkBuilder
 from realm.config import ConfigError, load_config
 from realm.contract import Array, Arrays, Chunk, PredictContext, Prediction, SampleInfo, Version
@@ -49,32 +49,31 @@ TRIALS = 3  # updates for each number of threads that is tried; the first of the
 
 
 class Actions:
-    """Draws them from the policy, with the noise of a whole round made at once."""
+    """Draws them from the policy, with the random numbers of a whole round made at once."""
 
-    def __init__(self, agent: Agent, num_envs: int, actions: int, length: int, seed: int) -> None:
+    def __init__(self, agent: Agent, num_envs: int, length: int, seed: int) -> None:
         self._player = agent.player
         self._random = np.random.default_rng(seed)
-        self._noise = np.empty((length, num_envs, actions), np.float32)
+        self._uniform = np.empty((length, num_envs), np.float32)
+        self._explore = np.ones(num_envs, np.float32)
         self._t = 0
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Take the newest weights, and draw the noise of all steps to come (Gumbel's trick, as in the agent)."""
+        """Take the newest weights, and draw the random numbers of all steps to come."""
         self._model = self._player.model()
-        self._random.standard_exponential(out=self._noise, dtype=np.float32)
-        np.log(np.maximum(self._noise, 1e-38, out=self._noise), out=self._noise)
+        self._random.random(out=self._uniform, dtype=np.float32)
         self._t = 0
 
     @torch.inference_mode()
     def act(self, obs: Arrays, version: Version) -> Prediction:
         """obs: name -> [E, ...]"""
         seen: dict[str, Tensor] = {name: torch.from_numpy(array) for name, array in obs.items()}
-        log_probs = returns.masked_log_softmax(self._model.actor(seen), seen["legal"])
-        action = (log_probs - torch.from_numpy(self._noise[self._t])).argmax(dim=-1, keepdim=True)
+        logits = self._model.actor(seen).numpy()
+        action, log_prob = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+        choose(logits, obs["legal"], self._explore, self._uniform[self._t], action, log_prob)
         self._t += 1
-        return Prediction(
-            action.squeeze(-1).numpy(), {"log_prob": log_probs.gather(-1, action).squeeze(-1).numpy()}, version
-        )
+        return Prediction(action, {"log_prob": log_prob}, version)
 
 
 def rollouts(
@@ -85,7 +84,7 @@ def rollouts(
     obs, _ = envs.reset()
     shapes = spec(envs, config)
     chunks = ChunkBuilder(shapes, obs)
-    player = Actions(agent, num_envs, shapes.action.n, config.chunk_length, seed)
+    player = Actions(agent, num_envs, config.chunk_length, seed)
     while True:
         player.begin()
         while not chunks.full:

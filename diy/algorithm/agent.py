@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from diy.algorithm.adam import Adam
+from diy.algorithm.choose import choose
 from diy.algorithm.model import Player, make_model
 from diy.config import Config
 from realm import returns
@@ -123,15 +124,12 @@ class Agent:
             extra = {"value": value.cpu().numpy()}
         else:
             logits, extra = model.actor(seen), {}
-        log_probs = returns.masked_log_softmax(logits, seen["legal"])
-        # Gumbel's trick: the largest sum of log-probability and the noise -log(-log(u)) is a draw from the policy. The
-        # noise stays below 17, so an illegal action (ILLEGAL_LOGIT) never wins.
-        uniform = torch.rand(log_probs.shape, generator=self.generator).clamp_(min=torch.finfo(torch.float32).tiny)
-        noise = uniform.log_().neg_().log_().neg_().to(self.device)
-        explore = self._tensor(context.explore).unsqueeze(-1)
-        action = (log_probs + explore * noise).argmax(dim=-1)
-        log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return action.cpu().numpy(), {"log_prob": log_prob.cpu().numpy(), **extra}
+        rows = len(logits)
+        action, log_prob = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        uniform = torch.rand(rows, generator=self.generator).numpy()
+        legal = seen["legal"].cpu().numpy()
+        choose(logits.cpu().numpy(), legal, context.explore.astype(np.float32), uniform, action, log_prob)
+        return action, {"log_prob": log_prob, **extra}
 
     # ---- learning ----
 
