@@ -32,7 +32,7 @@ FEW_ROWS = 512  # small MLPs: a forward pass of so few takes less time than waki
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
 
 Answer = TypeVar("Answer")
-Metrics = dict[str, Tensor]  # f32 [] each
+Metrics = dict[str, Tensor]  # of a gradient step; f32 [] each, but for what `Agent._of_all` makes of its n rows
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Agent:
         made = [step for step in steps if step is not None]
         result = dataclasses.asdict(now) | {"skipped": float(len(steps) - len(made)), "rows": float(count)}
         if made:
-            result |= {name: float(torch.stack([one[name] for one in made]).mean()) for name in made[0]}
+            result |= {name: float(value) for name, value in self._of_all(made).items()}
         if count:
             result["explained_variance"] = float(returns.explained_variance(rows.value, rows.target))
             result["value_mean"] = float(rows.value.mean())
@@ -198,6 +198,17 @@ class Agent:
             made.append((self._policy_step(rows, now), critic))
         return [_of_both(policy, critic.result()) for policy, critic in made]
 
+    def _of_all(self, steps: list[Metrics]) -> Metrics:
+        """The mean of each number over the gradient steps; and from the ratios of all rows, once for all steps instead
+        of a dozen small operations in each, how far the policy went. f32 [] each."""
+        log_ratio, log_clipped = (torch.cat([one[name] for one in steps]) for name in ("log_ratio", "log_clipped"))
+        means = {name: torch.stack([one[name] for one in steps]).mean() for name, x in steps[0].items() if x.ndim == 0}
+        return means | {
+            "approx_kl": returns.approx_kl(log_ratio),
+            "clip_fraction": returns.clip_fraction(log_clipped, self.config.clip),
+            "ess": returns.effective_sample_size(log_ratio),
+        }
+
     def _policy_step(self, rows: Rows, now: Schedule) -> Metrics | None:
         model: Any = self.model
         loss = self._policy_loss(rows, model.actor(rows.obs), now.entropy_coef)
@@ -219,11 +230,10 @@ class Agent:
         """One step of Adam. Returns the metrics, or None where loss or gradient is not finite: then it is left out."""
         optimizer.zero_grad()
         loss.value.backward()  # type: ignore[no-untyped-call]
-        grad_norm = nn.utils.clip_grad_norm_(optimizer.parameters, self.config.max_grad_norm)
-        value = loss.value.detach()
+        grad_norm, value = optimizer.grad_norm(), loss.value.detach()
         if not torch.isfinite(value + grad_norm):
             return None
-        optimizer.step(lr)
+        optimizer.step(lr, (grad_norm / self.config.max_grad_norm).clamp(min=1.0))
         return {"loss": value, **loss.metrics, "grad_norm": grad_norm}
 
     def _policy_loss(self, rows: Rows, logits: Tensor, entropy_coef: float) -> Loss:
@@ -241,15 +251,8 @@ class Agent:
         else:
             loss = returns.clipped_policy_loss(clipped, rows.advantage, config.clip).mean()
         entropy = returns.entropy(log_probs).mean()
-        with torch.no_grad():
-            metrics = {
-                "policy_loss": loss.detach(),
-                "entropy": entropy.detach(),
-                "approx_kl": returns.approx_kl(log_ratio),
-                "clip_fraction": returns.clip_fraction(clipped, config.clip),
-                "ess": returns.effective_sample_size(log_ratio),
-            }
-        return Loss(loss - entropy_coef * entropy, metrics)
+        known = {"policy_loss": loss, "entropy": entropy, "log_ratio": log_ratio, "log_clipped": clipped}
+        return Loss(loss - entropy_coef * entropy, {name: x.detach() for name, x in known.items()})
 
     def _value_loss(self, rows: Rows, value: Tensor) -> Loss:
         """The critic's loss of n rows."""
