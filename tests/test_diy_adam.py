@@ -53,6 +53,26 @@ def test_it_steps_as_torchs_does() -> None:
     assert_same(mine, theirs)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_it_divides_gradients_as_if_they_had_been_bounded_before(fused: bool) -> None:
+    """Against torch's clip_grad_norm_; with the kernel of cpu and cuda, and without, as on other devices."""
+    mine, theirs = parameters(), parameters()
+    adam, other = Adam(mine, EPS), torch.optim.Adam(theirs, eps=EPS, fused=True)
+    adam._fused = fused
+    for number, lr in enumerate(RATES):
+        for a, b, gradient in zip(mine, theirs, gradients(number), strict=True):
+            a.grad, b.grad = (None, None) if gradient is None else (gradient.clone(), gradient.clone())
+        norm = adam.grad_norm()
+        bound = float(norm) * (0.3 if number != 1 else 2.0)  # longer than the bound, but for one
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(theirs, bound))
+        adam.step(lr, (norm / bound).clamp(min=1.0))
+        other.param_groups[0]["lr"] = lr
+        other.step()
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not torch.equal(mine[0], parameters()[0])
+
+
 @pytest.mark.parametrize("of", [Adam, partial(torch.optim.Adam, fused=True)], ids=["diy", "torch"])
 def test_it_goes_on_from_a_state(of: Any) -> None:
     """Of its own, and of torch.optim.Adam, as checkpoints before it hold. The one it comes from goes on by itself."""

@@ -278,6 +278,25 @@ def test_the_loss_of_an_update_is_the_literal_one(fields: dict[str, Any]) -> Non
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.parametrize("fields", [{}, {"shared_trunk": True}], ids=str)
+def test_metrics_do_not_depend_on_how_a_batch_is_cut(fields: dict[str, Any]) -> None:
+    """Where weights hardly change: means over gradient steps, and what is known of the ratios of all rows."""
+    chunk, told = recorded(3)[2], []
+    for rows in (10**6, 16):
+        config = dataclasses.replace(TINY, epochs=1, minibatch_size=rows, lr_start=1e-12, lr_end=1e-12, **fields)
+        agent = make_agent(config, seed=4)
+        with torch.no_grad():  # another policy than the one that acted
+            agent.model.actor_head.weight.normal_(0, 1, generator=torch.Generator().manual_seed(1))
+        told.append(agent.learn(chunk, info(8))[0])
+    whole, parts = told
+    assert whole.keys() == parts.keys()
+    assert 0 < whole["ess"] < 0.95
+    assert whole["clip_fraction"] > 0.05
+    for name in ("policy_loss", "value_loss", "entropy", "loss", "approx_kl", "clip_fraction", "ess", "rows"):
+        # parts have the same number of rows to within one
+        assert parts[name] == pytest.approx(whole[name], rel=0.03 if name != "ess" else 1e-4, abs=0.01), name
+
+
 def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
     agent = make_agent()
     chunk = copied(next(play(agent)))

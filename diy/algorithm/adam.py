@@ -20,6 +20,7 @@ class Adam:
     def __init__(self, parameters: Iterable[nn.Parameter], eps: float) -> None:
         self.parameters = list(parameters)
         self._eps = eps
+        self._fused = self.parameters[0].device.type in ("cpu", "cuda")
         self._state: list[dict[str, Tensor]] = []  # of each parameter; made with the first step
 
     def zero_grad(self) -> None:
@@ -50,8 +51,8 @@ class Adam:
             for one, state in zip(self.parameters, self._state, strict=True)
             if one.grad is not None
         ]
-        gradients, fused = [grad for _, grad, _ in found], self.parameters[0].device.type in ("cpu", "cuda")
-        if divide is not None and not fused:
+        gradients = [grad for _, grad, _ in found]
+        if divide is not None and not self._fused:  # only the fused kernel divides
             torch._foreach_div_(gradients, divide)
         adam(
             [one for one, _, _ in found],
@@ -60,8 +61,8 @@ class Adam:
             [state["exp_avg_sq"] for _, _, state in found],
             [],
             [state["step"] for _, _, state in found],
-            fused=fused,
-            grad_scale=divide if fused else None,
+            fused=self._fused,
+            grad_scale=divide if self._fused else None,
             amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=self._eps, maximize=False,
         )  # fmt: skip
 
