@@ -159,8 +159,9 @@ class AppConfig(BaseModel):
     """Which sample leaves a full buffer."""
     priority_exponent: Annotated[float, Field(ge=0, le=100)] = 0.6
     """Power of the priority in a Prioritized selector; 0 is uniform."""
-    max_version_lag: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["free"] | Auto = "auto"
-    """How many updates old the weights that act may be: 0 is strict on-policy, free has no limit."""
+    max_version_lag: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["part", "free"] | Auto = "auto"
+    """How many updates old the weights that act may be: 0 is strict on-policy, part lets them lack that part of the
+    newest update beside which they play, free has no limit."""
     max_unacked_rounds: Annotated[int, Field(ge=1, le=1024)] = 1
     """Rounds that a worker may have under way to the buffer; then it waits."""
 

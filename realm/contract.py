@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -406,6 +406,23 @@ class Agent(Protocol):
 
     def load_model(self, state: dict[str, Any]) -> None:
         """Take back what `save_model` gave."""
+        ...
+
+
+class Early(NamedTuple):
+    """How weights go out before an update is over, so that workers play the next round beside the rest of it."""
+
+    after: float
+    """0 to 1: the part of the update's gradient steps that should be made before."""
+    publish: Callable[[], None]
+    """Sends `model` as it is now. To be called once in an update, or not at all: then it goes out at the end."""
+
+
+class EarlyAgent(Agent, Protocol):
+    """An Agent that can let weights go out early (`max_version_lag = "part"`)."""
+
+    def learn(self, batch: Any, info: SampleInfo, early: Early | None = None) -> tuple[dict[str, float], Array | None]:
+        """As `Agent.learn`; early None: nobody may have the weights before the update is over."""
         ...
 
 

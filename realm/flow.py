@@ -8,6 +8,7 @@ sample of every environment of every worker.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from realm.config import ConfigError
 
@@ -27,14 +28,16 @@ def check_flow(
     train_batch_size: int,
     ratio: float,
     round_size: int,
-    max_version_lag: int | None,
+    max_version_lag: int | Literal["part"] | None,
 ) -> None:
     """Raise ConfigError, with the numbers, if a run could stall, lose samples or break its promise about their age.
 
     On-policy each sample leaves the buffer when it is drawn, and workers wait for room: so preload and one round must
     fit together, and workers that wait for a newer model must first have played enough for it. Off-policy samples
-    stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no limit.
+    stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no limit, "part" is 0
+    with weights that go out before an update is over.
     """
+    lag = 0 if max_version_lag == "part" else max_version_lag
     on_policy = policy == "on-policy"
     batch = train_batch_size
     preload = max(batch, preload_samples(capacity, preload_ratio))
@@ -63,17 +66,18 @@ def check_flow(
             f"reverb_remover is Lifo, so a full buffer would throw away each new sample and keep its first {capacity} "
             "for ever; allowed is Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
         )
-    if not on_policy and max_version_lag is not None:
+    if not on_policy and lag is not None:
         raise ConfigError(
             f"max_version_lag is {max_version_lag}, but what an off-policy buffer holds may be of any age; "
             "allowed is free, or on-policy"
         )
-    if max_version_lag == 0 and batch != round_size:
+    if lag == 0 and batch != round_size:
+        strict = "part" if max_version_lag == "part" else "0 (strict on-policy)"
         raise ConfigError(
-            f"max_version_lag is 0 (strict on-policy) and train_batch_size is {batch}, but what one version plays is "
+            f"max_version_lag is {strict} and train_batch_size is {batch}, but what one version plays is "
             f"{one_round}; allowed is train_batch_size = {round_size}, or a lag of at least 1"
         )
-    if max_version_lag is not None and batch % round_size:
+    if lag is not None and batch % round_size:
         raise ConfigError(
             f"train_batch_size is {batch}, but with max_version_lag {max_version_lag} an update takes whole rounds of "
             f"all workers; allowed is a multiple of {round_size}, or max_version_lag = free"
@@ -88,8 +92,8 @@ def check_flow(
             f"{start}, and the buffer has no room for {one_round} beside them; allowed is a preload_ratio of at "
             f"least {_up(capacity / (capacity - round_size))}"
         )
-    ahead = ((max_version_lag or 0) + 1) * batch
-    if max_version_lag is not None and preload > ahead:
+    ahead = ((lag or 0) + 1) * batch
+    if lag is not None and preload > ahead:
         raise ConfigError(
             f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {batch} workers play only "
             f"{ahead} before the first update; allowed is a preload_ratio of at least {_up(capacity / ahead)}"

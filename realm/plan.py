@@ -25,6 +25,7 @@ class Plan:
     capacity, preload, batch      samples: what the buffer holds, what must be there first, what an update takes
     ratio                         draws of a sample per sample that came
     max_version_lag               updates; None: free
+    publish_early                 weights go out before an update is over; workers play beside the rest of it
     max_unacked_rounds            rounds of a worker that may wait for the buffer's word
     cores                         those that the run may use
     learner_threads               torch threads of the learner
@@ -45,6 +46,7 @@ class Plan:
     batch: int
     ratio: float
     max_version_lag: int | None
+    publish_early: bool
     max_unacked_rounds: int
     cores: int
     learner_threads: int

@@ -7,17 +7,39 @@ weights go.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 from loguru import logger
 
 from realm import checkpoint
-from realm.contract import Agent, Array, Arrays, ContractError, SampleInfo, Spec, Version, arrays_to_chunk
+from realm.contract import (
+    Agent,
+    Array,
+    Arrays,
+    ContractError,
+    Early,
+    EarlyAgent,
+    SampleInfo,
+    Spec,
+    Version,
+    arrays_to_chunk,
+)
 from realm.monitor import Meters
 
 _WARN_EVERY_S = 60.0
+WAIT = 0.03  # of the learner's time, for rounds that are played with weights which lack as little as that allows
 _SAVE_WITHIN_S = 600.0  # slow updates: no more than this is lost, whatever dump_model_freq says
+
+
+class WentOut(NamedTuple):
+    """When the weights of an update could be had, and which part of the update's time came after that."""
+
+    at: float  # monotonic seconds
+    lacking: float  # 0 to 1
 
 
 class Trainer:
@@ -32,7 +54,9 @@ class Trainer:
         self._saved = Version(0, 0)
         self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
-        self._made_at: dict[int, float] = {}  # update -> when its weights were made, for the lag in seconds
+        self._went_out: dict[int, WentOut] = {}  # by update
+        self._after = 0.5  # the part of an update after which its weights go out, if before its end
+        self._update_s = 0.0  # how long the newest update took
 
     def start(self, epoch: int, preload: checkpoint.Checkpoint | None = None) -> None:
         """Begin an epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
@@ -63,7 +87,7 @@ class Trainer:
         elif preload is not None:
             checkpoint.load_bytes(self.agent.model, preload.weights)
             logger.info("weights preloaded from {}", preload.path)
-        self._made_at[self.version.update] = time.monotonic()
+        self._went_out[self.version.update] = WentOut(time.monotonic(), 0.0)
         path = self.save()
         if path is not None:
             checkpoint.load(path)
@@ -76,27 +100,46 @@ class Trainer:
         """Safetensors bytes of the model, to publish."""
         return checkpoint.to_bytes(self.agent.model)
 
-    def update(self, items: Arrays, info: SampleInfo) -> Array | None:
-        """One `learn` call on a batch (item name -> [B, ...]); returns new priorities f64 [B] or None."""
+    def update(
+        self,
+        items: Arrays,
+        info: SampleInfo,
+        waited_s: float = 0.0,
+        publish: Callable[[Version, int], None] | None = None,
+    ) -> Array | None:
+        """One `learn` call on a batch (item name -> [B, ...]); returns new priorities f64 [B] or None.
+
+        waited_s: how long somebody waited for the batch. publish: where weights may go out before the update is over:
+        sends them, as this version after so many env steps, when `learn` says so.
+        """
         started = time.monotonic()
+        if self._update_s:
+            self._after = moment(self._after, waited_s / self._update_s)
         self._measure_lag(items["version"])
         batch = items if self._spec.sample else arrays_to_chunk(items)
-        metrics, priorities = self.agent.learn(batch, info)
+        steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
+        made, env_steps = self.next_version, self.env_steps + steps
+        if publish is None:
+            metrics, priorities = self.agent.learn(batch, info)
+        else:
+            early = Early(self._after, partial(self._go_out, publish, made, env_steps))
+            metrics, priorities = cast(EarlyAgent, self.agent).learn(batch, info, early=early)
+            self._meters.put("published_after", self._after)
         if priorities is not None:
             priorities = _checked_priorities(priorities, len(items["worker"]))
-        steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
-        self.version = self.next_version
-        self.env_steps += steps
+        self.version, self.env_steps = made, env_steps
         now = time.monotonic()
-        self._made_at[self.version.update] = now
-        self._made_at.pop(self.version.update - 1000, None)
+        self._update_s = now - started
+        at = self._went_out.get(made.update, WentOut(now, 0.0)).at
+        self._went_out[made.update] = WentOut(at, (now - at) / max(self._update_s, 1e-9))
+        self._went_out.pop(made.update - 1000, None)
         meters = self._meters
         meters.put_all(metrics)
         meters.put("sample_reuse", float(info.times_sampled.mean()))
         version = items["version"].reshape(-1, 2)
         meters.put("versions_in_batch", float(len(np.unique(version[:, 0] << 32 | version[:, 1]))))
-        meters.put("update_s", now - started)
-        meters.count("busy_s", now - started)
+        meters.put("update_s", self._update_s)
+        meters.count("busy_s", self._update_s)
         meters.count("updates")
         meters.count("items_trained", len(items["worker"]))
         meters.count("env_steps_trained", steps)
@@ -104,6 +147,13 @@ class Trainer:
         if self.version.update % self._dump_freq == 0 or now - self._saved_at > _SAVE_WITHIN_S:
             self.save()
         return priorities
+
+    def _go_out(self, publish: Callable[[Version, int], None], version: Version, env_steps: int) -> None:
+        """What `learn` calls as `early.publish`."""
+        if version.update in self._went_out:
+            raise ContractError("learn called early.publish twice; allowed is one call in an update, or none")
+        self._went_out[version.update] = WentOut(time.monotonic(), 0.0)
+        publish(version, env_steps)
 
     def _measure_lag(self, version: Array) -> None:
         """Policy lag of a batch, version i64 [B, ..., 2]: updates and seconds between playing and training."""
@@ -113,11 +163,11 @@ class Trainer:
             return
         updates, counts = np.unique(update[same], return_counts=True)
         now = time.monotonic()
-        lag = float(np.average(self.version.update - updates, weights=counts))
-        self._meters.put("policy_lag_updates", lag)
-        self._meters.put("policy_lag_updates_max", float(self.version.update - updates.min()))
-        ages = [now - self._made_at.get(int(one), now) for one in updates]
-        self._meters.put("policy_lag_s", float(np.average(ages, weights=counts)))
+        went_out = [self._went_out.get(int(one), WentOut(now, 0.0)) for one in updates]
+        lags = self.version.update - updates + [one.lacking for one in went_out]
+        self._meters.put("policy_lag_updates", float(np.average(lags, weights=counts)))
+        self._meters.put("policy_lag_updates_max", float(lags.max()))
+        self._meters.put("policy_lag_s", float(np.average([now - one.at for one in went_out], weights=counts)))
 
     def save_for_user(self, folder: Path, keep: int) -> None:
         """Write a checkpoint where it is not pruned with the others; keep 0: without limit."""
@@ -148,6 +198,16 @@ class Trainer:
             return None
         finally:
             self._meters.count("save_s", time.monotonic() - started)
+
+
+def moment(after: float, waited: float) -> float:
+    """After which part of the next update weights should go out, 0 to 1: as late as can be, since the sooner they do,
+    the more they lack; but so early that the round which is then played is there when the update is over.
+
+    after: of the last update; waited: for the batch that was played meanwhile, of an update's time. In the long run
+    WAIT of the time is waited. Slowly, since on a busy machine some rounds take longer than others.
+    """
+    return min(1.0, max(0.0, after + 0.1 * (WAIT - min(waited, 0.3))))
 
 
 def _checked_priorities(priorities: Array, count: int) -> Array:

@@ -8,6 +8,7 @@ names the file, what is wrong and what is expected.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -84,6 +85,23 @@ def check_agent(algo: str) -> None:
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserCodeError(f"{path}{line}: {type(error).__name__}: {error}") from error
+
+
+def takes_early(algo: str) -> bool:
+    """Whether the Agent of `<algo>/algorithm/agent.py` is an EarlyAgent: its own `learn` has a parameter `early`. Read,
+    not run; False where it cannot be read, which `check_agent` puts into words."""
+    try:
+        tree = ast.parse((folder_of(algo) / "algorithm" / "agent.py").read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    learns = (
+        each.args
+        for one in tree.body
+        if isinstance(one, ast.ClassDef) and one.name == "Agent"
+        for each in one.body
+        if isinstance(each, ast.FunctionDef) and each.name == "learn"
+    )
+    return any(one.arg == "early" for args in learns for one in (*args.args, *args.kwonlyargs))
 
 
 def load_workflow(algo: str) -> Workflow:

@@ -362,6 +362,10 @@ class ModelWriter:
         self._offered_at = time.monotonic()
         self.published = 0
 
+    @property
+    def newest(self) -> Version:
+        return self._tag.version
+
     def publish(self, version: Version, env_steps: int, weights: bytes) -> None:
         self._tag = ModelTag(version, env_steps, hashlib.sha256(weights).hexdigest(), time.monotonic_ns())
         self._weights = np.frombuffer(weights, np.uint8)

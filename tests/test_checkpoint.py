@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,13 +30,14 @@ from realm.contract import (
     Array,
     Arrays,
     ContractError,
+    Early,
     Field,
     SampleInfo,
     Spec,
     Version,
 )
 from realm.monitor import Meters
-from realm.trainer import Trainer
+from realm.trainer import WAIT, Trainer, moment
 
 ROOT = Path(__file__).parents[1]
 SPEC = Spec(
@@ -263,6 +265,75 @@ def test_priorities_pass_as_floats(tmp_path: Path) -> None:
     assert got is not None
     assert got.dtype == np.float64
     assert got.tolist() == [1, 2, 3, 0, 5, 6]
+
+
+# --- weights that go out before an update is over
+
+
+class EarlyAgent(Agent):
+    """Lets its weights go out so many times, after a part of its time; does as many gradient steps as it is told."""
+
+    calls = 1
+
+    def learn(self, batch: Arrays, info: SampleInfo, early: Early | None = None) -> tuple[dict[str, float], Any]:
+        super().learn(batch, info)
+        for _ in range(self.calls if early else 0):
+            assert early is not None
+            early.publish()
+        time.sleep(0.01)
+        return super().learn(batch, info)
+
+
+def test_weights_that_go_out_early_have_the_next_version_and_lack_a_part(tmp_path: Path) -> None:
+    one, sent = trainer(tmp_path, 1, agent=EarlyAgent(1)), []
+
+    def publish(version: Version, env_steps: int) -> None:
+        sent.append((version, env_steps, one.weights()))
+
+    one.start(1)
+    for update, (items, info) in enumerate(batches(4)):
+        of_newest = {**items, "version": np.full_like(items["version"], [1, update])}
+        one.update(of_newest, info, publish=publish)
+        version, env_steps, weights = sent[-1]
+        assert (version, env_steps) == (one.version, one.env_steps) == (Version(1, update + 1), (update + 1) * 6)
+        assert weights != one.weights()
+    _, means = one._meters.snapshot()
+    (lag, count), (greatest, _), (age, _) = (means[f"policy_lag_{what}"] for what in ("updates", "updates_max", "s"))
+    assert count == 4
+    assert 0 < lag < 3  # the first batch lacks nothing, three others a part of an update
+    assert lag == greatest
+    assert age > 3 * 0.01
+    (after, _) = means["published_after"]
+    assert 0 < after / 4 <= 1
+    assert len(sent) == 4
+
+
+def test_nothing_goes_out_where_nobody_may_have_it(tmp_path: Path) -> None:
+    one = trainer(tmp_path, 1, agent=EarlyAgent(1))
+    one.start(1)
+    one.update(*batches(1)[0])
+    assert "published_after" not in one._meters.snapshot()[1]
+
+
+def test_weights_go_out_once_in_an_update(tmp_path: Path) -> None:
+    one = trainer(tmp_path, 1, agent=EarlyAgent(1))
+    one.agent.calls = 2  # type: ignore[attr-defined]
+    one.start(1)
+    with pytest.raises(ContractError, match=r"called early.publish twice; allowed is one call in an update"):
+        one.update(*batches(1)[0], publish=lambda version, env_steps: None)
+
+
+@pytest.mark.parametrize(("needs", "rests_at"), [(0.0, 1.0), (0.3, 0.7), (1.0, 0.0), (5.0, 0.0)])
+def test_weights_go_out_as_late_as_nobody_waits(needs: float, rests_at: float) -> None:
+    """Against a worker that needs so much of an update's time for its round, and once a hundred times as much."""
+    after, waited = 0.5, []
+    for update in range(600):
+        round_ = 100 * needs if update == 200 else needs
+        waited.append(max(0.0, round_ - (1 - after)))
+        after = moment(after, waited[-1])
+    assert after == pytest.approx(rests_at, abs=0.04)
+    if needs < 1:
+        assert np.mean(waited[300:]) <= WAIT + 1e-6
 
 
 # --- what a disk does

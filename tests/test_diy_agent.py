@@ -25,6 +25,7 @@ from realm.contract import (
     Array,
     Arrays,
     Chunk,
+    Early,
     Field,
     PredictContext,
     Prediction,
@@ -297,6 +298,36 @@ def test_metrics_do_not_depend_on_how_a_batch_is_cut(fields: dict[str, Any]) -> 
         assert parts[name] == pytest.approx(whole[name], rel=0.03 if name != "ess" else 1e-4, abs=0.01), name
 
 
+@pytest.mark.parametrize("fields", [{}, {"shared_trunk": True}], ids=str)
+@pytest.mark.parametrize(("after", "passes"), [(0.0, 0), (1 / 3, 1), (2 / 3, 2), (1.0, 3)])
+def test_weights_that_go_out_early_lack_the_gradient_steps_that_follow(
+    after: float, passes: int, fields: dict[str, Any]
+) -> None:
+    """They are those of an update of fewer passes, policy and critic, and what the update comes to is the same."""
+    chunk = recorded(3)[2]
+    config = dataclasses.replace(TINY, epochs=3, minibatch_size=16, **VTRACE, **fields)
+
+    def weights(agent: Agent) -> dict[str, torch.Tensor]:
+        return {name: x.clone() for name, x in agent.model.state_dict().items()}
+
+    def learned(epochs: int) -> dict[str, torch.Tensor]:
+        other = make_agent(dataclasses.replace(config, epochs=epochs), seed=4)
+        other.updates = 7  # the chunk is of an older version
+        other.learn(chunk, info(8))
+        return weights(other)
+
+    agent, sent = make_agent(config, seed=4), []
+    agent.updates = int(chunk.version[0, 0, 1])
+    metrics, _ = agent.learn(chunk, info(8), Early(after, lambda: sent.append(weights(agent))))
+    assert metrics["skipped"] == 0
+    (early,) = sent
+    less = learned(passes) if passes else weights(make_agent(config, seed=4))
+    whole = learned(3)
+    for name, x in early.items():
+        torch.testing.assert_close(x, less[name], rtol=0, atol=0)
+        torch.testing.assert_close(agent.model.state_dict()[name], whole[name], rtol=0, atol=0)
+
+
 def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
     agent = make_agent()
     chunk = copied(next(play(agent)))
@@ -316,7 +347,7 @@ def test_vtrace_of_the_acting_policy_has_the_targets_of_gae() -> None:
     for fields in ({"value_source": "learner"}, VTRACE):
         other = make_agent(dataclasses.replace(TINY, **fields))
         other.model.load_state_dict(agent.model.state_dict())
-        by[other.config.advantage] = other._rows(chunk, other._now())
+        by[other.config.advantage] = other._rows(chunk, other._now(), older=False)
     torch.testing.assert_close(by["vtrace"].log_centre, by["vtrace"].log_prob)
     torch.testing.assert_close(by["vtrace"].target, by["gae"].target)
     assert by["gae"].log_centre is by["gae"].log_prob

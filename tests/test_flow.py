@@ -26,6 +26,7 @@ OFF: dict[str, Any] = {
     "numbers",
     [
         ON,
+        ON | {"max_version_lag": "part"},
         ON | {"max_version_lag": 3, "train_batch_size": 24, "capacity": 48},
         ON | {"max_version_lag": None, "remover": "Uniform"},
         OFF,
@@ -47,6 +48,12 @@ def test_what_works(numbers: dict[str, Any]) -> None:
         (OFF | {"remover": "Lifo"}, "reverb_remover is Lifo,", ["1000"]),
         (OFF | {"max_version_lag": 2}, "max_version_lag is 2,", []),
         (ON | {"train_batch_size": 4}, "max_version_lag is 0 (strict on-policy) and train_batch_size is 4,", ["8"]),
+        (
+            ON | {"max_version_lag": "part", "train_batch_size": 4},
+            "max_version_lag is part and train_batch_size is 4,",
+            ["8"],
+        ),
+        (OFF | {"max_version_lag": "part"}, "max_version_lag is part,", []),
         (ON | {"capacity": 15}, "replay_buffer_capacity is 15, too small", ["8", "16"]),
         (OFF | {"capacity": 71}, "replay_buffer_capacity is 71, too small", ["64", "8", "72"]),
         (ON | {"preload_ratio": 1.0, "max_version_lag": None}, "training starts at 16 samples", ["8", "2.0"]),

@@ -50,11 +50,32 @@ def test_who_asks_for_no_lag_gets_all_cores_for_play_and_then_for_training() -> 
 def test_two_cores_and_more_overlap() -> None:
     for cores, workers in ((2, 1), (4, 1), (8, 2), (32, 8), (128, 16)):
         one = plan(Machine(cores, 0, True))
-        assert (one.workers, one.learner_threads, one.max_version_lag) == (workers, max(2, cores - workers), 1)
+        assert (one.workers, one.learner_threads) == (workers, max(2, cores - workers))
+        assert (one.max_version_lag, one.publish_early) == ((1, False) if cores > 2 else (0, True))
         assert one.round_size == (128 if cores > 2 else 64)
         actor = plan(Machine(cores, 0, True), predict_local_or_remote="remote")
         assert actor.learner_threads == max(2, cores - workers - 1)
     assert plan(Machine(10, 1, True)).workers == 8
+
+
+def test_weights_go_out_early_where_everybody_shares_two_cores() -> None:
+    one = plan(SMALL)
+    assert "max_version_lag = part: the next round is played beside the last steps on this one" in one.why
+    assert slow_choices(AppConfig(), one) == []
+    for keys in (
+        {"algo": "tests.evaluated"},
+        {"algo": "nowhere"},
+        {"train_batch_size": 256},
+        {"wrapper_type": "local"},
+    ):
+        other = plan(SMALL, **keys)  # whose agent cannot, whose rounds are no batch, or where nobody waits
+        assert (other.max_version_lag, other.publish_early) == (1, False), keys
+    for machine, threads in ((Machine(1, 0, True), 1), (SMALL, 2), (LARGE, 32 - 8), (GPU, 1)):
+        asked = plan(machine, max_version_lag="part")
+        assert (asked.max_version_lag, asked.publish_early) == (0, True)
+        assert asked.learner_threads >= threads
+        assert slow_choices(AppConfig(max_version_lag="part"), asked) == []
+    assert plan(LARGE, flow="alternating", max_version_lag="part").learner_threads == 32 - 16
 
 
 def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:
@@ -105,10 +126,12 @@ def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
     ("keys", "text"),
     [
         ({"device": "cuda:1"}, "device is cuda:1, but there is no GPU .*allowed is auto or cpu"),
+        ({"max_version_lag": "part", "train_batch_size": 256}, r"max_version_lag is part and .*256.*allowed is .*= 64"),
+        ({**OFF_POLICY, "max_version_lag": "part"}, r"max_version_lag is part, .*allowed is free"),
         ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 64"),
         ({"max_version_lag": 3, "train_batch_size": 100}, r"train_batch_size is 100, .*lag 3 .*multiple of 64"),
         ({"replay_buffer_capacity": 127}, r"replay_buffer_capacity is 127, .*64 .*at least 128"),
-        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 128"),
+        ({"replay_buffer_capacity": 1000}, r"training starts at 500 .*1000 / preload_ratio 2.*only 64"),
         ({"production_consume_ratio": 2.0}, r"production_consume_ratio is 2, .*allowed is 1 "),
         ({"reverb_sampler": "Uniform"}, r"reverb_sampler is Uniform, .*allowed is Fifo"),
         ({**OFF_POLICY, "reverb_sampler": "Fifo"}, r"reverb_sampler is Fifo, .*Uniform or Prioritized"),
@@ -130,6 +153,7 @@ def test_defaults_work_on_every_machine(cores: int, gpus: int) -> None:
         {"flow": "alternating"}, {"max_version_lag": "free"}, {"aisrv_count": 3},
         {"aisrv_count": 5, "flow": "alternating"}, {"aisrv_connect_to_kaiwu_env_count": 7}, {"train_batch_size": 1000},
         {"train_batch_size": 10}, {"predict_local_or_remote": "local"}, {"max_version_lag": 1}, {"max_version_lag": 4},
+        {"max_version_lag": "part"},
     ]  # fmt: skip
     for keys in modes:
         one = plan(Machine(cores, gpus, has_reverb=True), **keys)

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.system
 
 FLOWS = {
     "strict": ["max_version_lag=0", "counting.strict=true"],
+    "part": ["max_version_lag=part", "counting.strict=true", "counting.learn_s=0.01"],
+    "part, but at the end": ["max_version_lag=part", "counting.strict=true", "counting.early=false"],
     "lag 1": ["max_version_lag=1", "train_batch_size=12"],
     "lag 2": ["max_version_lag=2", "train_batch_size=24"],
     "free": ["max_version_lag=free", "train_batch_size=20"],
@@ -67,14 +69,14 @@ def test_cluster(tmp_path, flow, backend):
             assert abs((inserted - 100) * 2 / 16 - updates) <= 8
 
 
-@pytest.mark.parametrize("flow", ["strict", "free"])
+@pytest.mark.parametrize("flow", ["strict", "part", "free"])
 def test_local_prediction(tmp_path, flow):
     with Run(tmp_path, "predict_local_or_remote=local", "buffer_backend=native", ENOUGH, *FLOWS[flow]) as run:
         assert run.finish() == 0, run.text()
         check_accounts(run, samples_once=True)
 
 
-@pytest.mark.parametrize("flow", ["strict", "free"])
+@pytest.mark.parametrize("flow", ["strict", "part", "free"])
 def test_learner_killed(tmp_path, flow):
     """Chunks of the former epoch are refused and counted; training resumes from the last checkpoint."""
     with Run(tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS[flow]) as run:

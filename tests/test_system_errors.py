@@ -120,6 +120,14 @@ def test_a_model_to_begin_with_that_is_not_there(tmp_path):
     assert "key 'preload_model_dir': nowhere: no checkpoint is there" in got
 
 
+def test_weights_cannot_go_out_early_from_an_agent_that_does_not_say_when(tmp_path):
+    got = refused(tmp_path, start(tmp_path, "algo=tests.evaluated", "max_version_lag=part", config=COUNTING))
+    assert got.startswith(
+        "--set max_version_lag=part: key 'max_version_lag': got \"part\", but learn in tests.evaluated/algorithm/agent.py has"
+    )
+    assert got.endswith('allowed is "auto", a number or "free"')
+
+
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 def test_a_folder_of_runs_that_cannot_be_made(tmp_path, detach):
     (tmp_path / "file").write_text("")

@@ -56,6 +56,17 @@ def test_with_lag_what_takes_longest_counts():
     assert pipeline.forecast(PARTS, SHAPE._replace(lag=math.inf)).bounds["each other"] == 0
 
 
+def test_weights_that_go_out_early_lack_as_much_as_play_and_travel_take():
+    made = pipeline.forecast(PARTS, SHAPE._replace(early=True, cores=8))
+    assert made.bounds["each other"] == 32 + 32  # and they fit beside the 67 s of training
+    assert made.env_steps_per_s == pytest.approx(128 / 67)
+    assert made.lag == pytest.approx(64 / 67)
+    slow = pipeline.forecast(PARTS._replace(travel=0.5), SHAPE._replace(early=True, cores=8))
+    assert slow.env_steps_per_s == pytest.approx(128 / (32 + 64))
+    assert slow.lag == 1.0
+    assert not pipeline.alone(SHAPE._replace(early=True)).early
+
+
 def test_a_learner_has_the_threads_of_its_own_run_and_no_more_than_there_are_cores():
     def train(**changes):
         return pipeline.forecast(PARTS, SHAPE._replace(lag=1, **changes)).train_s

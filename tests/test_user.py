@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from realm.config import ConfigError
-from realm.user import UserCodeError, load_agent, load_definition, load_hyper, load_workflow
+from realm.user import UserCodeError, load_agent, load_definition, load_hyper, load_workflow, takes_early
 
 GOOD = {
     "__init__.py": "",
@@ -211,6 +211,25 @@ def test_errors_of_the_users_config(write: Write, tmp_path: Path) -> None:
         del sys.modules[name]
     got = sentence(tmp_path, lambda: load_hyper("mine", {"x": 13}))
     assert got == "mine/config.py: NameError: name 'Unknown' is not defined (while making Config)"
+
+
+@pytest.mark.parametrize(
+    ("text", "yes"),
+    [
+        ("class Agent:\n  def learn(self, batch, info, early=None): pass", True),
+        ("class Agent:\n  def learn(self, batch, info, *, early): pass", True),
+        ("class Agent:\n  def learn(self, batch, info): early = 1", False),
+        ("class Agent:\n  def predict(self, early): pass", False),
+        ("class Other:\n  def learn(self, batch, info, early): pass\nclass Agent(Other): pass", False),
+        ("def learn(batch, info, early): pass", False),
+        ("class Agent(:", False),
+        ("raise RuntimeError('it was run')", False),
+    ],
+)
+def test_whether_an_agent_can_let_weights_go_out_early(write: Write, text: str, yes: bool) -> None:
+    write({"algorithm/agent.py": text})
+    assert takes_early("mine") == yes
+    assert not takes_early("nowhere")
 
 
 def test_a_broken_agent_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

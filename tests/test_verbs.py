@@ -50,7 +50,7 @@ SPEC = Spec(
 PLAN = Plan(
     workers=2, envs_per_worker=2, predict_local=False, backend="native", on_policy=True, sampler="Fifo",
     remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, batch=4, ratio=1.0, max_version_lag=None,
-    max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
+    publish_early=False, max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
 
 AGENT = """
@@ -1015,9 +1015,10 @@ class Simulation:
     answers get lost on their way.
     """
 
-    def __init__(self, seed: int, workers: int, envs: int, rounds: int, lag: int, unacked: int) -> None:
+    def __init__(self, seed: int, workers: int, envs: int, rounds: int, lag: int, unacked: int, early: bool) -> None:
+        """early: weights may go out while they are still trained."""
         self.draw = random.Random(seed)
-        self.envs, self.lag, self.unacked = envs, lag, unacked
+        self.envs, self.lag, self.unacked, self.early = envs, lag, unacked, early
         self.round_size = workers * envs
         self.batch = rounds * self.round_size
         self.statuses: Counter[str] = Counter()
@@ -1059,13 +1060,20 @@ class Simulation:
 
     def train(self) -> None:
         self.question, self.training, self.updates = self.question + 1, False, self.updates + 1
-        self.version = self.asked = Version(self.version.epoch, self.version.update + 1)
+        self.version = self.asked = self.next
         if self.draw.random() < 0.2:
             self.checkpoint = self.version.update
         self.ask()
 
+    @property
+    def next(self) -> Version:
+        return Version(self.version.epoch, self.version.update + 1)
+
     def serve(self) -> None:
         self.served = self.version
+
+    def serve_early(self) -> None:
+        self.served = self.next
 
     def resend(self) -> None:
         """What a client does with questions that got no answer."""
@@ -1099,7 +1107,8 @@ class Simulation:
                 self.fail()
                 continue
             able = [worker.step for worker in self.workers if worker.can()]
-            able += [self.train] * self.training + [self.serve] * (self.served != self.version)
+            able += [self.train] * self.training + [self.serve] * (self.served < self.version)
+            able += [self.serve_early] * (self.early and self.training and self.served < self.next)
             if chance > 0.97 or not able:
                 able = [self.resend]
             self.draw.choice(able)()
@@ -1114,7 +1123,7 @@ def test_the_flow_never_stalls_and_never_breaks_the_lag(faults: float) -> None:
         workers, envs = draw.randint(1, 3), draw.randint(1, 2)
         strict = seed % 2 == 0
         rounds, lag, unacked = (1, 0, 1) if strict else (draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 2))
-        run = Simulation(seed, workers, envs, rounds, lag, unacked)
+        run = Simulation(seed, workers, envs, rounds, lag, unacked, early=seed % 4 == 0)
         for _ in range(12):
             run.go(50, faults)
             before = run.updates

@@ -9,7 +9,9 @@ The model (docs/performance.md tells it in words): a round is T steps of every e
 Its play takes as long as T forwards and steps of a worker's environments; its chunks travel through the buffer; the
 learner trains on them. With a lag of L updates L + 1 rounds are under way at once. So a round takes the longest of: its
 play, its training, the buffer's work with it, all three one after the other over L + 1, and the CPU time of all over
-the number of cores. With predictions at the actor a forward has the questions that came while it was at the one before.
+the number of cores. Where weights go out before an update is over, play and travel go on beside it, and the lag is the
+part of it that they take. With predictions at the actor a forward has the questions that came while it was at the one
+before.
 
 It knows no neighbours on the machine, no memory that is too slow for all cores, and takes a learner of twice as many
 threads to be twice as fast, which it is from one to two (policy and critic), and not quite beyond.
@@ -70,6 +72,7 @@ class Shape(NamedTuple):
     cores: int  # for everybody
     threads: int  # of the learner
     lag: float  # updates, that a worker may be ahead of the learner; 0: each waits for the other, inf: nobody waits
+    early: bool = False  # with lag 0: nobody waits, since weights go out before an update is over
     cluster: bool = True  # or one process
     remote: bool = False  # predictions at the actor
     gpu: float = 0.0  # learner and actor have one, which is so many times as fast as the learner of the parts; 0: none
@@ -182,14 +185,17 @@ def forecast(parts: Parts, shape: Shape) -> Forecast:
     threads = 1 if shape.gpu else min(shape.threads, shape.cores)
     train = rows * parts.update * (1 / shape.gpu if shape.gpu else parts.threads / threads) + parts.publish
     cpu_s = play_cpu + travel_cpu + threads * train
-    one_by_one = max(play, play_cpu / shape.cores) + travel + train
+    arrives = max(play, play_cpu / shape.cores) + travel  # after its weights are there
     bounds = {
         "play": play, "train": train, "buffer": buffer, "cores": cpu_s / shape.cores,
-        "each other": one_by_one / (shape.lag + 1),
+        "each other": arrives if shape.early else (arrives + train) / (shape.lag + 1),
     }  # fmt: skip
     seconds = max(bounds.values())
-    # rows that are played while the learner is still at the round before are of the version before
-    lag = shape.lag * min(1.0, train / seconds) if shape.lag <= 1 else math.nan
+    if shape.early:
+        lag = min(1.0, arrives / seconds)
+    else:
+        # rows that are played while the learner is still at the round before are of the version before
+        lag = shape.lag * min(1.0, train / seconds) if shape.lag <= 1 else math.nan
     asked = actor.questions_per_s * play / seconds  # of the time that is play
     return Forecast(rows / seconds, play, travel, train, cpu_s, bounds, lag, asked, actor.batch * shape.envs)
 
@@ -211,7 +217,7 @@ def shape_of(path: Path, settings: Sequence[str], machine: Machine, gpu: float =
     shape = Shape(
         plan.workers, plan.envs_per_worker, hyper.chunk_length, plan.cores, plan.learner_threads,
         lag=0.0 if not cluster else math.inf if plan.max_version_lag is None else plan.max_version_lag,
-        cluster=cluster, remote=not plan.predict_local, gpu=gpu,
+        early=cluster and plan.publish_early, cluster=cluster, remote=not plan.predict_local, gpu=gpu,
     )  # fmt: skip
     return shape, hyper
 
@@ -219,7 +225,7 @@ def shape_of(path: Path, settings: Sequence[str], machine: Machine, gpu: float =
 def alone(shape: Shape) -> Shape:
     """One process with as many environments, on as many cores."""
     envs = shape.workers * shape.envs
-    return shape._replace(workers=1, envs=envs, threads=shape.cores, lag=0.0, cluster=False, remote=False)
+    return shape._replace(workers=1, envs=envs, threads=shape.cores, lag=0.0, early=False, cluster=False, remote=False)
 
 
 def measured_rows(results: dict[str, Any], path: Path, machine: Machine) -> Iterator[Row]:

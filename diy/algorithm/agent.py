@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from diy.algorithm.choose import choose
 from diy.algorithm.model import Player, make_model
 from diy.config import Config
 from realm import returns
-from realm.contract import Array, Arrays, Chunk, PredictContext, SampleInfo, Spec
+from realm.contract import Array, Arrays, Chunk, Early, PredictContext, SampleInfo, Spec
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see Agent._tensor
 
@@ -133,16 +134,23 @@ class Agent:
 
     # ---- learning ----
 
-    def learn(self, batch: Chunk, info: SampleInfo) -> tuple[dict[str, float], None]:
+    def learn(self, batch: Chunk, info: SampleInfo, early: Early | None = None) -> tuple[dict[str, float], None]:
         """One update on B chunks of T steps. Returns its metrics (means over the gradient steps) and no priorities.
 
         A network whose loss or gradient is not finite leaves that gradient step out, which is counted as `skipped`.
         """
         now = self._now()
         with self._two_threads():
-            rows = self._rows(batch, now)
-            steps = self._gradient_steps(self._minibatches(rows), now)
-        count = len(rows.index)
+            # weights that went out early have the version of those that the update came to
+            older = early is not None or bool((batch.version[..., 1] != self.updates).any())
+            rows = self._rows(batch, now, older)
+            count = len(rows.index)
+            minibatches, steps = self._minibatches(rows), []
+            if early is not None:
+                before = round(early.after * self.config.epochs * self._of_a_pass(count))
+                steps = self._gradient_steps(islice(minibatches, before), now)
+                early.publish()
+            steps += self._gradient_steps(minibatches, now)
         self.player.outdate()
         self.env_steps += count
         self.updates += 1
@@ -170,14 +178,17 @@ class Agent:
             gamma=1.0 - (1.0 - config.gamma_start) ** (1.0 - progress) * (1.0 - config.gamma_end) ** progress,
         )
 
+    def _of_a_pass(self, count: int) -> int:
+        """How many minibatches `count` rows are."""
+        return max(1, round(count / self.config.minibatch_size))
+
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Each row once an epoch, in random order; each minibatch is gathered beside the step on the one before."""
         count = len(rows.index)
         if not count:
             return
         orders = [torch.randperm(count, generator=self.generator).to(self.device) for _ in range(self.config.epochs)]
-        number = max(1, round(count / self.config.minibatch_size))
-        parts = [part for order in orders for part in order.tensor_split(number)]
+        parts = [part for order in orders for part in order.tensor_split(self._of_a_pass(count))]
         ahead = self.beside.submit(rows.at, parts[0])
         for part in parts[1:]:
             minibatch, ahead = ahead.result(), self.beside.submit(rows.at, part)
@@ -284,15 +295,14 @@ class Agent:
             torch.set_num_threads(threads)
 
     @torch.no_grad()
-    def _rows(self, batch: Chunk, now: Schedule) -> Rows:
-        """Put a batch on the device and estimate its advantages."""
+    def _rows(self, batch: Chunk, now: Schedule, older: bool) -> Rows:
+        """Put a batch on the device and estimate its advantages. older: an older policy has acted, at least in part."""
         config = self.config
         obs = {name: self._tensor(array) for name, array in batch.obs.items()}
         reward, valid = self._tensor(batch.reward), self._tensor(batch.valid)
         steps = reward.shape[1]
         of_learner = config.value_source == "learner"
         of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
-        older = bool((batch.version[..., 1] != self.updates).any())  # an older policy has acted, at least in part
         older = older and (config.decoupled or config.advantage == "vtrace")
         if older:
             logits, value = self._side_by_side(

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 from realm.config import AppConfig, ConfigError
 from realm.flow import check_flow, preload_samples
 from realm.plan import Plan
+from realm.user import takes_early
 
 T = TypeVar("T")
 
@@ -107,16 +108,19 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     round_size = workers * envs
     batch = auto("train_batch_size", app.train_batch_size, round_size, "one round of all workers")
 
-    lag: int | None
-    if app.max_version_lag == "free":
-        lag = None
-    elif not on_policy or batch % round_size:
-        reason = "a bound needs whole rounds" if on_policy else "a replay memory holds samples of any age"
-        lag = auto("max_version_lag", app.max_version_lag, None, reason)
+    bound: tuple[int | Literal["part", "free"], str]
+    if not on_policy or batch % round_size:
+        bound = ("free", "a bound needs whole rounds" if on_policy else "a replay memory holds samples of any age")
     elif alternating and batch == round_size:
-        lag = auto("max_version_lag", app.max_version_lag, 0, "every batch is of one version")
+        bound = (0, "every batch is of one version")
+    elif not local and device == "cpu" and cores == 2 and batch == round_size and takes_early(app.algo):
+        # with more cores, a worker that has one for itself would wait for what it need not wait for
+        bound = ("part", "the next round is played beside the last steps on this one")
     else:
-        lag = auto("max_version_lag", app.max_version_lag, 1, "the next round is played while this one is trained on")
+        bound = (1, "the next round is played while this one is trained on")
+    asked_lag = auto("max_version_lag", app.max_version_lag, *bound)
+    publish_early = asked_lag == "part"
+    lag = None if asked_lag == "free" else 0 if asked_lag == "part" else asked_lag
 
     way = ("Fifo", "on-policy") if on_policy else ("Uniform", "off-policy")
     sampler = auto("reverb_sampler", app.reverb_sampler, *way)
@@ -137,7 +141,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
     else:
         backend = auto("buffer_backend", backend, "native", "reverb is not installed")
 
-    if local or (alternating and lag == 0):
+    if local or (alternating and lag == 0 and not publish_early):
         # with any other lag the workers go on playing during an update, whatever the flow is called
         threads = auto("torch_num_threads", app.torch_num_threads, cores, "everyone else waits while it trains")
     else:
@@ -159,7 +163,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         train_batch_size=batch,
         ratio=app.production_consume_ratio,
         round_size=round_size,
-        max_version_lag=lag,
+        max_version_lag="part" if publish_early else lag,
     )
     preload = preload_samples(capacity, preload_ratio)
     return Plan(
@@ -176,6 +180,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         batch=batch,
         ratio=app.production_consume_ratio,
         max_version_lag=lag,
+        publish_early=publish_early,
         max_unacked_rounds=app.max_unacked_rounds,
         cores=cores,
         learner_threads=threads,
@@ -206,6 +211,7 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
         found.append("predict_local_or_remote is local, so workers predict on their cores while there is a GPU")
     if not plan.predict_local and plan.device == "cpu":
         found.append(f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}")
-    if app.wrapper_type == "remote" and plan.max_version_lag == 0 and (plan.cores > 1 or plan.device != "cpu"):
+    waits = app.wrapper_type == "remote" and plan.max_version_lag == 0 and not plan.publish_early
+    if waits and (plan.cores > 1 or plan.device != "cpu"):
         found.append("max_version_lag is 0, so workers and learner wait for each other, though there is room for both")
     return found

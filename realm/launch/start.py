@@ -28,7 +28,7 @@ from realm.launch.plan import slow_choices
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.plan import Plan
 from realm.progress import LINE_EVERY_S, Every
-from realm.user import UserCodeError, calling, check_agent, load_definition, load_hyper, load_workflow
+from realm.user import UserCodeError, calling, check_agent, load_definition, load_hyper, load_workflow, takes_early
 
 if TYPE_CHECKING:
     from realm.launch import local
@@ -123,6 +123,12 @@ def try_user_code(config: RunConfig) -> Spec:
     definition = load_definition(algo)
     load_workflow(algo)
     check_agent(algo)
+    if config.app.max_version_lag == "part" and not takes_early(algo):
+        place = config.places.get("app.max_version_lag", "[app]")
+        raise ConfigError(
+            f"{place}: key 'max_version_lag': got \"part\", but learn in {algo}/algorithm/agent.py has no parameter "
+            'early, which lets weights go out before an update is over; allowed is "auto", a number or "free"'
+        )
     with calling(config, "make_envs"):
         envs = definition.make_envs(1, config.app.seed, hyper, config.env)
     with calling(config, "spec"):

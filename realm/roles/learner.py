@@ -8,6 +8,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.checkpoint import find
+from realm.contract import Version
 from realm.control import Stopped
 from realm.job import Job
 from realm.trainer import Trainer
@@ -33,14 +34,14 @@ def run(job: Job) -> None:
             if command.kind == "save":
                 trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
-    def publish() -> None:
+    def publish(version: Version, env_steps: int) -> None:
         started = time.monotonic()
-        models.publish(trainer.version, trainer.env_steps, trainer.weights())
+        models.publish(version, env_steps, trainer.weights())
         link.meters.totals["published"] = models.published
         link.meters.count("publish_s", time.monotonic() - started)
 
     batches = BatchReader(to_buffer, plan.batch, tick)
-    publish()
+    publish(trainer.version, trainer.env_steps)
     link.env_steps = trainer.env_steps
     link.ready([to_pool, to_buffer])
     logger.info("training from version {}", trainer.version)
@@ -49,13 +50,15 @@ def run(job: Job) -> None:
         while True:
             started = time.monotonic()
             items, info = batches.receive()
-            link.meters.count("wait_s", time.monotonic() - started)
+            waited_s = time.monotonic() - started
+            link.meters.count("wait_s", waited_s)
             # the batch after this one is asked for now, and will be trained on the version after this one
             batches.request(trainer.next_version)
-            priorities = trainer.update(items, info)
+            priorities = trainer.update(items, info, waited_s, publish if plan.publish_early else None)
             if priorities is not None:
                 batches.set_priorities(info, priorities)
-            publish()
+            if models.newest != trainer.version:
+                publish(trainer.version, trainer.env_steps)
             link.env_steps = trainer.env_steps
             tick()
     except Stopped:

@@ -19,9 +19,15 @@ class Agent:
         count = obs["count"][:, 0]
         return count % 1000, {"echo": count.copy()}
 
-    def learn(self, batch, info):
+    def learn(self, batch, info, early=None):
         assert gc.isenabled()  # held while the role started
-        time.sleep(self.config.learn_s)
+        if early is not None and self.config.early:
+            assert 0 <= early.after <= 1
+            time.sleep(self.config.learn_s * early.after)
+            early.publish()
+            time.sleep(self.config.learn_s * (1 - early.after))
+        else:
+            time.sleep(self.config.learn_s)
         for b in range(len(batch.worker)):
             self._check_chunk(batch, b)
         if self.config.strict:
