@@ -124,7 +124,9 @@ def test_weights_cannot_go_out_early_from_an_agent_that_does_not_say_when(tmp_pa
     got = refused(tmp_path, start(tmp_path, "algo=tests.evaluated", "max_version_lag=part", config=COUNTING))
     place, _, text = got.partition(": ")
     assert place == "--set max_version_lag=part"
-    assert text.startswith("key 'max_version_lag': got \"part\", but learn in tests.evaluated/algorithm/agent.py has no")
+    assert text.startswith(
+        "key 'max_version_lag': got \"part\", but learn in tests.evaluated/algorithm/agent.py has no"
+    )
     assert got.endswith('allowed is "auto", a number or "free"')
 
 
