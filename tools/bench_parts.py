@@ -459,7 +459,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     chunk, steps = arrays_to_chunk(items), batch * bench.spec.chunk_length
     converted = arrays_to_chunk({name: np.array(array) for name, array in items.items()})  # needs no copy any more
     info, now = SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch)), agent._now()
-    rows = agent._rows(chunk, now)
+    rows = agent._rows(chunk, now, older=True)
     parts = torch.randperm(steps).to(agent.device).tensor_split(bench.setting.minibatches)
     minibatch, size, count = rows.at(parts[0]), len(parts[0]), hyper.epochs * len(parts)
     obs = {name: agent._tensor(array) for name, array in converted.obs.items()}
@@ -506,7 +506,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     for what, amount, call, bound in (
         (f"collate {batch} chunks", steps,
          lambda: [agent._tensor(one) for one in chunk_to_arrays(arrays_to_chunk(items)).values()], copying(items)),
-        (f"values, advantages of {batch} chunks", steps, lambda: agent._rows(converted, now),
+        (f"values, advantages of {batch} chunks", steps, lambda: agent._rows(converted, now, older=True),
          ("networks alone", passes)),
         (f"{estimate} of {batch} chunks", steps, advantages, read),
         (f"cut {len(parts)} minibatches", steps, lambda: [rows.at(part) for part in parts], gathered),
