@@ -113,8 +113,6 @@ class Trainer:
         sends them, as this version after so many env steps, when `learn` says so.
         """
         started = time.monotonic()
-        if self._update_s:
-            self._after = moment(self._after, waited_s / self._update_s)
         self._measure_lag(items["version"])
         batch = items if self._spec.sample else arrays_to_chunk(items)
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
@@ -122,6 +120,8 @@ class Trainer:
         if publish is None:
             metrics, priorities = self.agent.learn(batch, info)
         else:
+            if self._update_s:
+                self._after = moment(self._after, waited_s / self._update_s)
             early = Early(self._after, partial(self._go_out, publish, made, env_steps))
             metrics, priorities = cast(EarlyAgent, self.agent).learn(batch, info, early=early)
             self._meters.put("published_after", self._after)

@@ -118,9 +118,9 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         bound = ("part", "the next round is played beside the last steps on this one")
     else:
         bound = (1, "the next round is played while this one is trained on")
-    asked_lag = auto("max_version_lag", app.max_version_lag, *bound)
-    publish_early = asked_lag == "part"
-    lag = None if asked_lag == "free" else 0 if asked_lag == "part" else asked_lag
+    chosen = auto("max_version_lag", app.max_version_lag, *bound)
+    bounded = None if chosen == "free" else chosen
+    publish_early, lag = bounded == "part", 0 if bounded == "part" else bounded
 
     way = ("Fifo", "on-policy") if on_policy else ("Uniform", "off-policy")
     sampler = auto("reverb_sampler", app.reverb_sampler, *way)
@@ -163,7 +163,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
         train_batch_size=batch,
         ratio=app.production_consume_ratio,
         round_size=round_size,
-        max_version_lag="part" if publish_early else lag,
+        max_version_lag=bounded,
     )
     preload = preload_samples(capacity, preload_ratio)
     return Plan(
