@@ -13,10 +13,10 @@ from typing import Any
 @dataclass(frozen=True)
 class Config:
     # what the agent sees and is made of
-    features: str = "small"  # "small": 549 numbers, for two MLPs; "reference": the published image, for two conv trunks
-    position: bool = True  # small features: where on the map the hero is (130 numbers); holds for one map only
+    features: str = "small"  # "small": 419 numbers, for two MLPs; "reference": the published image, for two conv trunks
+    position: bool = False  # small features: also where on the map the hero is (130 numbers); holds for one map only
     tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers); see below
-    hidden: int = 256  # width of the two hidden layers of each small MLP
+    hidden: int = 128  # width of the two hidden layers of each small MLP
     shared_trunk: bool = False  # small features: policy and critic on one MLP instead of one each
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
 
@@ -50,7 +50,7 @@ class Config:
 
     # the optimizer (Adam)
     total_env_steps: int = 18_000_000  # horizon of both schedules; training may go on after it with the end values
-    lr_start: float = 1e-3  # learning rate at the first step ...
+    lr_start: float = 2e-3  # learning rate at the first step ...
     lr_end: float = 5e-5  # ... and at total_env_steps, linear between
     adam_eps: float = 1e-5  # Adam's epsilon
     epochs: int = 2  # passes over a batch in one update
@@ -72,7 +72,7 @@ class Config:
         for name, allowed in CHOICES.items():
             self._check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
         small = self.features == "small"
-        self._check("position", self.position or small, "true unless features is 'small'")
+        self._check("position", not self.position or small, "false unless features is 'small'")
         self._check("tours", not self.tours or small, "false unless features is 'small'")
         self._check("shared_trunk", not self.shared_trunk or small, "false unless features is 'small'")
         vtrace = self.advantage == "vtrace"

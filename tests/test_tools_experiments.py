@@ -316,8 +316,8 @@ def test_a_change_is_one_of_the_default_that_is_asked_for():
         every = experiments.changes(CONFIG, [*experiments.COMMON, *common])
         return [row.name for row in every if row.name.startswith("hidden")]
 
-    assert widths() == ["hidden-128", "hidden-512"]
-    assert widths("diy.hidden=128") == ["hidden-256", "hidden-512"]
+    assert widths() == ["hidden-256", "hidden-512"]
+    assert widths("diy.hidden=256") == ["hidden-128", "hidden-512"]
 
 
 def test_only_takes_groups_and_names_and_always_the_default():
