@@ -13,8 +13,8 @@ from typing import Any
 @dataclass(frozen=True)
 class Config:
     # what the agent sees and is made of
-    features: str = "small"  # "small": 419 numbers, for two MLPs; "reference": the published image, for two conv trunks
-    position: bool = False  # small features: also where on the map the hero is (130 numbers); holds for one map only
+    features: str = "small"  # "small": 549 numbers, for two MLPs; "reference": the published image, for two conv trunks
+    position: bool = True  # small features: where on the map the hero is (130 numbers); holds for one map only
     tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers); see below
     hidden: int = 128  # width of the two hidden layers of each small MLP
     shared_trunk: bool = False  # small features: policy and critic on one MLP instead of one each
@@ -72,7 +72,7 @@ class Config:
         for name, allowed in CHOICES.items():
             self._check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
         small = self.features == "small"
-        self._check("position", not self.position or small, "false unless features is 'small'")
+        self._check("position", self.position or small, "true unless features is 'small'")
         self._check("tours", not self.tours or small, "false unless features is 'small'")
         self._check("shared_trunk", not self.shared_trunk or small, "false unless features is 'small'")
         vtrace = self.advantage == "vtrace"

@@ -81,7 +81,7 @@ def test_features_are_rounded_as_torch_rounds_them() -> None:
 
 
 def test_small_features_say_where_the_hero_is_and_what_is_left() -> None:
-    envs = made(config=Config(position=True))
+    envs = made()
     rng = np.random.default_rng(1)
     obs, _ = envs.reset()
     state, walk = envs.game.state, make_ways(envs.game.map, [1]).walk[0]
@@ -113,7 +113,7 @@ def test_small_features_say_where_actions_lead() -> None:
     step = [(1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1)]
     for _ in range(30):
         np.testing.assert_allclose(as_float32(obs["features"]), envs.unrounded, rtol=HALF_A_BIT)
-        won = envs.unrounded[:, 50:306].reshape(8, 16, 16)
+        won = envs.unrounded[:, 180:436].reshape(8, 16, 16)
         for e in range(8):
             x, z = int(state.cell_x[e]), int(state.cell_z[e])
             shown = (state.there[e] == 1) | (np.arange(16) == state.end[e])
@@ -349,8 +349,8 @@ def test_a_worker_loads_neither_torch_nor_tensorflow_and_stays_small() -> None:
         ({"gamma_end": 1.5}, "diy.gamma_end is 1.5, it must be from 0 to 1"),
         ({"precision": "fp8"}, "diy.precision is 'fp8', it must be one of 'auto', 'fp32', 'bf16'"),
         (
-            {"features": "reference", "position": True},
-            "diy.position is True, it must be false unless features is 'small'",
+            {"features": "reference", "position": False},
+            "diy.position is False, it must be true unless features is 'small'",
         ),
         ({"features": "reference", "tours": True}, "diy.tours is True, it must be false unless features is 'small'"),
         ({"epochs": 0}, "diy.epochs is 0, it must be at least 1"),

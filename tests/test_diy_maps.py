@@ -27,7 +27,7 @@ from realm.env.physics import DIRECTION
 from realm.evaluate import plays_layouts
 
 ROOT = Path(__file__).parents[1]
-ANYWHERE = Config(tours=True)
+ANYWHERE = Config(position=False, tours=True)
 MAPS = ["generated:3", "default", "generated:4"]
 LAYOUTS = [
     {"start": 5, "end": 8, "treasure_num": 4},
@@ -158,14 +158,15 @@ def test_the_configuration_for_maps() -> None:
 # ---- features for any map ----
 
 
-def test_with_a_position_the_rest_is_as_without_one() -> None:
+def test_without_a_position_the_rest_is_as_it_was() -> None:
+    """And nothing in it tells where the hero is."""
     options = {"map": "generated:5"}
-    kinds = [Config(), Config(position=True), Config(tours=True), Config(position=True, tours=True)]
-    default, position, tours, both = (single(4, 1, one, **options).reset()[0]["features"] for one in kinds)
-    assert [one.shape[1] for one in (default, position, tours, both)] == [419, 549, 452, 582]
-    np.testing.assert_array_equal(position[:, 130:], default)
-    np.testing.assert_array_equal(tours[:, :419], default)
-    np.testing.assert_array_equal(both[:, 130:], tours)
+    kinds = [Config(), Config(position=False), Config(tours=True), ANYWHERE]
+    default, rest, tours, both = (single(4, 1, one, **options).reset()[0]["features"] for one in kinds)
+    assert [one.shape[1] for one in (default, rest, tours, both)] == [549, 419, 582, 452]
+    np.testing.assert_array_equal(rest, default[:, 130:])
+    np.testing.assert_array_equal(tours[:, :549], default)
+    np.testing.assert_array_equal(both, tours[:, 130:])
 
 
 def literal_tour(ways: Any, cells: Any, at: tuple[int, int], stops: list[int], end: int) -> float:
@@ -238,7 +239,7 @@ def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "config.toml").write_text(
         '[app]\n[env]\nmap = ["generated:3", "generated:4"]\nmax_step = 30\n'
         '[eval_env]\nmap = ["generated:501", "generated:502"]\n'
-        "[diy]\ntours = true\n"
+        "[diy]\nposition = false\ntours = true\n"
     )
     shapes = spec(joined(3), ANYWHERE)
     agent = Agent(shapes, ANYWHERE, "cpu", 1)
