@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,7 +15,7 @@ from realm.contract import Evaluation, Report, Version
 from realm.control import parse_report
 from realm.launch import board as module
 from realm.launch.audit import bypasses, write_summary
-from realm.launch.board import GAUGES, Board, clock
+from realm.launch.board import GAUGES, RECENT_EPISODES, Board, RecentMean, clock
 from realm.plan import Plan
 from realm.wire import Message, WireError
 
@@ -126,11 +127,34 @@ def test_curves_twice_at_once_do_not_divide_by_zero(board: Board) -> None:
     assert all(value == value for value in (board.curves() | board.curves()).values())
 
 
-def test_a_running_mean_leans_on_many_episodes_more_than_on_few(board: Board) -> None:
+def test_a_recent_mean_is_of_the_last_episodes_one_by_one() -> None:
+    random = Random(4)
+    recent, episodes = RecentMean(), list[float]()
+    for _ in range(200):
+        mean, count = float(random.randrange(-50, 1400)), random.choice([1, 2, 7, 60, 199, 200, 201, 450])
+        recent.take(mean, count)
+        episodes += [mean] * count
+        last = episodes[-RECENT_EPISODES:]
+        assert recent.mean() == pytest.approx(sum(last) / len(last))
+        assert recent.taken == len(episodes)
+
+
+def test_a_recent_mean_does_not_depend_on_how_often_it_is_told() -> None:
+    often, seldom = RecentMean(), RecentMean()
+    for number in range(100):
+        mean = float(number // 20)
+        for _ in range(20):
+            often.take(mean, 1)
+        if number % 20 == 19:
+            seldom.take(mean, 400)
+    assert often.mean() == seldom.mean() == 4.0
+
+
+def test_the_live_lines_means(board: Board) -> None:
     take(board, means={"episode/score": [100.0, 1]})
     assert board.recent("episode/score") == 100
-    take(board, means={"episode/score": [300.0, 1]})
-    assert board.recent("episode/score") == pytest.approx(100 + 200 / 200)
+    take(board, index=1, means={"episode/score": [300.0, 1]})
+    assert board.recent("episode/score") == 200
     take(board, means={"episode/score": [500.0 * 1000, 1000]})
     assert board.recent("episode/score") == 500
     take(board, "learner", means={"loss": [1.0, 1]})
@@ -146,6 +170,10 @@ def test_one_nan_does_not_stay_in_a_running_mean(board: Board) -> None:
     for bad in ("nan", "inf", "-inf"):
         take(board, "learner", means={"loss": [float(bad), 1]})
     assert board.recent("learner/loss") == 1
+    take(board, means={"episode/score": [float("nan"), 1]})
+    assert board.recent("episode/score") is None
+    take(board, means={"episode/score": [7.0, 1]})
+    assert board.recent("episode/score") == 7
 
 
 def test_what_went_past_its_role(board: Board) -> None:

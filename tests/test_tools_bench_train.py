@@ -177,11 +177,11 @@ def test_the_window_begins_after_the_first_updates():
 
 
 def test_the_score_is_of_enough_episodes():
-    smooth = bench_train.Smooth()
-    assert smooth.take(None, 0) is None
-    assert smooth.take(1000.0, 150) is None
-    assert smooth.take(2000.0, 100) == 1500.0
-    assert smooth.take(None, 0) == 1500.0
+    score = bench_train.Score()
+    assert score.take(None, 0) is None
+    assert score.take(1000.0, 150) is None
+    assert score.take(2000.0, 100) == 1500.0
+    assert score.take(None, 0) == 1500.0
     seen = points((1, 10, 1, None), (2, 20, 2, 900.0), (4, 30, 3, 1200.0), (5, 40, 4, 1100.0), (6, 50, 5, 1300.0))
     at = bench_train.reached(seen, 1150.0)
     assert at is not None

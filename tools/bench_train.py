@@ -54,6 +54,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm.config import AppConfig, ConfigError, RunConfig, load_config, to_toml
+from realm.launch.board import RECENT_EPISODES, RecentMean
 from realm.launch.environment import role_environment
 from realm.launch.plan import Machine, make_plan, this_machine
 from realm.plan import Plan
@@ -71,7 +72,6 @@ POLL_S = 0.2
 SAMPLE_S = 1.0  # between two looks at CPU time
 MEMORY_S = 2.0  # ... at memory, which costs more
 BUSY = 0.02  # of a thread's time: above, it computes
-RECENT_EPISODES = 200  # that a mean score is of
 START_S = 240.0  # a run without its first updates is given up after this time and a few `--seconds`
 TRIAL_S = 8.0  # that count, of a peer with some number of threads
 STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
@@ -282,23 +282,21 @@ class Point(NamedTuple):
     time: float  # seconds since 1970
     env_steps: int
     updates: int
-    score: float | None  # mean of about the last 200 episodes
+    score: float | None  # mean of the last RECENT_EPISODES episodes
 
 
-class Smooth:
-    """A mean over about the last RECENT_EPISODES episodes, as the live line has it."""
+class Score:
+    """Mean over the last RECENT_EPISODES episodes, as the live line has it: of each row the same, however often it
+    says something."""
 
     def __init__(self) -> None:
-        self.mean: float | None = None
-        self._episodes = 0.0
+        self._recent = RecentMean()
 
     def take(self, mean: float | None, count: float) -> float | None:
-        """So many more episodes had this mean; returns the smoothed one, None before there are enough."""
+        """So many more episodes had this mean; returns the recent one, None before there are enough."""
         if mean is not None and count > 0:
-            self._episodes += count
-            old = mean if self.mean is None else self.mean
-            self.mean = old + min(1.0, count / RECENT_EPISODES) * (mean - old)
-        return self.mean if self._episodes >= RECENT_EPISODES else None
+            self._recent.take(mean, count)
+        return self._recent.mean() if self._recent.taken >= RECENT_EPISODES else None
 
 
 class Source(Protocol):
@@ -315,7 +313,7 @@ class Lines:
     def __init__(self, log: Path) -> None:
         self._file = open(log, "rb")  # noqa: SIM115 - closed by `close`
         self._rest = b""
-        self._score = Smooth()
+        self._score = Score()
 
     def poll(self) -> list[Point]:
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
@@ -364,7 +362,7 @@ class Curves:
         self._seen = 0
         self._looked = 0.0
         self._before: float | None = None  # when the event before was written
-        self._score = Smooth()
+        self._score = Score()
 
     def poll(self) -> list[Point]:
         if time.monotonic() - self._looked < 2 or not (self._run / "log" / "tensorboard").exists():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from realm.contract import Evaluation, Report
@@ -17,7 +17,36 @@ GAUGES = frozenset(
 )
 """Totals that are levels: the newest value counts, where other totals add up over restarts."""
 
-_RECENT_EPISODES = 200
+RECENT_EPISODES = 200
+"""That the live line's means of episodes are of."""
+
+
+class RecentMean:
+    """Mean over the last RECENT_EPISODES episodes, or as many as there are, of which sums come in groups.
+
+    Of the oldest group that is still in, a part counts, with the group's mean. So what is shown does not depend on how
+    often somebody reports, as a mean would that only forgets.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0.0
+        """Episodes so far."""
+        self._groups: deque[tuple[float, float]] = deque()  # mean, number
+
+    def take(self, mean: float, count: float) -> None:
+        """So many more episodes, more than 0, had this mean."""
+        self.taken += count
+        self._groups.append((mean, count))
+        too_many = sum(number for _, number in self._groups) - RECENT_EPISODES
+        while too_many > 0:
+            mean, count = self._groups.popleft()
+            if count > too_many:
+                self._groups.appendleft((mean, count - too_many))
+            too_many -= count
+
+    def mean(self) -> float:
+        """Raises ZeroDivisionError before there was any."""
+        return sum(mean * number for mean, number in self._groups) / sum(number for _, number in self._groups)
 
 
 @dataclass
@@ -36,6 +65,7 @@ class Board:
         self._last: dict[str, float] = {}
         self._last_at = self.started_at
         self._recent: dict[str, float] = {}  # running means for the live line
+        self._episodes: dict[str, RecentMean] = {}  # ... of what episodes report
 
     def take(self, report: Report, incarnation: int) -> None:
         """One report of one process."""
@@ -45,10 +75,13 @@ class Board:
             entry = self._means[role].setdefault(name, [0.0, 0.0])
             entry[0] += amount
             entry[1] += count
-            if name.startswith("episode/"):
-                self._smooth(name, amount / count, min(1.0, count / _RECENT_EPISODES))
-            else:
-                self._smooth(f"{role}/{name}", amount / count, 0.3)
+            mean = amount / count
+            if not name.startswith("episode/"):
+                self._smooth(f"{role}/{name}", mean, 0.3)
+            elif math.isfinite(mean):
+                episodes = self._episodes.setdefault(name, RecentMean())
+                episodes.take(mean, count)
+                self._recent[name] = episodes.mean()
         if role == "learner":
             self.env_steps = report.env_steps
 
