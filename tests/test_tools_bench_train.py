@@ -182,7 +182,7 @@ def test_the_score_is_of_enough_episodes():
     assert score.take(1000.0, 150) is None
     assert score.take(2000.0, 100) == 1500.0
     assert score.take(None, 0) == 1500.0
-    seen = points((1, 10, 1, None), (2, 20, 2, 900.0), (4, 30, 3, 1200.0), (5, 40, 4, 1100.0), (6, 50, 5, 1300.0))
+    seen = points((1, 10, 1, None), (2, 20, 2, 900.0), (4, 30, 3, 1200.0), (6, 40, 4, 1100.0), (8, 50, 5, 1300.0))
     at = bench_train.reached(seen, 1150.0)
     assert at is not None
     assert (at.time, at.env_steps, at.score) == (pytest.approx(2 + 2 * 5 / 6), 28, 1150.0)  # the first time
@@ -190,6 +190,10 @@ def test_the_score_is_of_enough_episodes():
     assert bench_train.reached(seen, 800.0) == seen[1]  # nothing is known of before
     assert bench_train.reached(seen, 1350.0) is None
     assert bench_train.reached(seen, None) is None
+    often = points((2, 20, 2, 900.0), (2.5, 22, 2, 1170.0), (4, 30, 3, 1100.0), (6, 40, 4, 1200.0))
+    at = bench_train.reached(often, 1150.0)
+    assert at is not None
+    assert (at.time, at.env_steps) == (5, 35)  # who looks every two seconds has not seen 1170
 
 
 def test_lines_are_read_as_they_come(tmp_path):

@@ -12,10 +12,11 @@
 Every row trains the same environments with the same features, network, chunk length, minibatch and epochs, those of
 `--config`. In each round every row is started once, from scratch; what counts begins after its first updates and lasts
 `--seconds`. The table has the median over the rounds; everything is in the JSON, after each row. A row that fails is
-tried again in the next round. `--to-score` lets a row go on until the mean score of its episodes is that high; its
-seconds count from the start of the command, and a round that did not come so far counts as infinitely long. Peers
-compute in float32, as they come; the row plain-fp32 says what our bfloat16 is worth. Before its first round a peer is
-started for some seconds with each number of threads, which also fills its cache of kernels; it keeps the fastest.
+tried again in the next round. `--to-score` lets a row go on until the mean score of its last 200 episodes, looked at
+every two seconds, is that high; its seconds count from the start of the command, and a round that did not come so far
+counts as infinitely long. Peers compute in float32, as they come; the row plain-fp32 says what our bfloat16 is worth.
+Before its first round a peer is started for some seconds with each number of threads, which also fills its cache of
+kernels; it keeps the fastest.
 
 Ratios are of two rows in the same round: the median over the rounds, and the range.
 
@@ -69,6 +70,7 @@ LIBGOMP_SPINS = "300000"  # its default
 NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMBA_NUM_THREADS", "MALLOC_")
 WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues fill meanwhile
 POLL_S = 0.2
+LOOK_S = 2.0  # between two looks at a score: as often as a run in one process writes its curves
 SAMPLE_S = 1.0  # between two looks at CPU time
 MEMORY_S = 2.0  # ... at memory, which costs more
 BUSY = 0.02  # of a thread's time: above, it computes
@@ -365,7 +367,7 @@ class Curves:
         self._score = Score()
 
     def poll(self) -> list[Point]:
-        if time.monotonic() - self._looked < 2 or not (self._run / "log" / "tensorboard").exists():
+        if time.monotonic() - self._looked < LOOK_S or not (self._run / "log" / "tensorboard").exists():
             return []
         self._looked = time.monotonic()
         found = event_values(self._run / "log" / "tensorboard")
@@ -519,13 +521,16 @@ def window(points: Sequence[Point]) -> tuple[Point, Point] | None:
 
 
 def reached(points: Sequence[Point], score: float | None) -> Point | None:
-    """When the score was reached first: on the line between the two points around it, since one process is read every
-    two seconds, a cluster every second and others after each update."""
+    """When the score was reached first: on the line between the two points around it.
+
+    Points that come much sooner than LOOK_S after another are passed over, since a run in one process has no others,
+    and who looks at a noisy mean after each update finds it high sooner.
+    """
     if score is None:
         return None
     before: Point | None = None
     for one in points:
-        if one.score is None:
+        if one.score is None or (before is not None and one.time - before.time < 0.9 * LOOK_S):
             continue
         if one.score >= score:
             if before is None or before.score is None:
