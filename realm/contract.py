@@ -330,7 +330,7 @@ class ModelTag:
 
 @dataclass(frozen=True)
 class Report:
-    """What a role tells the supervisor once a second.
+    """What a role tells the supervisor every `report_interval_s`.
 
     env_steps  the learner's: trained on so far, over all epochs; a worker's: played since its start
     totals     name -> counted since the start of the process

@@ -1,7 +1,7 @@
 """Numbers on their way to the eye: meters in each role, one TensorBoard writer in the supervisor.
 
-A role owns one `Meters`; once a second its snapshot becomes a Report. User code sees the same object through
-the two methods of `contract.Monitor`. Means travel as (sum, count), so that several workers add up rightly.
+A role owns one `Meters`; every `report_interval_s` its snapshot becomes a Report. User code sees the same object
+through the two methods of `contract.Monitor`. Means travel as (sum, count), so that several workers add up rightly.
 """
 
 from __future__ import annotations
