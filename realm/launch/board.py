@@ -64,7 +64,7 @@ class Board:
         self._means: dict[str, dict[str, list[float]]] = defaultdict(dict)
         self._last: dict[str, float] = {}
         self._last_at = self.started_at
-        self._recent: dict[str, float] = {}  # running means for the live line
+        self._smoothed: dict[str, float] = {}  # running means for the live line
         self._episodes: dict[str, RecentMean] = {}  # ... of what episodes report
 
     def take(self, report: Report, incarnation: int) -> None:
@@ -77,19 +77,17 @@ class Board:
             entry[1] += count
             mean = amount / count
             if not name.startswith("episode/"):
-                self._smooth(f"{role}/{name}", mean, 0.3)
+                self._smooth(f"{role}/{name}", mean)
             elif math.isfinite(mean):
-                episodes = self._episodes.setdefault(name, RecentMean())
-                episodes.take(mean, count)
-                self._recent[name] = episodes.mean()
+                self._episodes.setdefault(name, RecentMean()).take(mean, count)
         if role == "learner":
             self.env_steps = report.env_steps
 
-    def _smooth(self, name: str, value: float, weight: float) -> None:
+    def _smooth(self, name: str, value: float) -> None:
         if not math.isfinite(value):
             return  # one NaN would stay in a running mean for ever; the curve of that interval shows it
-        old = self._recent.get(name, value)
-        self._recent[name] = old + weight * (value - old)
+        old = self._smoothed.get(name, value)
+        self._smoothed[name] = old + 0.3 * (value - old)
 
     def total(self, role: str, name: str) -> float:
         """A counter summed over the role's processes and restarts; a gauge over its living processes."""
@@ -115,12 +113,12 @@ class Board:
         return {f"{role}-{index}.{inc}": totals for (role, index, inc), totals in sorted(self._totals.items())}
 
     def recent(self, name: str) -> float | None:
-        return self._recent.get(name)
+        return self._episodes[name].mean() if name in self._episodes else self._smoothed.get(name)
 
     def recent_of(self, role: str) -> dict[str, float]:
         """Name -> smoothed mean of everything that a role has reported."""
         prefix = f"{role}/"
-        return {name.removeprefix(prefix): value for name, value in self._recent.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): value for name, value in self._smoothed.items() if name.startswith(prefix)}
 
     def curves(self) -> dict[str, float]:
         """Values for TensorBoard: means since the last call, levels, and rates of every counter."""
@@ -145,7 +143,7 @@ class Board:
                     self._last[key] = total
                     values[_rate_tag(role, name)] = rate
         values["rate/env_steps_per_s"] = values.get("rate/aisrv/env_steps_per_s", 0.0)
-        self._smooth("env_steps_per_s", values["rate/env_steps_per_s"], 0.3)
+        self._smooth("env_steps_per_s", values["rate/env_steps_per_s"])
         self._last_at = now
         return values
 
@@ -173,7 +171,7 @@ class Board:
             "updates": f"{self.total('learner', 'updates'):,.0f}",
             "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
             # a gymnasium environment without a score of its own shows its return
-            "mean score": number("episode/score" if "episode/score" in self._recent else "episode/r", ".1f"),
+            "mean score": number("episode/score" if "episode/score" in self._episodes else "episode/r", ".1f"),
             **evaluated,
             "policy lag": number("learner/policy_lag_updates", ".2f"),
             "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
