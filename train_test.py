@@ -14,11 +14,12 @@ import sys
 
 from loguru import logger
 
-from realm.config import ConfigError, load_config
+from realm.config.load import load_config
+from realm.config.plan import make_plan, this_machine
+from realm.errors import ConfigError, UserCodeError
 from realm.launch.environment import enter_learner_environment
-from realm.launch.plan import make_plan, this_machine
 from realm.launch.start import prepare, run_local
-from realm.user import UserCodeError, load_agent, load_hyper
+from realm.user import load_agent, load_hyper
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
-    from realm import checkpoint  # imports torch: after the checks, which need none
+    from realm.learn import checkpoint  # imports torch: after the checks, which need none
 
     failures = []
     if end.updates < 1:

@@ -32,12 +32,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from realm.errors import ContractError
+
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
-
-
-class ContractError(ValueError):
-    """An array, spec or message is not what the contract says; the text names the field and both sides."""
 
 
 class Version(NamedTuple):

@@ -24,15 +24,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from realm.config import ConfigError, RunConfig, build_dataclass
-from realm.contract import ContractError, Policy, Spec, WorkflowContext
-from realm.toml_file import did_you_mean, one_line
+from realm.config.load import RunConfig, build_dataclass
+from realm.config.toml import did_you_mean, one_line
+from realm.contract import Policy, Spec, WorkflowContext
+from realm.errors import ConfigError, ContractError, UserCodeError
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
-
-
-class UserCodeError(Exception):
-    """The user's package lacks something or raises while it is loaded; the text is one sentence for the user."""
 
 
 @dataclass(frozen=True)

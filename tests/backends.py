@@ -2,7 +2,7 @@
 
 import pytest
 
-from realm.launch.plan import this_machine
+from realm.config.plan import this_machine
 
 HAS_REVERB = this_machine().has_reverb
 NEEDS_REVERB = pytest.mark.skipif(not HAS_REVERB, reason="reverb is not installed here")

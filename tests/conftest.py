@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from realm import progress
+from realm.watch import progress
 
 
 @pytest.fixture(autouse=True)

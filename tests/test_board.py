@@ -11,13 +11,13 @@ from typing import cast
 import pytest
 from loguru import logger
 
+from realm.config.plan import Plan
 from realm.contract import Evaluation, Report, Version
-from realm.control import parse_report
-from realm.launch import board as module
-from realm.launch.audit import bypasses, write_summary
-from realm.launch.board import GAUGES, RECENT_EPISODES, Board, RecentMean, clock
-from realm.plan import Plan
-from realm.wire import Message, WireError
+from realm.watch import board as module
+from realm.watch.board import GAUGES, RECENT_EPISODES, Board, RecentMean, clock
+from realm.watch.summary import bypasses, write_summary
+from realm.wire.codec import Message, WireError
+from realm.wire.control import parse_report
 
 
 class Clock:

@@ -16,29 +16,11 @@ import numpy as np
 import pytest
 from backends import BACKENDS, NEEDS_REVERB
 
-from realm.buffer import (
-    ACCEPTED,
-    DUPLICATE,
-    NO_ROOM,
-    OLD_EPOCH,
-    STALE,
-    Limiter,
-    NativeStorage,
-    ReplayBuffer,
-    Storage,
-)
-from realm.config import ConfigError
-from realm.contract import (
-    ORIGIN_FIELDS,
-    ActionSpec,
-    Array,
-    Arrays,
-    ContractError,
-    Field,
-    Spec,
-    Version,
-)
-from realm.flow import check_flow, preload_samples
+from realm.config.flow import check_flow, preload_samples
+from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Spec, Version
+from realm.data.buffer import ACCEPTED, DUPLICATE, NO_ROOM, OLD_EPOCH, STALE, Limiter, ReplayBuffer, Storage
+from realm.data.native import NativeStorage
+from realm.errors import ConfigError, ContractError
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {
@@ -65,7 +47,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
         fields: dict[str, Field] = FIELDS,
     ) -> Storage:  # fmt: skip
         if request.param == "reverb":
-            from realm.reverb_buffer import ReverbStorage
+            from realm.data.reverb import ReverbStorage
 
             made.append(ReverbStorage(fields, capacity, sampler, remover, once, exponent, "test"))
         else:
@@ -677,7 +659,7 @@ def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
 
 @NEEDS_REVERB
 def test_reverb_comes_without_the_python_of_tensorflow() -> None:
-    code = "import sys, realm.reverb_buffer; print({'tensorflow', 'reverb', 'absl', 'keras'} & set(sys.modules))"
+    code = "import sys, realm.data.reverb; print({'tensorflow', 'reverb', 'absl', 'keras'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
 
@@ -694,7 +676,7 @@ def test_reverb_comes_without_the_python_of_tensorflow() -> None:
 )
 def test_reverb_that_does_not_load(lacks: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an upgrade of one of the two."""
-    from realm import reverb_buffer
+    from realm.data import reverb as reverb_buffer
 
     def find(name: str) -> ModuleSpec | None:
         if lacks == name:

@@ -22,22 +22,12 @@ import pytest
 import torch
 from loguru import logger
 
-from realm import checkpoint
-from realm.checkpoint import CheckpointError, find, load, load_bytes, load_newest, restore, save, to_bytes
-from realm.contract import (
-    ORIGIN_FIELDS,
-    ActionSpec,
-    Array,
-    Arrays,
-    ContractError,
-    Early,
-    Field,
-    SampleInfo,
-    Spec,
-    Version,
-)
-from realm.monitor import Meters
-from realm.trainer import WAIT, Trainer, moment
+from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Early, Field, SampleInfo, Spec, Version
+from realm.errors import CheckpointError, ContractError
+from realm.learn import checkpoint
+from realm.learn.checkpoint import find, load, load_bytes, load_newest, restore, save, to_bytes
+from realm.learn.trainer import WAIT, Trainer, moment
+from realm.watch.meters import Meters
 
 ROOT = Path(__file__).parents[1]
 SPEC = Spec(
@@ -463,7 +453,8 @@ SAVER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
-from realm.checkpoint import CheckpointError, load, load_newest, save
+from realm.errors import CheckpointError
+from realm.learn.checkpoint import load, load_newest, save
 from realm.contract import Version
 from tests.test_checkpoint import Agent
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from realm.config import IGNORED, AppConfig, ConfigError, RunConfig, build_dataclass, load_config, to_toml
+from realm.config.keys import IGNORED, AppConfig
+from realm.config.load import RunConfig, build_dataclass, load_config, to_toml
+from realm.errors import ConfigError
 
 CONF = Path(__file__).parent.parent / "conf"
 

@@ -17,7 +17,6 @@ from realm.contract import (
     ActionSpec,
     Arrays,
     Chunk,
-    ContractError,
     Field,
     Spec,
     Version,
@@ -27,6 +26,7 @@ from realm.contract import (
     chunk_fields,
     chunk_to_arrays,
 )
+from realm.errors import ContractError
 
 SPEC = Spec(
     obs={"image": Field((4, 5, 5), "uint8"), "legal": Field((3,), "bool")},

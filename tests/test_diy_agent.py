@@ -622,7 +622,7 @@ def test_nobody_needs_the_compiler_of_torch() -> None:
 import dataclasses, sys
 import numpy as np
 from test_diy_agent import SPEC, STATES, ACTIONS, TINY, Agent, PredictContext, info, recorded
-from realm.checkpoint import load_bytes, to_bytes
+from realm.learn.checkpoint import load_bytes, to_bytes
 
 for precision in ("fp32", "bf16"):
     agent = Agent(SPEC, dataclasses.replace(TINY, precision=precision), "cpu", 1)

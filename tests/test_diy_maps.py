@@ -18,13 +18,15 @@ from diy.config import Config
 from diy.feature.definition import FeatureEnvs, as_float32, make_envs, spec
 from diy.feature.joined import JoinedEnvs
 from diy.feature.ways import make_ways
-from realm import checkpoint, chosen, cli
-from realm.config import load_config
+from realm.commands import main as cli
+from realm.commands import models as chosen
+from realm.config.load import load_config
 from realm.contract import Arrays, Version, check_arrays
 from realm.env import map as maps
 from realm.env.map import MapError
 from realm.env.physics import DIRECTION
-from realm.evaluate import plays_layouts
+from realm.learn import checkpoint
+from realm.learn.evaluate import plays_layouts
 
 ROOT = Path(__file__).parents[1]
 ANYWHERE = Config(position=False, tours=True)

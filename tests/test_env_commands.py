@@ -22,14 +22,14 @@ from cluster import ROOT
 from commands import end, realm, start
 from PIL import Image
 
-from realm import env_commands
-from realm.cli import main
-from realm.config import ConfigError
+from realm.commands.main import main
+from realm.env import commands as env_commands
 from realm.env import map as maps
 from realm.env import oracle as oracles
+from realm.env.commands import corridor_widths, facts, fixed_options, generate_map, show_map, treasure_ids
 from realm.env.options import OptionError
 from realm.env.oracle import Oracle
-from realm.env_commands import corridor_widths, facts, fixed_options, generate_map, show_map, treasure_ids
+from realm.errors import ConfigError
 
 
 def error_of(*arguments: str | Path) -> str:
@@ -378,7 +378,7 @@ def read_until(terminal: int, wanted: bytes = b"") -> str:
 EPISODE = """
 from realm.env import render
 from realm.env.realm_env import RealmEnv
-from realm.env_commands import play
+from realm.env.commands import play
 env = RealmEnv({"treasure_id": [3, 5], "treasure_random": 0, "max_step": 50}, observation="vector")
 recording = render.record(env, [2] * 50)
 """
@@ -422,7 +422,7 @@ def test_a_terminal_sees_that_work_goes_on(tmp_path: Path) -> None:
     """Even while one kernel runs: here for a second."""
     (tmp_path / "kernel.py").write_text(
         """
-from realm.env.jit import jit
+from realm.jit import jit
 
 @jit
 def work(count: int) -> int:
@@ -436,7 +436,7 @@ def work(count: int) -> int:
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
 from kernel import work
-from realm.progress import busy
+from realm.watch.progress import busy
 work(1)
 begin = time.monotonic()
 work(10_000_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = """
 from numbers_of_it import STEP
-from realm.env.jit import jit
+from realm.jit import jit
 
 @jit
 def stepped(x):

@@ -15,18 +15,18 @@ from PIL import Image
 
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
-from realm import cli
-from realm import eval_report as report
-from realm.config import EVAL_SEED, ConfigError
+from realm.commands import main as cli
+from realm.commands.evaluate import Request
+from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
+from realm.env import eval_report as report
 from realm.env import map as maps
 from realm.env import oracle
+from realm.env.commands import CACHE
 from realm.env.options import Episode, OptionError
-from realm.env_commands import CACHE
-from realm.eval_commands import Request
-from realm.evaluate import Outcome, evaluate_layouts, plays_layouts
+from realm.errors import ConfigError, UserCodeError
+from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
 from realm.roles import evaluator
-from realm.user import UserCodeError
 
 # ---- who played what ----
 

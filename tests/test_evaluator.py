@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from realm import checkpoint
-from realm.best import BestModel, main_statistic
 from realm.contract import Agent, Evaluation, Version
-from realm.control import parse_evaluation
+from realm.errors import UserCodeError
+from realm.learn import checkpoint
+from realm.learn.best import BestModel, main_statistic
 from realm.roles.evaluator import Budget, add_line
-from realm.user import UserCodeError
-from realm.wire import Message, WireError
+from realm.wire.codec import Message, WireError
+from realm.wire.control import parse_evaluation
 
 SETTING: dict[str, Any] = {"env": {"treasures": (1, 2)}, "episodes": 4}
 

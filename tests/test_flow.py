@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from realm.buffer import Limiter
-from realm.config import ConfigError
-from realm.flow import check_flow, preload_samples
+from realm.config.flow import check_flow, preload_samples
+from realm.data.buffer import Limiter
+from realm.errors import ConfigError
 
 ON: dict[str, Any] = {
     "policy": "on-policy", "sampler": "Fifo", "remover": "Fifo", "capacity": 16, "preload_ratio": 2.0,

@@ -14,37 +14,50 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
-    "contract": set[str](),
-    "helper": {"contract", "helper"},
-    "roles": {"contract", "helper"},
-    "launch": {"contract", "helper", "launch"},  # and roles, inside a function
-    "env": {"env"},
-    "command line": {"contract", "helper", "launch", "command line", "commands of the realm"},
-    "commands of the realm": {"contract", "helper", "env", "commands of the realm"},
-    "diy": {"contract", "realm.chunk", "realm.returns", "env", "diy"},
+    "base": {"base"},
+    "contract": {"base", "contract"},
+    "config": {"base", "contract", "config"},
+    "data": {"base", "contract", "config", "data"},
+    "watch": {"base", "contract", "config", "watch"},
+    "wire": {"base", "contract", "config", "data", "watch", "wire"},
+    "user": {"base", "contract", "config"},
+    "algorithms": {"base", "contract", "algorithms"},
+    "learn": {"base", "contract", "config", "watch", "user", "learn"},
+    "roles": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles"},
+    "launch": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles", "launch"},
+    "commands": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles", "launch", "commands"},
+    "env": {"base", "contract", "env"},
+    "tenant": {"base", "contract", "algorithms", "env", "tenant"},
 }
+"""Which rooms a room may import from. Nothing in `realm/` imports a tenant, and the framework knows no game."""
+
+BASE = ("errors", "jit")  # import nothing of the project
+CONTRACT = ("contract", "chunk")  # what user code and framework share
 OWNERS = {
-    "zmq": {"realm.wire"},
-    "reverb": set[str](),  # realm.reverb_buffer loads its C++ half alone
+    "zmq": {"realm.wire.sockets"},
+    "numba": {"realm.jit"},
+    "reverb": set[str](),  # realm.data.reverb loads its C++ half alone
     "tensorflow": set[str](),
-    "torch": {"realm.returns", "realm.checkpoint"},
-    "safetensors": {"realm.checkpoint"},
+    "torch": {"realm.returns", "realm.learn.checkpoint"},
+    "safetensors": {"realm.learn.checkpoint"},
 }
 PATH_OF_A_STEP = (
-    "contract", "wire", "chunk", "returns", "buffer", "reverb_buffer", "verbs",
+    "contract", "chunk", "returns", "wire/codec", "wire/sockets", "wire/predict", "wire/samples", "wire/models",
+    "data/gate", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
 )  # fmt: skip
 
 
 def layer(module: str) -> str:
     parts = module.split(".")
-    if parts[0] == "diy":
-        return "diy"
-    if parts[1] in ("roles", "launch", "env", "contract"):
-        return parts[1]
-    if parts[1] in ("env_commands", "eval_commands", "eval_report", "eval_picture"):
-        return "commands of the realm"
-    return "command line" if parts[1] in ("cli", "chosen", "__main__") else "helper"
+    if parts[0] == "diy" or parts[1] == "zoo":
+        return "tenant"
+    room = parts[1] if len(parts) > 1 else ""
+    if room in BASE:
+        return "base"
+    if room in CONTRACT:
+        return "contract"
+    return {"returns": "algorithms", "__main__": "commands"}.get(room, room)
 
 
 def modules(package: str) -> dict[str, Path]:

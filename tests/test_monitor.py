@@ -1,4 +1,4 @@
-"""realm/monitor.py: sums that add up over processes, and a TensorBoard writer that outlives a full disk."""
+"""realm/watch/: sums that add up over processes, and a TensorBoard writer that outlives a full disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 import torch
 from loguru import logger
 
-from realm import monitor
-from realm.monitor import Meters, TensorBoard
+from realm.watch import tensorboard
+from realm.watch.meters import Meters
+from realm.watch.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1]
 
@@ -149,7 +150,7 @@ def test_a_full_disk_is_one_warning_a_minute_and_never_an_end(
     board.write({"x": 4.0}, 61)
     board.close()
     assert scalars(tmp_path)["x"] == [(1, 1.0), (61, 4.0)]
-    assert monitor._RETRY_AFTER_S == 60
+    assert tensorboard._RETRY_AFTER_S == 60
 
 
 def test_a_folder_that_goes_away(tmp_path: Path, logged: list[str]) -> None:
@@ -166,7 +167,7 @@ def test_writing_loads_no_tensorflow(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from realm.monitor import TensorBoard
+from realm.watch.tensorboard import TensorBoard
 board = TensorBoard(Path({str(tmp_path)!r}))
 board.write({{"x": 1.0}}, 1)
 board.close()

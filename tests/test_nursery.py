@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from realm import __version__
-from realm.config import ConfigError
+from realm.errors import ConfigError
 from realm.launch.child import EXIT_ORPHAN, RUN_ID_VARIABLE
 from realm.launch.nursery import Nursery
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from realm.buffer import NativeStorage
-from realm.config import AppConfig, ConfigError
+from realm.config.flow import check_flow
+from realm.config.keys import AppConfig
+from realm.config.plan import Machine, Plan, make_plan, slow_choices, this_machine
 from realm.contract import ActionSpec, Field, Spec
-from realm.flow import check_flow
-from realm.launch.plan import Machine, make_plan, slow_choices, this_machine
-from realm.plan import Plan, make_replay_buffer
+from realm.data.buffer import make_replay_buffer
+from realm.data.native import NativeStorage
+from realm.errors import ConfigError
 
 SMALL = Machine(cores=2, gpus=0, has_reverb=True)
 LARGE = Machine(cores=32, gpus=0, has_reverb=True)

@@ -8,7 +8,7 @@ import time
 import pytest
 from commands import PROGRESS
 
-from realm import progress
+from realm.watch import progress
 
 
 def test_long_work_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,10 @@ import sys
 import pytest
 from cluster import PATIENCE_S, ROOT
 
-from realm import cli
-from realm.config import AppConfig, load_config
-from realm.launch.plan import Machine, make_plan
+from realm.commands import main as cli
+from realm.config.keys import AppConfig
+from realm.config.load import load_config
+from realm.config.plan import Machine, make_plan
 from realm.user import load_hyper
 
 README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"

@@ -10,10 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from realm import checkpoint, chosen, cli
-from realm.cli import main
-from realm.config import load_config, to_toml
+from realm.commands import main as cli
+from realm.commands import models as chosen
+from realm.commands.main import main
+from realm.config.load import load_config, to_toml
 from realm.contract import Version
+from realm.errors import CheckpointError
+from realm.learn import checkpoint
 from realm.user import load_agent, load_definition, load_hyper
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +100,7 @@ def test_what_does_not_fit_is_refused(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = make_run(tmp_path / "old", schema="another")
-    with pytest.raises(checkpoint.CheckpointError, match=r"other shapes \(schema another"):
+    with pytest.raises(CheckpointError, match=r"other shapes \(schema another"):
         tool.ship(old, "latest", tmp_path / "shipped")
     with pytest.raises(ValueError, match="not of diy on the default map"):
         tool.ship(make_run(tmp_path / "map", f"env.map={SHIPPED.parents[1] / 'realm/env/maps/default'}"), "latest",

@@ -12,7 +12,7 @@ import torch
 from cluster import PATIENCE_S, ROOT, Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from realm import checkpoint
+from realm.learn import checkpoint
 
 pytestmark = pytest.mark.system
 SETTINGS = (

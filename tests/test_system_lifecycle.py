@@ -16,7 +16,7 @@ from backends import HAS_REVERB
 from cluster import PATIENCE_S, ROOT, Run
 from loguru import logger
 
-from realm.launch.processes import _STOP_ORDER, Role, Supervisor
+from realm.launch.supervisor import _STOP_ORDER, Role, Supervisor
 
 pytestmark = pytest.mark.system
 NATIVE = "buffer_backend=native"

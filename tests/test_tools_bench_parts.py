@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from realm.config import ConfigError
-from realm.control import CONTROL_MAX_BYTES
-from realm.launch.plan import Machine
+from realm.config.plan import Machine
+from realm.errors import ConfigError
 from realm.launch.rundir import RunFile
-from realm.monitor import TensorBoard
+from realm.watch.tensorboard import TensorBoard
+from realm.wire.control import CONTROL_MAX_BYTES
 from tools import bench_parts, limits
 
 CONFIG = bench_parts.runs.ROOT / "conf" / "configure_app.toml"

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from diy.algorithm.model import ReferenceModel, SmallModel
-from realm.config import ConfigError, load_config
-from realm.launch.plan import Machine, make_plan, slow_choices, this_machine
-from realm.monitor import TensorBoard
+from realm.config.load import load_config
+from realm.config.plan import Machine, make_plan, slow_choices, this_machine
+from realm.errors import ConfigError
 from realm.user import load_hyper
+from realm.watch.tensorboard import TensorBoard
 from tools import bench_train, plain_ppo
 from tools.bench_train import Point, Row
 from tools.peers import common

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from realm.config import ConfigError, load_config, to_toml
-from realm.monitor import TensorBoard
+from realm.config.load import load_config, to_toml
+from realm.errors import ConfigError
+from realm.watch.tensorboard import TensorBoard
 from tools import experiments, judge, runs
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ def test_minutes_leave_out_pauses_and_count_what_was_made_twice(tmp_path, monkey
         board = TensorBoard(folder)
         for step, second in zip(steps, seconds, strict=True):
             fake = SimpleNamespace(time=lambda second=second: now + second, monotonic=time.monotonic)
-            monkeypatch.setattr("realm.monitor.time", fake)
+            monkeypatch.setattr("realm.watch.tensorboard.time", fake)
             board.write({runs.CLOCK: 1.0}, step)
         board.close()
     clock = runs.Curve(*(np.array(x, float) for x in ([0, 100, 200, 100, 200, 300], [0, 1, 2, 2, 3, 4], [1] * 6)))

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from realm.config import ConfigError
-from realm.launch.plan import Machine
+from realm.config.plan import Machine
+from realm.errors import ConfigError
 from tools import pipeline
 from tools.pipeline import Parts, Shape
 

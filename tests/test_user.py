@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from realm.config import ConfigError
-from realm.user import UserCodeError, load_agent, load_definition, load_hyper, load_workflow, takes_early
+from realm.errors import ConfigError, UserCodeError
+from realm.user import load_agent, load_definition, load_hyper, load_workflow, takes_early
 
 GOOD = {
     "__init__.py": "",

@@ -1,4 +1,4 @@
-"""realm/verbs.py: each verb as a call and over sockets, against the loops of the real roles in threads."""
+"""realm/wire/: the verbs, each verb as a call and over sockets, against the loops of the real roles in threads."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ import pytest
 import zmq
 from backends import BACKENDS
 
-from realm import verbs, wire
-from realm.buffer import INVALID, OLD_EPOCH, STALE, Limiter, NativeStorage, ReplayBuffer
-from realm.checkpoint import load_bytes, to_bytes
-from realm.config import AppConfig, RunConfig
-from realm.contract import NO_VERSION, ActionSpec, Arrays, ContractError, Field, SampleInfo, Spec, Version
-from realm.control import Link, Stopped
-from realm.job import Job
-from realm.monitor import Meters
-from realm.plan import Plan
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
+from realm.config.plan import Plan
+from realm.contract import NO_VERSION, ActionSpec, Arrays, Field, PredictContext, SampleInfo, Spec, Version
+from realm.data.buffer import INVALID, OLD_EPOCH, STALE, Limiter, ReplayBuffer
+from realm.data.gate import VersionGate
+from realm.data.native import NativeStorage
+from realm.errors import ContractError
+from realm.learn.checkpoint import load_bytes, to_bytes
 from realm.roles import actor, buffer, model_pool
 from realm.roles.buffer import Keeper
-from realm.verbs import (
-    BatchReader,
-    ItemSender,
-    LocalPolicy,
-    ModelReader,
-    ModelWriter,
-    RemotePolicy,
-    VersionGate,
-)
-from realm.wire import Client, Codec, Message, Server, WireError
+from realm.roles.job import Job
+from realm.watch.meters import Meters
+from realm.wire import models as model_verbs
+from realm.wire import sockets
+from realm.wire.codec import Codec, Message, WireError
+from realm.wire.control import Link, Stopped
+from realm.wire.models import ModelReader, ModelWriter
+from realm.wire.predict import LocalPolicy, RemotePolicy
+from realm.wire.samples import BatchReader, ItemSender
+from realm.wire.sockets import Client, Server
 
 SPEC = Spec(
     obs={"x": Field((4,), "float32"), "legal": Field((3,), "bool")},
@@ -214,8 +214,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         (package / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(wire, "RESEND_AFTER_S", 0.2)
-    monkeypatch.setattr(verbs, "OFFER_EVERY_S", 0.1)
+    monkeypatch.setattr(sockets, "RESEND_AFTER_S", 0.2)
+    monkeypatch.setattr(model_verbs, "OFFER_EVERY_S", 0.1)
     one = Cluster(tmp_path)
     yield one
     one.close()
@@ -254,7 +254,7 @@ class Models:
 
     def check(self, prediction: Any, obs: Arrays) -> None:
         """The answer is what the agent of the version that it names says to these very observations."""
-        context = verbs.PredictContext(np.arange(len(obs["x"])), np.zeros(len(obs["x"]), bool), np.zeros(len(obs["x"])))
+        context = PredictContext(np.arange(len(obs["x"])), np.zeros(len(obs["x"]), bool), np.zeros(len(obs["x"])))
         action, extra = self.agents[prediction.version].predict(obs, context)
         assert (prediction.action == action).all()
         assert (prediction.extra["seen"] == obs["x"]).all()

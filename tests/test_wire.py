@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from zmq.utils.monitor import recv_monitor_message
 
-from realm import wire
 from realm.contract import Array, Version
-from realm.wire import Client, Codec, Message, Server, Traffic, Waker, WireError, wait_any
+from realm.wire import codec, sockets
+from realm.wire.codec import Codec, Message, WireError
+from realm.wire.sockets import Client, Server, Traffic, Waker, wait_any
 
 CODEC = Codec("run-1", "abcd1234", "aisrv-0", 3, 1 << 20)
 PREFIX = struct.Struct("<4sHHI")
@@ -167,7 +168,7 @@ def test_fields_of_meta_are_checked_when_read() -> None:
 def framed(header: Any, text: bytes | None = None) -> bytes:
     """A header frame with a right prefix around whatever stands in it."""
     body = msgspec.msgpack.encode(list(header.values())) if text is None else text
-    return PREFIX.pack(b"RLM\x01", wire.PROTOCOL, 0, zlib.crc32(body)) + body
+    return PREFIX.pack(b"RLM\x01", codec.PROTOCOL, 0, zlib.crc32(body)) + body
 
 
 def parts(frames: list[bytes]) -> dict[str, Any]:
@@ -420,11 +421,11 @@ def test_a_forgotten_answer_is_dropped(server: Server, client: Client) -> None:
 def test_a_question_sent_twice_is_answered_twice_and_taken_once(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "RESEND_AFTER_S", 0.05)
+    monkeypatch.setattr(sockets, "RESEND_AFTER_S", 0.05)
     seq = client.ask("question", {"n": 1})
     until(lambda: client.collect() is None and client.traffic.resent == 1)
     until(lambda: serve(server) + server.traffic.messages_out >= 2)
-    monkeypatch.setattr(wire, "RESEND_AFTER_S", 60)
+    monkeypatch.setattr(sockets, "RESEND_AFTER_S", 60)
     assert client.wait(seq, lambda: None).meta == {"n": 1}
     until(lambda: client.collect() is None and client.traffic.unmatched == server.traffic.messages_out - 1)
     assert ask(client, server, n=2).meta == {"n": 2}
@@ -443,7 +444,8 @@ def test_a_server_that_takes_its_time_is_asked_once(server: Server, client: Clie
 
 SERVER = """
 import sys, time
-from realm.wire import Codec, Server, Message
+from realm.wire.codec import Codec, Message
+from realm.wire.sockets import Server
 server = Server(Codec("run-1", "abcd1234", "buffer-0", 1, 1 << 20), "127.0.0.1", int(sys.argv[1]))
 print("there", flush=True)
 while True:
@@ -482,7 +484,7 @@ def test_a_server_killed_with_a_question_in_its_hands() -> None:
             process = start("answer")
             began = time.monotonic()
             assert one.wait(seq, lambda: None).meta == {"n": n}
-            assert time.monotonic() - began < wire.RESEND_AFTER_S / 2
+            assert time.monotonic() - began < sockets.RESEND_AFTER_S / 2
             assert one.traffic.resent > n
             process.kill()
             process.wait()
@@ -554,7 +556,8 @@ def test_questions_to_nobody_wait_here() -> None:
 OTHERS = """
 import gc, os, socket, sys, time
 import numpy as np, zmq
-from realm.wire import Client, Codec, Server
+from realm.wire.codec import Codec
+from realm.wire.sockets import Client, Server
 
 codec = Codec("run-1", "abcd1234", "aisrv-0", 1, 64 << 20)
 
@@ -648,7 +651,7 @@ def test_a_flood_of_bad_frames_is_counted_in_bounded_memory(server: Server) -> N
 def test_a_bad_answer_is_counted_and_asked_for_again(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "RESEND_AFTER_S", 0.05)
+    monkeypatch.setattr(sockets, "RESEND_AFTER_S", 0.05)
     seq = client.ask("question", {"n": 1})
     peers: list[bytes] = []
 

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import realm.env  # noqa: F401  (registers Realm-v0)
 from realm.env import physics
-from realm.env.jit import jit
 from realm.env.physics import State, World
 from realm.env.realm_env import RealmVectorEnv, make_observation_space, observation_names, step_obs
+from realm.jit import jit
 
 BUFFER_BYTES = 512 * 2**20
 

@@ -40,16 +40,20 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.buffer import ACCEPTED
-from realm.config import ConfigError, to_toml
+from realm.config.load import to_toml
+from realm.config.plan import Plan, this_machine
 from realm.contract import Arrays, ModelTag, SampleInfo, Version, arrays_to_chunk, chunk_to_arrays
-from realm.control import CONTROL_MAX_BYTES
+from realm.data.buffer import ACCEPTED, make_replay_buffer
+from realm.data.gate import VersionGate
+from realm.errors import ConfigError
 from realm.launch.child import RUN_ID_VARIABLE
 from realm.launch.environment import enter_learner_environment, role_environment
-from realm.launch.plan import this_machine
-from realm.plan import Plan, make_replay_buffer
-from realm.verbs import BatchReader, ItemSender, ModelWriter, RemotePolicy, VersionGate, parse_model, tag_meta
-from realm.wire import Client, Codec, Message, Server, wait_any
+from realm.wire.codec import Codec, Message
+from realm.wire.control import CONTROL_MAX_BYTES
+from realm.wire.models import ModelWriter, parse_model, tag_meta
+from realm.wire.predict import RemotePolicy
+from realm.wire.samples import BatchReader, ItemSender
+from realm.wire.sockets import Client, Server, wait_any
 from tools import limits, runs
 
 NETWORKS = {"default": "configure_app.toml", "reference": "reference.toml"}
@@ -308,7 +312,7 @@ def codec_lines(bench: Bench) -> Iterator[Line]:
 
 def make_publish(bench: Bench) -> Call:
     """Publishes the model to a pool of its own; back when the pool has it."""
-    from realm.checkpoint import to_bytes
+    from realm.learn.checkpoint import to_bytes
 
     client = bench.stage.client("learner-0", bench.stage.start("model_pool", bench.plan))
     writer = ModelWriter(client)
@@ -522,7 +526,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
 
 
 def model_lines(bench: Bench) -> Iterator[Line]:
-    from realm import checkpoint
+    from realm.learn import checkpoint
 
     folder, model = bench.folder / "ckpt", bench.agent.model
 

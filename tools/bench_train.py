@@ -54,12 +54,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import AppConfig, ConfigError, RunConfig, load_config, to_toml
-from realm.launch.board import RECENT_EPISODES, RecentMean
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig, load_config, to_toml
+from realm.config.plan import Machine, Plan, make_plan, this_machine
+from realm.errors import ConfigError
 from realm.launch.environment import role_environment
-from realm.launch.plan import Machine, make_plan, this_machine
-from realm.plan import Plan
 from realm.user import load_hyper
+from realm.watch.board import RECENT_EPISODES, RecentMean
 from tools import limits, runs
 
 NO_EVALUATOR = "eval_cpu_share=0"

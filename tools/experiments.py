@@ -31,8 +31,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import ConfigError, RunConfig, load_config
-from realm.launch.plan import Machine, make_plan
+from realm.config.load import RunConfig, load_config
+from realm.config.plan import Machine, make_plan
+from realm.errors import ConfigError
 from realm.user import load_hyper
 from tools import runs
 

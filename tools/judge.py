@@ -30,9 +30,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import ConfigError, load_config
+from realm.config.load import load_config
+from realm.config.toml import parse_value
+from realm.errors import ConfigError
 from realm.launch.rundir import read_run
-from realm.toml_file import parse_value
 from tools import runs
 
 LIMITS = (32.0, 5.0)  # points of mean regret

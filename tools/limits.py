@@ -37,11 +37,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import ConfigError, RunConfig, load_config
+from realm.config.load import RunConfig, load_config
+from realm.config.plan import Plan, make_plan, this_machine
 from realm.contract import Array, Arrays, PredictContext, Spec
+from realm.errors import ConfigError
 from realm.launch.environment import role_environment
-from realm.launch.plan import make_plan, this_machine
-from realm.plan import Plan
 from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import runs
 

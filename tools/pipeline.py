@@ -33,8 +33,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.config import ConfigError, load_config
-from realm.launch.plan import Machine, make_plan, this_machine
+from realm.config.load import load_config
+from realm.config.plan import Machine, make_plan, this_machine
+from realm.errors import ConfigError
 from realm.user import load_hyper
 from tools import runs
 from tools.bench_parts import ASKED, CROWD, NETWORKS

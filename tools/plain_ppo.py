@@ -33,11 +33,12 @@ from diy.algorithm.choose import choose
 from diy.config import Config
 from diy.feature.definition import make_envs, spec
 from realm.chunk import ChunkBuilder
-from realm.config import ConfigError, load_config
+from realm.config.load import load_config
+from realm.config.plan import make_plan, this_machine
 from realm.contract import Array, Arrays, Chunk, PredictContext, Prediction, SampleInfo, Version
+from realm.errors import ConfigError, UserCodeError
 from realm.launch.environment import enter_learner_environment
-from realm.launch.plan import make_plan, this_machine
-from realm.user import UserCodeError, load_hyper
+from realm.user import load_hyper
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ("entropy", "approx_kl", "clip_fraction", "explained_variance", "value_loss", "grad_norm", "lr", "skipped")

@@ -16,12 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from realm import checkpoint  # noqa: E402
-from realm.chosen import ID_HELP, chosen_model  # noqa: E402
-from realm.cli import main as realm  # noqa: E402
-from realm.config import AppConfig, ConfigError, to_toml  # noqa: E402
-from realm.evaluate import load_player  # noqa: E402
-from realm.user import UserCodeError, load_hyper  # noqa: E402
+from realm.commands.main import main as realm  # noqa: E402
+from realm.commands.models import ID_HELP, chosen_model  # noqa: E402
+from realm.config.keys import AppConfig  # noqa: E402
+from realm.config.load import to_toml  # noqa: E402
+from realm.errors import CheckpointError, ConfigError, UserCodeError  # noqa: E402
+from realm.learn import checkpoint  # noqa: E402
+from realm.learn.evaluate import load_player  # noqa: E402
+from realm.user import load_hyper  # noqa: E402
 
 
 def ship(run: Path, number: str, shipped: Path) -> None:
@@ -60,6 +62,6 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         ship(arguments.run, arguments.id, ROOT / "diy" / "shipped")
-    except (ConfigError, UserCodeError, checkpoint.CheckpointError) as error:
+    except (ConfigError, UserCodeError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -26,18 +26,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm import eval_report as report
-from realm.checkpoint import Checkpoint, CheckpointError, find
-from realm.chosen import ID_HELP, LOG_DIR_HELP, MODEL_HELP, chosen_model
-from realm.config import ConfigError, RunConfig
+from realm.commands.evaluate import check_file
+from realm.commands.models import ID_HELP, LOG_DIR_HELP, MODEL_HELP, chosen_model
+from realm.config.load import RunConfig
 from realm.contract import Array
+from realm.env import eval_report as report
 from realm.env import map as maps
+from realm.env.commands import CACHE
 from realm.env.map import Map, MapError
 from realm.env.options import DEFAULTS, IDS, Episode, OptionError
-from realm.env_commands import CACHE
-from realm.eval_commands import check_file
-from realm.evaluate import Outcome, evaluate_layouts, load_player
-from realm.user import UserCodeError, load_hyper
+from realm.errors import CheckpointError, ConfigError, UserCodeError
+from realm.learn.checkpoint import Checkpoint, find
+from realm.learn.evaluate import Outcome, evaluate_layouts, load_player
+from realm.user import load_hyper
 
 FIRST_SEED = 1001
 WANTED_ALL, WANTED_EXCESS = 95.0, 25.0  # per cent: at least, at most

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from realm.env.jit import jit
+from realm.jit import jit
 
 
 @jit

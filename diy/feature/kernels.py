@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from diy.feature import constants as c
 from diy.feature.ways import stop, without
-from realm.env.jit import jit
 from realm.env.map import CELL, EXTENT, POINTS
 from realm.env.physics import (
     ACTIONS,
@@ -24,6 +23,7 @@ from realm.env.physics import (
     State,
     World,
 )
+from realm.jit import jit
 
 POSITION_SIZE = 2 * c.BINS + 2
 SMALL_SIZE = POSITION_SIZE + 2 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + DIRECTIONS + 7

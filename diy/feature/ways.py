@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from realm.env.jit import jit
 from realm.env.map import CELL, POINTS, SIZE, Map
 from realm.env.physics import FLASH_MOVE, FRAMES_PER_STEP, TRIGGER_RADIUS, WALK_FRAME
+from realm.jit import jit
 
 FAR = np.float32(1e4)  # where no way leads
 STOPS = POINTS - 2

@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from realm.env.jit import jit
+from realm.jit import jit
 
 SIZE = 128  # cells along one side
 CELL = 500.0  # world units along one cell

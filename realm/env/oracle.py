@@ -26,9 +26,9 @@ from realm.env import oracle_lattice as lattice
 from realm.env import oracle_play as player
 from realm.env import physics
 from realm.env.games import Games
-from realm.env.jit import jit
 from realm.env.map import CELL, POINTS, SIZE, Map
 from realm.env.oracle_lattice import BOOST_STEPS, END_BIT, FAR, STEP, Lattice, boost, boosted
+from realm.jit import jit
 
 FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
 BUFF_PERIOD = physics.BUFF_RETURN + 1  # the same for the buff

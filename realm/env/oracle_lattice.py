@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realm.env import physics
-from realm.env.jit import jit
 from realm.env.map import CELL, POINTS, SIZE, Map
+from realm.jit import jit
 
 FINE = 6  # lattice squares along the side of a cell, where there are flashes
 FINEST = 12  # the same where there are none; a multiple of FINE

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from realm.env import oracle_lattice as lattice
 from realm.env import physics
-from realm.env.jit import jit
 from realm.env.map import CELL, SIZE, Map
 from realm.env.options import Episode
 from realm.env.oracle_lattice import FAR, boosted
 from realm.env.physics import DIRECTIONS, FRAMES_PER_STEP, State, World
+from realm.jit import jit
 
 FINE = 2  # squares of the fields' lattice along the side of a cell
 SQUARES = SIZE * FINE

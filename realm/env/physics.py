@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from realm.env.jit import copy_bytes, jit
 from realm.env.map import CELL, EXTENT, POINTS, SIZE, Map
 from realm.env.options import Episode
+from realm.jit import copy_bytes, jit
 
 # ---- the numbers of the game ----
 

@@ -19,10 +19,12 @@ from pathlib import Path
 from loguru import logger
 
 from realm import garbage
-from realm.config import ConfigError, load_config
-from realm.control import CONTROL_MAX_BYTES, Link, Stopped
-from realm.job import Job
-from realm.wire import Codec, Server
+from realm.config.load import load_config
+from realm.errors import ConfigError
+from realm.roles.job import Job
+from realm.wire.codec import Codec
+from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
+from realm.wire.sockets import Server
 
 SERVERS = ("actor", "buffer", "model_pool")
 """Roles that bind an address; the book names these."""

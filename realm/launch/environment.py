@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from realm.plan import Plan
+from realm.config.plan import Plan
 
 
 def role_environment(role: str, plan: Plan) -> dict[str, str]:

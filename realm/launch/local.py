@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.checkpoint import find
-from realm.config import RunConfig
+from realm.config.load import RunConfig
+from realm.config.plan import Plan
 from realm.contract import Chunk, Report, Spec, Version, WorkflowContext, chunk_to_arrays
-from realm.launch.board import Board
-from realm.monitor import Meters, TensorBoard
-from realm.plan import Plan, make_replay_buffer
-from realm.progress import Every
-from realm.trainer import Trainer
+from realm.data.buffer import make_replay_buffer
+from realm.data.gate import VersionGate
+from realm.learn.checkpoint import find
+from realm.learn.trainer import Trainer
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
-from realm.verbs import LocalBuffer, LocalPolicy, VersionGate
+from realm.watch.board import Board
+from realm.watch.meters import Meters
+from realm.watch.progress import Every
+from realm.watch.tensorboard import TensorBoard
+from realm.wire.predict import LocalPolicy
+from realm.wire.samples import LocalBuffer
 
 _CURVES_EVERY_S = 2.0
 

@@ -34,7 +34,7 @@ import setproctitle
 from loguru import logger
 
 from realm import garbage
-from realm.config import ConfigError
+from realm.errors import ConfigError
 
 _MAX_BYTES = 1 << 17
 _ANSWER_S = 120.0  # the first answer comes after the imports, which take long from a slow disk
@@ -216,7 +216,7 @@ def serve(number: int, main: Callable[[list[str]], int]) -> int:
     setproctitle.getproctitle()  # finds the place of the name now: not when a fork has taken another environment
     setproctitle.setthreadtitle("realm nursery")  # what `top` shows
     with contextlib.suppress(ImportError):  # whoever needs it will say so, in a log of its own
-        import realm.checkpoint  # torch
+        import realm.learn.checkpoint
         import realm.roles.aisrv
         import realm.roles.learner  # noqa: F401
     gc.freeze()  # a collection in a fork would write into all these objects, and so end their being shared

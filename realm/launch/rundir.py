@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from realm.config import AppConfig, ConfigError
+from realm.config.keys import AppConfig
+from realm.errors import ConfigError
 
 
 @dataclass

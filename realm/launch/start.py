@@ -21,14 +21,14 @@ from rich.live import Live
 from rich.table import Table
 
 from realm import garbage
-from realm.config import ConfigError, RunConfig, to_toml
+from realm.config.load import RunConfig, to_toml
+from realm.config.plan import Plan, slow_choices
 from realm.contract import Spec, check_arrays
-from realm.launch.board import Board
-from realm.launch.plan import slow_choices
+from realm.errors import ConfigError, UserCodeError
 from realm.launch.rundir import RunFile, claim_run_dir
-from realm.plan import Plan
-from realm.progress import LINE_EVERY_S, Every
-from realm.user import UserCodeError, calling, check_agent, load_definition, load_hyper, load_workflow, takes_early
+from realm.user import calling, check_agent, load_definition, load_hyper, load_workflow, takes_early
+from realm.watch.board import Board
+from realm.watch.progress import LINE_EVERY_S, Every
 
 if TYPE_CHECKING:
     from realm.launch import local
@@ -54,7 +54,7 @@ def prepare(config: RunConfig, plan: Plan) -> Prepared:
     Raises ConfigError or UserCodeError.
     """
     if config.app.wrapper_type == "remote":
-        from realm.launch.processes import check_ports
+        from realm.launch.supervisor import check_ports
 
         check_ports(config.app)
     with garbage.held():
@@ -161,7 +161,7 @@ def try_user_code(config: RunConfig) -> Spec:
 def run_cluster(prepared: Prepared, nursery: Nursery) -> int:
     """Run the roles as processes, in the foreground; returns the exit code."""
     from realm.launch.child import EXIT_USER
-    from realm.launch.processes import Supervisor
+    from realm.launch.supervisor import Supervisor
 
     run_dir, config = prepared.run_dir, prepared.config
     supervisor = Supervisor(config.app, prepared.plan, prepared.spec, run_dir, prepared.run_file, nursery)
@@ -172,7 +172,7 @@ def run_cluster(prepared: Prepared, nursery: Nursery) -> int:
 
     with _display(prepared) as show:
         code = supervisor.run(show, on_ready)
-    from realm.launch.audit import write_summary
+    from realm.watch.summary import write_summary
 
     write_summary(run_dir, supervisor.board, prepared.plan, supervisor.cause)
     if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
@@ -185,7 +185,7 @@ def run_cluster(prepared: Prepared, nursery: Nursery) -> int:
 def run_local(prepared: Prepared) -> local.End:
     """Run everything in this process."""
     with garbage.held():
-        from realm.checkpoint import CheckpointError
+        from realm.errors import CheckpointError
         from realm.launch import local  # imports torch
 
     _say_hello(prepared)

@@ -12,12 +12,15 @@ import time
 
 import numpy as np
 
-from realm.checkpoint import load_bytes
-from realm.contract import NO_VERSION, Array, ContractError, PredictContext, PredictRequest
-from realm.job import Job
+from realm.contract import NO_VERSION, Array, PredictContext, PredictRequest
+from realm.errors import ContractError
+from realm.learn.checkpoint import load_bytes
+from realm.roles.job import Job
 from realm.user import load_agent, load_hyper
-from realm.verbs import ModelReader, checked_answer, parse_request, reply_fields, request_fields
-from realm.wire import Message, WireError, wait_any
+from realm.wire.codec import Message, WireError
+from realm.wire.models import ModelReader
+from realm.wire.predict import checked_answer, parse_request, reply_fields, request_fields
+from realm.wire.sockets import wait_any
 
 _AWAKE_S = 0.001
 """For so long after an answer the actor looks for questions without sleep: a core that slept takes longer to answer."""

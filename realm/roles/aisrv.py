@@ -8,11 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from realm.contract import Chunk, ContractError, Version, WorkflowContext, chunk_to_arrays
-from realm.job import Job
+from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays
+from realm.data.gate import VersionGate
+from realm.errors import ContractError
+from realm.roles.job import Job
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
-from realm.verbs import ItemSender, LocalPolicy, ModelReader, RemotePolicy, VersionGate
-from realm.wire import Client
+from realm.wire.models import ModelReader
+from realm.wire.predict import LocalPolicy, RemotePolicy
+from realm.wire.samples import ItemSender
+from realm.wire.sockets import Client
 
 
 def run(job: Job) -> None:
@@ -77,7 +81,7 @@ def run(job: Job) -> None:
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
     """Prediction in the worker: an agent of its own that follows the model pool."""
-    from realm.checkpoint import load_bytes  # only where weights live: it imports torch
+    from realm.learn.checkpoint import load_bytes  # only where weights live: it imports torch
 
     agent = load_agent(job.config.app.algo)(job.spec, hyper, "cpu", job.seed)
     to_pool = job.client("model_pool")

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from realm.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer
-from realm.contract import Arrays, ContractError, Field, Version, check_arrays
-from realm.job import Job
-from realm.monitor import Meters
-from realm.plan import make_replay_buffer
-from realm.wire import Message, Waker, WireError, wait_any
+from realm.contract import Arrays, Field, Version, check_arrays
+from realm.data.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer, make_replay_buffer
+from realm.errors import ContractError
+from realm.roles.job import Job
+from realm.watch.meters import Meters
+from realm.wire.codec import Message, WireError
+from realm.wire.sockets import Waker, wait_any
 
 Answer = tuple[bytes, Message]
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from loguru import logger
 
-from realm.best import FOLDER, BestModel, main_statistic
-from realm.checkpoint import load_bytes
 from realm.contract import NO_VERSION, Agent, Array, Arrays, Evaluation, PredictContext
-from realm.evaluate import evaluate
-from realm.job import Job
+from realm.learn.best import FOLDER, BestModel, main_statistic
+from realm.learn.checkpoint import load_bytes
+from realm.learn.evaluate import evaluate
+from realm.roles.job import Job
 from realm.user import calling, load_agent, load_definition, load_hyper
-from realm.verbs import parse_model
+from realm.wire.models import parse_model
 
 _MOST_ENVS = 128
 _PERIOD_S = 2.0  # however quick an evaluation is: no curve of a run is finer

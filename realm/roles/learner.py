@@ -7,13 +7,14 @@ from pathlib import Path
 
 from loguru import logger
 
-from realm.checkpoint import find
 from realm.contract import Version
-from realm.control import Stopped
-from realm.job import Job
-from realm.trainer import Trainer
+from realm.learn.checkpoint import find
+from realm.learn.trainer import Trainer
+from realm.roles.job import Job
 from realm.user import load_agent, load_hyper
-from realm.verbs import BatchReader, ModelWriter
+from realm.wire.control import Stopped
+from realm.wire.models import ModelWriter
+from realm.wire.samples import BatchReader
 
 
 def run(job: Job) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from realm.contract import NO_VERSION, Array, ModelTag, Version
-from realm.job import Job
-from realm.verbs import parse_model, tag_meta
-from realm.wire import Message, WireError, wait_any
+from realm.roles.job import Job
+from realm.wire.codec import Message, WireError
+from realm.wire.models import parse_model, tag_meta
+from realm.wire.sockets import wait_any
 
 
 def run(job: Job) -> None:

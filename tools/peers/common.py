@@ -25,7 +25,7 @@ if not hasattr(gymnasium.vector, "AutoresetMode"):  # gymnasium before 1.1, whic
 
 from diy.config import Config
 from diy.feature.definition import REFERENCE, as_float32, make_envs
-from realm.config import load_config
+from realm.config.load import load_config
 from realm.user import load_hyper
 
 IMAGE = REFERENCE["image"].shape

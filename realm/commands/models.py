@@ -1,0 +1,82 @@
+"""Which model is meant: for `realm eval|record|play` and for the tools that play one.
+
+What a user got wrong is a ConfigError of one sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from realm.config.load import RunConfig, load_config
+from realm.errors import ConfigError
+
+DEFAULT_CONFIG = "conf/configure_app.toml"
+SHIPPED = "shipped"  # the name of the model that comes with diy
+MODEL_HELP = f"a run, its ckpt folder, one checkpoint, or {SHIPPED} (default: the newest run; without one {SHIPPED})"
+ID_HELP = "number of updates of the checkpoint, latest (default) or best"
+LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
+
+
+def chosen_model(
+    model: str, number: str, overrides: Sequence[str], log_dir: str | None
+) -> tuple[RunConfig, Path, int | Literal["latest"]]:
+    """What the options model, --id, --set, --log-dir name: the configuration of its run, and what
+    `realm.learn.checkpoint.find` takes."""
+    if number not in ("latest", "best") and not (number.isascii() and number.isdigit()):
+        raise ConfigError(f"--id {number}: allowed is a number of updates, latest or best")
+    if model == SHIPPED:
+        if number != "latest":
+            raise ConfigError(f"--id {number}: there is one shipped model only, which needs none")
+        folder = shipped_model()
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no model was shipped with this copy of Realm; name a run")
+    else:
+        folder = Path(model) if model else _newest_model(runs_folder(log_dir), number)
+    run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
+    if run_dir is None:
+        raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
+    config = load_config(run_dir / "config.toml", overrides)
+    if number == "best":
+        from realm.learn.best import FOLDER  # late: it brings torch
+
+        return config, run_dir / FOLDER, "latest"
+    return config, checkpoints_of(folder), "latest" if number == "latest" else int(number)
+
+
+def checkpoints_of(folder: Path) -> Path:
+    """A run's folder of checkpoints; any other folder as it is."""
+    return folder / "ckpt" if (folder / "ckpt").is_dir() else folder
+
+
+def runs_folder(log_dir: str | None) -> Path:
+    """Where the runs are: as asked for, else as tools/start.sh puts them."""
+    if log_dir is not None:
+        return Path(log_dir)
+    try:
+        return Path(load_config(DEFAULT_CONFIG).app.log_dir)
+    except ConfigError:  # not in the project's folder, or being edited: living runs can be stopped all the same
+        return Path("train")
+
+
+def shipped_model() -> Path:
+    """Where the shipped model is, if there is one: beside the agent that plays it, made by tools/ship_model.py."""
+    from realm.user import folder_of
+
+    return folder_of("diy") / "shipped"
+
+
+def _newest_model(log_dir: Path, number: str) -> Path:
+    """The newest run, or where there is none the shipped model."""
+    from realm.launch.rundir import find_runs
+
+    runs = find_runs(log_dir)
+    if runs:
+        return runs[-1][0]
+    shipped = shipped_model()
+    if number != "latest" or not shipped.is_dir():
+        raise ConfigError(f"{log_dir}: no run is there yet; train one with tools/start.sh, or name a model")
+    print(f"{log_dir}: no run is there yet, so this is the shipped model, {shipped}", file=sys.stderr)
+    return shipped

@@ -1,0 +1,192 @@
+"""The verbs `add` and `sample`: what enters the buffer, when the learner may draw, and where items lie meanwhile.
+
+`ReplayBuffer` is the buffer, for one process and behind the cluster's door (`roles/buffer.py`) alike: it checks
+items, knows duplicates and outdated ones, and holds producer and consumer by the `Limiter`. Items lie in a
+storage: `NativeStorage` (NumPy) here, `ReverbStorage` in `reverb_buffer.py`. Nothing blocks: a call that
+must wait says so. Nothing is dropped without being counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+from realm.config.plan import Plan
+from realm.contract import NO_VERSION, Array, Arrays, SampleInfo, Spec, Version, check_arrays, check_finite
+from realm.errors import ContractError
+
+ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
+NO_ROOM, INVALID = "no_room", "invalid"
+
+
+class Storage(Protocol):
+    """Where items lie. Called from one thread, and only for what is possible at once."""
+
+    size: int
+    evicted: int
+
+    def add(self, items: Arrays) -> None:
+        """Store n items (name -> [n, ...]); a full storage evicts by its remover."""
+        ...
+
+    def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
+        """Draw `count` items by the sampler: name -> [count, ...]."""
+        ...
+
+    def update_priorities(self, key: Array, priority: Array) -> None:
+        """Set the priorities of items; keys that are gone are passed over."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Limiter:
+    """Holds producer and consumer so that the flow asked for comes out, exactly.
+
+    once         on-policy: every item is drawn once, so production waits for room
+    capacity     items the storage holds
+    preload      items that must have come before the first draw
+    batch        items of one draw
+    ratio        draws of an item per item that came (KaiwuDRL's production_consume_ratio)
+    ahead        items that production may be ahead of that ratio
+    """
+
+    once: bool
+    capacity: int
+    preload: int
+    batch: int
+    ratio: float
+    ahead: int
+    inserted: int = 0
+    sampled: int = 0
+
+    def may_insert(self, count: int, size: int) -> bool:
+        if self.once:
+            return size + count <= self.capacity
+        return self.inserted + count <= self.preload + (self.sampled + self.batch) / self.ratio + self.ahead
+
+    def may_sample(self, count: int, size: int) -> bool:
+        if size < count or self.inserted < self.preload:
+            return False
+        return self.once or self.sampled <= (self.inserted - self.preload) * self.ratio
+
+
+class ReplayBuffer:
+    """The buffer: `add` and `draw` with every rule about what is accepted and what is handed out."""
+
+    def __init__(self, spec: Spec, storage: Storage, limiter: Limiter, max_version_lag: int | None) -> None:
+        """max_version_lag: on-policy items that would be older than this when their turn comes are refused."""
+        self.fields = spec.sample_fields
+        self.storage = storage
+        self.limiter = limiter
+        self.counters: Counter[str] = Counter()
+        self._max_lag = max_version_lag
+        self._next = NO_VERSION  # the version that the next batch will be trained on, as far as it is known
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    @property
+    def size(self) -> int:
+        return self.storage.size
+
+    def wanted(self, count: int) -> Version:
+        """The oldest row that `count` more items may hold: they wait behind all that is here."""
+        if not self.limiter.once or self._max_lag is None:
+            return Version(self._next.epoch, 0)
+        turn = self._next.update + (self.size + count - 1) // self.limiter.batch
+        return Version(self._next.epoch, max(0, turn - self._max_lag))
+
+    def add(self, items: Arrays) -> str:
+        """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
+
+        NO_ROOM changes nothing: offer the round again when something was asked for. Raises ContractError for items
+        of another shape or with NaN, and for more than would ever find room.
+        """
+        count = len(items["worker"]) if items.get("worker") is not None and items["worker"].ndim == 1 else 0
+        if count == 0:
+            raise ContractError("a round has at least one item, with `worker` of shape [n]")
+        check_arrays(items, self.fields, (count,), "a round")
+        if count > self.limiter.capacity:
+            raise ContractError(f"a round of {count} items, the buffer's capacity is {self.limiter.capacity}")
+        worker, origin = int(items["worker"][0]), (int(items["incarnation"][0]), int(items["seq"][0]))
+        if origin <= self._seen.get(worker, (-1, -1)):
+            self.counters["duplicate"] += count
+            return DUPLICATE
+        oldest, newest = _oldest_and_newest(items["version"])
+        if self._next == NO_VERSION:
+            self._next = Version(newest.epoch, 0)
+        elif newest.epoch > self._next.epoch:
+            return NO_ROOM  # its learner has not asked yet, and only it knows which version comes next
+        if oldest < self.wanted(count):
+            old_epoch = oldest.epoch < self._next.epoch
+            self._seen[worker] = origin
+            self.counters["refused_old_epoch" if old_epoch else "refused_stale"] += count
+            return OLD_EPOCH if old_epoch else STALE
+        if not self.limiter.may_insert(count, self.size):
+            return NO_ROOM
+        check_finite(items, "a round")
+        self._seen[worker] = origin
+        self.storage.add(items)
+        self.limiter.inserted += count
+        self.counters["inserted"] += count
+        return ACCEPTED
+
+    def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
+        """A batch of `count` items to train `version` on, or None if it cannot be had yet.
+
+        The first question of a new epoch drops on-policy items of older ones; a replay memory keeps what it has.
+        The learner of an older epoch is gone: it never gets a batch.
+        """
+        if version.epoch < self._next.epoch:
+            return None
+        if version.epoch > self._next.epoch and self.limiter.once and self.size:
+            self.counters["dropped_old_epoch"] += self.size
+            self.storage.clear()
+        self._next = max(self._next, version)
+        if not self.limiter.may_sample(count, self.size):
+            return None
+        batch = self.storage.sample(count)
+        self._next = max(self._next, Version(version.epoch, version.update + 1))
+        self.limiter.sampled += count
+        self.counters["sampled"] += count
+        return batch
+
+    def totals(self) -> dict[str, float]:
+        """What was counted since the start, for reports."""
+        names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale", "dropped_old_epoch")
+        counted = {name: float(self.counters[name]) for name in names}
+        return {**counted, "evicted": float(self.storage.evicted), "size": float(self.size)}
+
+
+def _oldest_and_newest(version: Array) -> tuple[Version, Version]:
+    """The least and the greatest (epoch, update) in version i64 [..., 2]."""
+    pairs = version.reshape(-1, 2)
+    epoch, update = pairs[:, 0], pairs[:, 1]
+    first, last = int(epoch.min()), int(epoch.max())
+    return Version(first, int(update[epoch == first].min())), Version(last, int(update[epoch == last].max()))
+
+
+def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayBuffer:
+    """The buffer that the plan asks for, with its storage; table: the name of reverb's table."""
+    fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
+    storage: Storage
+    if plan.backend == "reverb":
+        from realm.data.reverb import ReverbStorage  # loads reverb, which not every machine has
+
+        storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
+    else:
+        from realm.data.native import NativeStorage
+
+        storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, seed)
+    limiter = Limiter(
+        once=plan.on_policy,
+        capacity=plan.capacity,
+        preload=plan.preload,
+        batch=plan.batch,
+        ratio=plan.ratio,
+        ahead=plan.round_size,
+    )
+    return ReplayBuffer(spec, storage, limiter, plan.max_version_lag)

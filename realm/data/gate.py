@@ -1,0 +1,64 @@
+"""How far workers may run ahead of the learner: the version that the next prediction must wait for.
+
+Used by the worker's side of `predict` and `add` (`wire/predict.py`, `wire/samples.py`). No I/O.
+"""
+
+from __future__ import annotations
+
+from realm.contract import NO_VERSION, Version
+
+
+class VersionGate:
+    """Bounds policy lag at the source: which version a worker must wait for before it plays another round.
+
+    A bucket of credits, counted in samples: a round (one chunk of every environment of all workers) costs N * E, each
+    new version that this worker sees brings one batch, and (max_version_lag + 1) batches fill it. So production keeps
+    pace with training and runs at most the lag ahead. Strict on-policy is a bucket of exactly one round.
+    Nothing needs a count that the others share: a restarted worker begins with a full bucket, a new epoch or a lost
+    buffer fills it (`refill`), a round that the buffer refused is paid back (`refund`), and what is too much after
+    that runs over. It cannot stall: a batch is whole rounds (`flow.check_flow`), so after any update all workers
+    together have the credits for the next one.
+    """
+
+    def __init__(self, max_version_lag: int | None, batch: int, round_size: int) -> None:
+        """batch: samples of an update; round_size: N * E. No lag: no bound, nothing is counted."""
+        self._bounded = max_version_lag is not None
+        self._batch, self._cost = batch, round_size
+        self._bucket = ((max_version_lag or 0) + 1) * batch
+        self._credits = self._bucket
+        self._unpaid = True
+        self._seen = NO_VERSION
+        self._floor = NO_VERSION
+
+    def minimum(self) -> Version:
+        """The oldest version that the next prediction may come from."""
+        if not self._bounded or not self._unpaid:
+            return NO_VERSION
+        missing = max(0, self._cost - self._credits)
+        earned = Version(self._seen.epoch, self._seen.update + -(-missing // self._batch)) if missing else NO_VERSION
+        return max(earned, self._floor)
+
+    def see(self, version: Version) -> None:
+        """A prediction came from `version`; the first of a round pays for it."""
+        if version.epoch > self._seen.epoch:
+            self._credits = self._bucket
+        elif version > self._seen:
+            self._credits = min(self._bucket, self._credits + (version.update - self._seen.update) * self._batch)
+        self._seen = max(self._seen, version)
+        if self._unpaid:
+            self._credits -= self._cost
+            self._unpaid = False
+
+    def begin_round(self) -> None:
+        self._unpaid = True
+
+    def refund(self, wanted: Version) -> None:
+        """The buffer refused a round; it would not take rows older than `wanted`."""
+        self._credits = min(self._bucket, self._credits + self._cost)
+        self._floor = max(self._floor, wanted)
+
+    def refill(self) -> None:
+        """The buffer was restarted: what it held is to be played again."""
+        self._credits = self._bucket
+        # what it refused stood behind items that are gone; the version asked for then may need this worker's next round
+        self._floor = NO_VERSION

@@ -1,0 +1,156 @@
+"""The reverb storage: the buffer role's items in a DeepMind reverb table. The only file that loads reverb.
+
+Created by `roles/buffer.py` when `buffer_backend` is reverb. Every item is one row of bytes (a NumPy record), so
+reverb moves one tensor an item; and that tensor is a string, the one type that reverb does not compress: compressing
+would take more time than all else. `ReplayBuffer` counts for itself and only asks for what is there at once, because a
+reverb call that must wait cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import portpicker
+
+from realm.contract import Array, Arrays, Fields, SampleInfo
+from realm.errors import ConfigError
+
+_WRITTEN = 25  # items on their way to the table: reverb's own default
+_UNDER_WAY = 64  # samples on their way from it: more are no faster
+
+
+def _load_extension() -> Any:
+    """Reverb's C++ half, which has all that a storage needs.
+
+    `import reverb` would import TensorFlow for its Python half: 3 s of processor time at every start, a gigabyte read
+    from disk and 400 MB kept. The C++ half is linked against one library of TensorFlow, of 50 MB.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before it is loaded: ten lines of noise otherwise
+    try:
+        ctypes.CDLL(str(_package("tensorflow") / "libtensorflow_framework.so.2"))  # the linker does not look there
+        path = str(_package("reverb") / "libpybind.so")
+        loader = ExtensionFileLoader("libpybind", path)
+        extension = module_from_spec(ModuleSpec("libpybind", loader, origin=path))
+        loader.exec_module(extension)
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"buffer_backend is reverb, which cannot be loaded in this Python: {error}; allowed are the versions of "
+            "dm-reverb and tensorflow in requirements.lock, or buffer_backend = native"
+        ) from error
+    return extension
+
+
+def _package(name: str) -> Path:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{name} is not installed")
+    return Path(spec.origin).parent
+
+
+_reverb = _load_extension()
+
+
+class ReverbStorage:
+    """A table with its server in this process; nobody else is told the port.
+
+    Reverb (0.14) listens on all interfaces, without authentication, and cannot be told otherwise: anyone who reaches
+    the port can list, read and write the table. Close the port at the firewall on a machine that others reach.
+    """
+
+    def __init__(
+        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, name: str
+    ) -> None:
+        """The arguments of NativeStorage, and the table's name, which is no secret: the server tells it to anyone."""
+        self.size = 0
+        self.evicted = 0
+        self._capacity, self._once = capacity, once
+        self._record = np.dtype([(name, one.dtype, one.shape) for name, one in fields.items()])
+        self._names = list(fields)
+        self._name = f"items-{name}"
+        table = _reverb.Table(
+            name=self._name,
+            sampler=_selector(sampler, exponent),
+            remover=_selector(remover, exponent),
+            max_size=capacity,
+            max_times_sampled=1 if once else 0,
+            # never blocks while there is something: the limiter is ours, and reverb's would evict or block where it
+            # cannot be interrupted
+            rate_limiter=_reverb.RateLimiter(1.0, 1, -sys.float_info.max, sys.float_info.max),
+            extensions=[],
+            signature=None,
+        )
+        self._port = portpicker.pick_unused_port()
+        self._server = _reverb.Server([table], self._port, None)
+        self._client = _reverb.Client(f"localhost:{self._port}")
+        self._writer = self._new_writer()
+
+    def _new_writer(self) -> Any:
+        return self._client.NewWriter(chunk_length=1, max_timesteps=1, max_in_flight_items=_WRITTEN)
+
+    def add(self, items: Arrays) -> None:
+        count = len(items["worker"])
+        rows = np.empty(count, self._record)
+        for name in self._names:
+            rows[name] = items[name]
+        for row in rows:
+            self._writer.Append([np.array(row.tobytes(), object)])  # not of type bytes_, which ends at the last nonzero
+            self._writer.CreateItem(self._name, 1, 1.0)  # of one time step, with priority 1
+        self._writer.Flush()
+        overflow = max(0, self.size + count - self._capacity)
+        self.evicted += overflow
+        self.size += count - overflow
+
+    def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
+        record = self._record
+        items = {name: np.empty((count, *record[name].shape), record[name].base) for name in self._names}
+        key, times = np.empty(count, np.uint64), np.empty(count, np.int64)
+        probability = np.empty(count)
+        # reverb's own `Client.sample` has one sample under way at a time, which takes three times as long
+        sampler = self._client.NewSampler(self._name, count, min(count, _UNDER_WAY))
+        for row in range(count):
+            key[row], probability[row], _, _, times[row], data = sampler.GetNextTrajectory()
+            one = np.frombuffer(data.item(), record)[0]
+            for name, array in items.items():
+                array[row] = one[name]
+        if self._once:
+            self.size -= count
+        return items, SampleInfo(key, probability, times)
+
+    def update_priorities(self, key: Array, priority: Array) -> None:
+        updates = list(zip(key.tolist(), priority.astype(float).tolist(), strict=True))
+        self._client.MutatePriorities(self._name, updates, [])
+
+    def clear(self) -> None:
+        self._writer.Close(True)
+        self._client.Reset(self._name)
+        self._writer = self._new_writer()
+        self.size = 0
+
+    def close(self) -> None:
+        self._writer.Close(True)
+        self._server.Stop()
+        portpicker.return_port(self._port)
+
+
+def _selector(name: str, exponent: float) -> Any:
+    match name:
+        case "Uniform":
+            return _reverb.UniformSelector()
+        case "Fifo":
+            return _reverb.FifoSelector()
+        case "Lifo":
+            return _reverb.LifoSelector()
+        case "MinHeap":
+            return _reverb.HeapSelector(True)
+        case "MaxHeap":
+            return _reverb.HeapSelector(False)
+        case "Prioritized":
+            return _reverb.PrioritizedSelector(exponent)
+    raise ValueError(f"no reverb selector is called {name!r}")

@@ -1,0 +1,27 @@
+"""Errors that a user can cause: each is one sentence, and the process that meets one ends with exit code 2.
+
+Raised everywhere, caught at the top of a process (`commands/main.py`, `launch/child.py`). Starting again does not help:
+the configuration, the user's code or a file must change first.
+"""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """What the user has to change; the text is one sentence that says what is wrong, where, and what to do."""
+
+
+class ConfigError(UserError):
+    """A key, an option or a file name is wrong."""
+
+
+class UserCodeError(UserError):
+    """The user's package lacks something, or raises where the framework calls it."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be used; the text names the file."""
+
+
+class ContractError(UserError):
+    """An array, a Spec or a message is not what the contract says; the text names the field and both sides."""

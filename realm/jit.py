@@ -1,0 +1,77 @@
+"""The one place that imports numba.
+
+`jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy. Every kernel of the game uses it; users
+may use it for their own. `copy_bytes` is memcpy for kernels.
+
+numba's cache notices a change of the kernel's own file only, not of a constant or a kernel that it takes from another
+one. So machine code is kept in a folder named after all of the source next to the kernel and next to every kernel that
+was imported before it, since a kernel can call only those: below `NUMBA_CACHE_DIR`, else `.cache/numba` of a checkout.
+(Elsewhere, where nobody edits, it is where numba puts it.)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+code: Any = cgutils  # untyped, as is the next one
+settings: Any = numba.config
+F = TypeVar("F", bound=Callable[..., object])
+_ROOT = Path(__file__).resolve().parents[1]
+_folders: list[Path] = []  # of the kernels imported so far, in that order
+
+
+def jit(function: F) -> F:
+    """Compile `function` at its first call and cache the machine code. No fastmath, so results are exact; while it
+    runs, other threads run, too."""
+    folder = Path(function.__code__.co_filename).resolve().parent
+    if folder not in _folders:
+        _folders.append(folder)
+    settings.CACHE_DIR = cache_folder(tuple(sorted(_folders)))  # numba looks at it now
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+@functools.cache
+def cache_folder(sources: tuple[Path, ...]) -> str:
+    """Where the machine code of a kernel that was made from these folders is kept; "" is numba's own choice."""
+    base = os.environ.get("NUMBA_CACHE_DIR") or (
+        _ROOT / ".cache" / "numba" if (_ROOT / "pyproject.toml").exists() else ""
+    )
+    if not base:
+        return ""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for file in sorted(file for folder in sources for file in folder.glob("*.py")):
+        digest.update(file.read_bytes())
+    return str(Path(base) / digest.hexdigest()[:16])
+
+
+def _copy_bytes(_: Any, to: Any, to_at: Any, source: Any, source_at: Any, count: Any) -> Any:
+    """Types and LLVM code of `copy_bytes`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to_type, _, source_type, _, _ = signature.args
+        to_start = context.make_array(to_type)(context, builder, args[0]).data
+        source_start = context.make_array(source_type)(context, builder, args[2]).data
+        to_pointer = code.pointer_add(builder, to_start, args[1])
+        source_pointer = code.pointer_add(builder, source_start, args[3])
+        size = context.get_constant(types.intp, count.literal_value)
+        code.raw_memcpy(builder, to_pointer, source_pointer, size, 1)
+        return context.get_dummy_value()
+
+    return types.void(to, types.intp, source, types.intp, count), generate
+
+
+# In kernels only: copy_bytes(to, to_at, source, source_at, count) copies `count` bytes (a constant, so that a
+# short copy becomes a few wide moves) between arrays, so many bytes after their starts. Nothing is checked.
+copy_bytes = cast(
+    Callable[[NDArray[Any], int, NDArray[Any], int, int], None], intrinsic(prefer_literal=True)(_copy_bytes)
+)

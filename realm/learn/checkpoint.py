@@ -1,0 +1,205 @@
+"""Models as bytes, and checkpoints on disk: what the learner publishes, and what a run resumes from.
+
+Called by the learner (save, resume), by whoever loads published weights (actor, local prediction, evaluation).
+A checkpoint is a folder `model.ckpt-<epoch>-<update>` with `model.safetensors`, `state.pt` (optimizer, counters,
+random numbers) and `manifest.json`, which names the sha256 of both and of itself: it is written last, the folder
+gets its final name by one rename and loses it by one, so under a final name there is a whole checkpoint or, after a
+disk's fault, one that `load_newest` finds out and skips.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+
+from realm.contract import Agent, Version
+from realm.errors import CheckpointError
+
+_NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
+_PARTS = ("model.safetensors", "state.pt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint, read and verified."""
+
+    path: Path
+    version: Version
+    env_steps: int
+    schema: str
+    weights: bytes
+    state: dict[str, Any]
+
+
+def to_bytes(model: torch.nn.Module) -> bytes:
+    """The model's state dict as safetensors bytes."""
+    # contiguous, because channels_last weights would be refused; clones, because tied weights would be
+    return safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    )
+
+
+def load_bytes(model: torch.nn.Module, weights: bytes) -> None:
+    """Put safetensors bytes into the model. Raises CheckpointError if they are of another model."""
+    try:
+        model.load_state_dict(safetensors.torch.load(weights))
+    except (RuntimeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"these weights do not fit the model: {str(error).splitlines()[-1].strip()}") from error
+
+
+def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: str, keep: int) -> Path:
+    """Write a checkpoint below `folder` (`ckpt/`) and remove all but the newest `keep`. Raises OSError."""
+    stream = io.BytesIO()
+    torch.save(
+        {"agent": agent.save_model(), "torch_rng": torch.get_rng_state(), "python_rng": random.getstate()}, stream
+    )
+    bodies = {"model.safetensors": to_bytes(agent.model), "state.pt": stream.getvalue()}
+    manifest = {
+        "version": list(version),
+        "env_steps": env_steps,
+        "schema": schema,
+        "sha256": {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()},
+    }
+    manifest["digest"] = _digest(manifest)
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*-model.ckpt-*"):  # by a process that was killed while it saved
+        shutil.rmtree(left, ignore_errors=True)
+    final = folder / f"model.ckpt-{version.epoch}-{version.update}"
+    draft = folder / f".writing-{final.name}"
+    draft.mkdir()
+    try:
+        for name, body in {**bodies, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
+            with open(draft / name, "wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+        _sync_folder(draft)
+        if final.exists():
+            _remove(final)
+        os.rename(draft, final)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)  # a full disk needs the room
+        raise
+    _sync_folder(folder)
+    for version_, path in list(_all(folder))[keep:]:
+        if version_ != version:
+            _remove(path)
+    return final
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint folder and verify it. Raises CheckpointError."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest.pop("digest") != _digest(manifest):
+            raise CheckpointError(f"{path / 'manifest.json'}: its digest is not its own, the file is damaged")
+        version = Version(*map(int, manifest["version"]))
+        bodies = {name: (path / name).read_bytes() for name in _PARTS}
+        for name, body in bodies.items():
+            if hashlib.sha256(body).hexdigest() != manifest["sha256"][name]:
+                raise CheckpointError(f"{path / name}: its sha256 is not the manifest's, the file is damaged")
+        env_steps, schema = int(manifest["env_steps"]), str(manifest["schema"])
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}: {error.filename}") from error
+    except CheckpointError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path / 'manifest.json'}: not a manifest ({type(error).__name__}: {error})") from error
+    try:
+        # weights_only: a checkpoint can hold tensors and plain data, never code
+        state = torch.load(io.BytesIO(bodies["state.pt"]), weights_only=True, map_location="cpu")
+        missing = {"agent", "torch_rng", "python_rng"} - state.keys()
+    except Exception as error:  # bytes that somebody made up can raise anything
+        raise CheckpointError(
+            f"{path / 'state.pt'}: holds something else than tensors and plain data, and nothing of it was run "
+            f"({type(error).__name__})"
+        ) from error
+    if missing:
+        raise CheckpointError(f"{path / 'state.pt'}: lacks {', '.join(sorted(missing))}")
+    return Checkpoint(path, version, env_steps, schema, bodies["model.safetensors"], state)
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest good checkpoint below `folder`, and a sentence for each newer one that had to be skipped."""
+    skipped: list[str] = []
+    for _, path in _all(folder):
+        try:
+            return load(path), skipped
+        except CheckpointError as error:
+            skipped.append(str(error))
+    return None, skipped
+
+
+def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
+    """The checkpoint of a folder by its number of updates, or the newest good one. Raises CheckpointError."""
+    if (folder / "manifest.json").is_file():
+        return load(folder)  # it is a checkpoint itself
+    if update == "latest":
+        newest, skipped = load_newest(folder)
+        if newest is None:
+            raise CheckpointError(f"{folder}: no good checkpoint is there {'; '.join(skipped)}".rstrip())
+        return newest
+    there = list(_all(folder))
+    for version, path in there:
+        if version.update == update:
+            return load(path)
+    numbers = ", ".join(str(version.update) for version, _ in there) or "none"
+    raise CheckpointError(f"{folder}: no checkpoint of update {update} is there; those there: {numbers}")
+
+
+def restore(agent: Agent, checkpoint: Checkpoint) -> None:
+    """Put model, optimizer and random numbers back. Raises CheckpointError if it was saved by another agent."""
+    load_bytes(agent.model, checkpoint.weights)
+    try:
+        agent.load_model(checkpoint.state["agent"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise CheckpointError(
+            f"{checkpoint.path}: the agent does not take back the state that is saved there ({why}); if another "
+            "version of it wrote that, start a new run, with preload_model to go on from these weights"
+        ) from error
+    torch.set_rng_state(checkpoint.state["torch_rng"])
+    version, internal, gauss = checkpoint.state["python_rng"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Take the final name away first: a folder that is half removed must not bear it."""
+    aside = path.with_name(f".removing-{path.name}")
+    os.rename(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _all(folder: Path) -> Iterator[tuple[Version, Path]]:
+    """Checkpoint folders, newest first."""
+    found = []
+    if folder.is_dir():
+        for path in folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match:
+                found.append((Version(int(match[1]), int(match[2])), path))
+    yield from sorted(found, reverse=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,204 @@
+"""Plays a trained model and says what became of each episode: the same workflow pieces, no training.
+
+Called by `realm eval`, by the evaluator, and by whoever judges a model in code; `realm record` and `realm play` only
+use `load_player`. `evaluate` plays so many episodes of
+any user's environment that reports them in `info["episode"]`; `evaluate_layouts` plays given episodes of the realm,
+each once. Both take the vector environment and an agent's `predict`. Only `load_player` imports torch.
+
+An environment that can be given layouts says so in its metadata: with `metadata["layouts"]` true,
+`reset(options={"layouts": [...]})` makes episode n of all its environments together, counted from 0, play layout n
+(modulo their number), and `info["episode"]["turn"]` is that n. It also reports score, length, missed and reached_end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from realm.config.load import RunConfig
+from realm.contract import Agent, Array, Arrays, PredictContext
+from realm.errors import UserCodeError
+from realm.user import calling, load_agent, load_definition, load_hyper
+
+if TYPE_CHECKING:
+    from realm.learn.checkpoint import Checkpoint
+    from realm.watch.progress import Show
+
+Predict = Callable[[Arrays, PredictContext], tuple[Array, Arrays]]
+LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
+
+
+class Outcome(NamedTuple):
+    """What became of K layouts, one episode each; arrays [K] in the order of the layouts."""
+
+    steps: Array  # i64
+    score: Array  # f64
+    missed: Array  # i64, treasures left behind
+    reached_end: Array  # bool
+    stats: dict[str, Array]  # all that the environment reports of an episode
+    actions: list[Array]  # of each episode [T, ...], if they were to be kept, else none
+
+
+def plays_layouts(envs: Any) -> bool:
+    """Whether `evaluate_layouts` can play these environments."""
+    return bool((getattr(envs, "metadata", None) or {}).get("layouts", False))
+
+
+def evaluate_layouts(
+    envs: Any,
+    predict: Predict,
+    layouts: Sequence[Any],
+    explore: float = 0.0,
+    seed: int = 0,
+    show: Show | None = None,
+    keep_actions: bool = False,
+) -> Outcome:
+    """Play each layout once, all environments at the same time.
+
+    layouts: what the environment takes, in the realm usr_confs or lists of treasure ids. explore: 0 takes the best
+    action, 1 draws from the policy. Environments that have nothing left to play are not acted for any more.
+    """
+    count, num_envs = len(layouts), envs.num_envs
+    awake, begun = np.ones(num_envs, np.bool_), num_envs
+    over = np.zeros(count, np.bool_)
+    stats: dict[str, Array] = {}
+    history: list[Array] = []
+    actions: list[Array] = [np.zeros(0)] * count if keep_actions else []
+    since, env_steps = np.zeros(num_envs, np.int64), 0
+    obs, _ = envs.reset(seed=seed, options={"layouts": list(layouts)})
+    for t, (action, ended, info) in enumerate(_steps(envs, predict, obs, explore, awake)):
+        if keep_actions:
+            history.append(action)
+        env_steps += int(awake.sum())
+        if not ended.any():
+            continue
+        episode = _reported(info, LAYOUT_STATS)
+        turn = np.asarray(episode["turn"])
+        # later turns play the same layouts again, and the quick ones among them would come first
+        taken = np.flatnonzero(ended & info["_episode"] & (turn < count))
+        for name, values in episode.items():
+            array = np.asarray(values)
+            stats.setdefault(name, np.zeros(count, array.dtype))[turn[taken]] = array[taken]
+        for e in taken if keep_actions else ():
+            actions[turn[e]] = np.array([row[e] for row in history[since[e] : t + 1]])
+        over[turn[taken]] = True
+        since[ended] = t + 2  # the next step only resets
+        if begun >= count:
+            awake &= ~ended
+        begun += int(ended.sum())
+        if show:
+            show(int(over.sum()), env_steps)
+        if over.all():
+            break
+    return Outcome(
+        stats["length"].astype(np.int64),
+        stats["score"].astype(np.float64),
+        stats["missed"].astype(np.int64),
+        stats["reached_end"].astype(np.bool_),
+        stats,
+        actions,
+    )
+
+
+def evaluate(
+    config: RunConfig,
+    envs: Any,
+    predict: Predict,
+    episodes: int,
+    explore: float,
+    seed: int,
+    show: Show | None = None,
+) -> dict[str, Array]:
+    """Play `episodes` episodes; statistic name -> [episodes].
+
+    explore: as for `evaluate_layouts`. Every environment plays the same number of episodes (to within one), so that
+    short episodes do not count more often than long ones.
+    """
+    quota = np.full(envs.num_envs, episodes // envs.num_envs)
+    quota[: episodes % envs.num_envs] += 1
+    rows: dict[str, list[float]] = {}
+    finished = 0
+    with calling(config, "reset"):
+        obs, _ = envs.reset(seed=seed)
+    everyone = np.ones(envs.num_envs, np.bool_)  # a user's environment may accept no action but a fresh one
+    for t, (_, ended, info) in enumerate(_steps(envs, predict, obs, explore, everyone)):
+        if not (ended & (quota > 0)).any():
+            continue
+        episode = _reported(info, ())
+        taken = np.flatnonzero(info["_episode"] & (quota > 0))
+        for name, values in episode.items():
+            rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
+        quota[taken] -= 1
+        finished += len(taken)
+        if show:
+            show(finished, (t + 1) * envs.num_envs)
+        if finished >= episodes:
+            break
+    return {name: np.asarray(values) for name, values in rows.items()}
+
+
+def _steps(
+    envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Array
+) -> Iterator[tuple[Array, Array, dict[str, Any]]]:
+    """Play on from `obs`: each step's (action, ended, info). awake: bool [E], the environments whose action matters;
+    the caller may clear it between steps."""
+    slot, explores = np.arange(len(awake)), np.full(len(awake), explore, np.float32)
+    first, ended = np.ones(len(awake), np.bool_), np.zeros(len(awake), np.bool_)
+    action: Array = np.zeros(0)
+    while True:
+        if awake.all():
+            action, _ = predict(obs, PredictContext(slot, first, explores))
+        else:
+            seen = {name: array[awake] for name, array in obs.items()}
+            some, _ = predict(seen, PredictContext(slot[awake], first[awake], explores[awake]))
+            action = action.copy()
+            action[awake] = some
+        obs, _, terminated, truncated, info = envs.step(action)
+        first, ended = ended, terminated | truncated  # the step after an end resets: what it shows is the first
+        yield action, ended, info
+
+
+def _reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The statistics of the episodes that have just ended, which must have these names."""
+    if "_episode" not in info:
+        raise UserCodeError("the environment ended an episode without info['episode'], so there is nothing to evaluate")
+    episode: dict[str, Any] = info["episode"]
+    for name in names:
+        if name not in episode:
+            raise UserCodeError(f"the environment plays layouts, but its info['episode'] has no {name!r}")
+    return episode
+
+
+def load_player(
+    config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int
+) -> tuple[Any, Agent]:
+    """Environments with `options` and the agent of a checkpoint. Raises CheckpointError if it does not fit."""
+    from realm.errors import CheckpointError  # late: it brings torch, which not all who play have
+    from realm.learn.checkpoint import load_bytes  # late: it brings torch, which not all who play have
+
+    app = config.app
+    hyper = load_hyper(app.algo, config.hyper, config.places)
+    definition = load_definition(app.algo)
+    with calling(replace(config, env=options), "make_envs and spec"):
+        envs = definition.make_envs(num_envs, seed, hyper, options)
+        spec = definition.spec(envs, hyper)
+    if spec.schema != checkpoint.schema:
+        raise CheckpointError(
+            f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
+            f"{spec.schema}); use the configuration of its run"
+        )
+    agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
+    load_bytes(agent.model, checkpoint.weights)
+    return envs, agent
+
+
+def table(statistics: dict[str, Array]) -> list[tuple[str, float, float, float, float]]:
+    """(name, mean, standard error, least, greatest) of every statistic."""
+    result: list[tuple[str, float, float, float, float]] = []
+    for name, values in statistics.items():
+        error: Any = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+        result.append((name, float(values.mean()), float(error), float(values.min()), float(values.max())))
+    return result

@@ -1,0 +1,66 @@
+"""Numbers on their way to the eye: meters in each role, one TensorBoard writer in the supervisor.
+
+A role owns one `Meters`; every `report_interval_s` its snapshot becomes a Report. User code sees the same object
+through the two methods of `contract.Monitor`. Means travel as (sum, count), so that several workers add up rightly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from realm.contract import Array
+
+_RESERVOIR = 4096
+
+
+class Meters:
+    """Collects totals (since the start), means and quantiles (since the last snapshot)."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, list[float]] = {}
+        self._timings: dict[str, list[float]] = defaultdict(list)
+
+    def count(self, name: str, amount: float = 1) -> None:
+        self.totals[name] += amount
+
+    def put(self, name: str, value: float) -> None:
+        """One observation of a mean."""
+        entry = self._sums.setdefault(name, [0.0, 0.0])
+        entry[0] += float(value)  # users hand over tensors and NumPy scalars, too
+        entry[1] += 1
+
+    def put_all(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.put(name, value)
+
+    def timing(self, name: str, seconds: float) -> None:
+        """One observation of a duration; becomes `<name>_median_ms` and `<name>_p99_ms`."""
+        timings = self._timings[name]
+        if len(timings) < _RESERVOIR:
+            timings.append(seconds)
+
+    def episodes(self, info: Mapping[str, Any]) -> None:
+        """Take gymnasium's `info["episode"]` (name -> [E]) where `info["_episode"]` is true."""
+        mask: Array | None = info.get("_episode")
+        if mask is None or not mask.any():
+            return
+        self.count("episodes", int(mask.sum()))
+        for name, values in info["episode"].items():
+            for value in np.asarray(values)[mask]:
+                self.put(f"episode/{name}", float(value))
+
+    def snapshot(self) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """(totals so far, name -> [sum, count] since the last snapshot)."""
+        means = self._sums
+        self._sums = {}
+        for name, seconds in self._timings.items():
+            ms = np.asarray(seconds) * 1e3
+            means[f"{name}_median_ms"] = [float(np.median(ms)), 1.0]
+            means[f"{name}_p99_ms"] = [float(np.quantile(ms, 0.99)), 1.0]
+        self._timings.clear()
+        return dict(self.totals), means

@@ -1,0 +1,72 @@
+"""The account of a run at its end: what every role did, and whether anything went past its role.
+
+Called by the supervisor's caller when the roles are gone; writes `summary.json` and logs a table.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from loguru import logger
+
+from realm.config.plan import Plan
+from realm.watch.board import Board
+
+
+def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
+    """What did not go through the role that it belongs to; all zero in a healthy run.
+
+    None: not known, as that role was started again, and a killed process does not report its last second.
+
+    actions      used by workers beyond those that the actor gave (central prediction)
+    samples      trained on beyond those that the buffer handed out
+    checkpoints  loaded by actor, workers or evaluator without a version that the model pool had served
+    """
+
+    def beyond(used: float, role: str, given: str) -> float | None:
+        return None if board.restarted(role) else max(0.0, used - board.total(role, given))
+
+    loaded = sum(board.total(role, "models_loaded") for role in ("actor", "aisrv", "evaluator"))
+    return {
+        "actions": 0.0 if plan.predict_local else beyond(board.total("aisrv", "actions"), "actor", "actions"),
+        "samples": beyond(board.total("learner", "items_trained"), "buffer", "sampled"),
+        "checkpoints": beyond(loaded, "model_pool", "served"),
+    }
+
+
+def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
+    """Write `summary.json` and log one line a process."""
+    processes = board.processes()
+    summary = {"cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "processes": processes}
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
+    for name, totals in processes.items():
+        logger.info(
+            "{:<14} pid {:>7.0f}  messages in {:>9,.0f} out {:>9,.0f}  MB in {:>8,.1f} out {:>8,.1f}  "
+            "{:<16}  memory {:,.0f} MB",
+            name,
+            totals.get("pid", 0),
+            totals.get("wire/messages_in", 0),
+            totals.get("wire/messages_out", 0),
+            totals.get("wire/bytes_in", 0) / 1e6,
+            totals.get("wire/bytes_out", 0) / 1e6,
+            _models(name, totals),
+            totals.get("rss_mb", 0),
+        )
+    peak = sum(board.total(role, "peak_mb") for role in {name.split("-")[0] for name in processes})
+    worker = max((mb["peak_mb"] for name, mb in processes.items() if name.startswith("aisrv")), default=0.0)
+    logger.info("peak memory: {:,.0f} MB in all processes, {:,.0f} MB of the largest worker", peak, worker)
+    past = {
+        name: "not known: a role was started again" if amount is None else amount
+        for name, amount in bypasses(board, plan).items()
+    }
+    logger.info("went past their role: {}", past)
+
+
+def _models(name: str, totals: dict[str, float]) -> str:
+    """What a process had to do with models: the pool served some, actor and learner have a version, others none."""
+    if name.startswith("model_pool"):
+        return f"served {totals.get('served', 0):,.0f}"
+    if "version_update" not in totals:
+        return "version -"
+    return f"version {totals['version_epoch']:.0f}.{totals['version_update']:.0f}"

@@ -1,0 +1,54 @@
+"""One TensorBoard writer, in the supervisor or in the one-process run."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+_RETRY_AFTER_S = 60.0
+
+
+class TensorBoard:
+    """Writes scalars; a full disk costs a warning a minute and never the run."""
+
+    def __init__(self, folder: Path) -> None:
+        # an empty module here keeps tensorboard from importing TensorFlow (390 MB) where that is installed
+        sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._open: Callable[[], Any] = lambda: EventFileWriter(str(folder), flush_secs=10)
+        self._writer: Any = None  # opened when there is something to write
+        self._retry_at = 0.0
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Write name -> value at `step` (env steps); after a failure, what comes in the next minute is lost."""
+        if time.monotonic() < self._retry_at:
+            return
+        summary = self._summary(
+            value=[self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        )
+        try:
+            if self._writer is None:
+                self._writer = self._open()
+            self._writer.add_event(self._event(step=step, summary=summary, wall_time=time.time()))
+            self._writer.flush()
+        except OSError as error:
+            self._retry_at = time.monotonic() + _RETRY_AFTER_S
+            logger.warning("TensorBoard could not be written, training goes on: {}", error)
+            self.close()
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # every write was flushed, or has been warned of
+                writer.close()

@@ -1,0 +1,1 @@
+"""Messages between processes: codec, sockets, the four data verbs and the control channel."""

@@ -1,0 +1,258 @@
+"""Messages as frames: a checked header and raw array buffers.
+
+Called by the sockets. A message is one header frame (magic, checksum, MessagePack), one frame of all its small arrays,
+end to end, and one frame per large array. Nothing is unpickled. Everything is checked before a buffer becomes an array;
+what does not pass raises WireError.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from isal.isal_zlib import crc32  # zlib's, ten times as fast
+
+from realm.contract import Array, Arrays, Version
+
+PROTOCOL = 3
+_PREFIX = struct.Struct("<4sHHI")  # magic, protocol, reserved, crc32 of the header that follows
+_MAGIC = b"RLM\x01"
+SMALL_BYTES = 100_000  # measured: below this, copying into one frame beats a frame that ZeroMQ sends without a copy
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_ARRAYS = 256
+_DTYPES = {
+    dtype.str: dtype for dtype in map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
+}
+"""What an array may be made of: plain numbers, little-endian."""
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+_Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Shape = Annotated[tuple[_Length, ...], msgspec.Meta(max_length=16)]
+_Entry = tuple[str, str, _Shape]
+"""An array's name, its dtype as NumPy's `dtype.str`, its shape."""
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What stands in a header frame; whoever decodes one has checked all of this."""
+
+    run: str
+    schema: str
+    sender: str
+    incarnation: int
+    kind: str
+    seq: int
+    meta: dict[str, Any]
+    arrays: Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=_MAX_ARRAYS)]
+    crc: int | None
+
+
+def _plain(value: Any) -> Any:
+    """A number or text of a subclass, such as users' np.float64 and np.str_, as a plain one: msgspec takes no other."""
+    for kind in (float, int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__name__} is no plain value")
+
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(enc_hook=_plain), msgspec.msgpack.Decoder(_Header)
+
+
+class WireError(ValueError):
+    """A message that is not well-formed, or not of this run; the text says what about it."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What travels: a kind, the number that pairs question and answer, small plain values, and arrays."""
+
+    kind: str
+    seq: int = 0
+    meta: dict[str, Any] = {}
+    arrays: Arrays = {}
+    sender: str = ""
+    incarnation: int = 0
+
+    def integer(self, name: str) -> int:
+        value = self.meta.get(name)
+        if type(value) is not int:
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be an integer, got {value!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.meta.get(name)
+        if type(value) is not str:
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be a text, got {value!r}")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self.meta.get(name)
+        if type(value) is not dict or any(type(key) is not str for key in value):  # MessagePack has others, too
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be a mapping, got {value!r}")
+        return value
+
+    def version(self, name: str = "version") -> Version:
+        value = self.meta.get(name)
+        if type(value) is not list or len(value) != 2 or any(type(one) is not int for one in value):
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be [epoch, update], got {value!r}")
+        return Version(*value)
+
+    def array(self, name: str) -> Array:
+        if name not in self.arrays:
+            raise WireError(f"{self.kind} from {self.sender}: array {name} is missing")
+        return self.arrays[name]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Turns messages into frames and back, for one sender in one run.
+
+    run_id      keeps two runs, and everything else that speaks to the port, apart
+    schema      `Spec.schema`; empty where no spec is known (the control channel)
+    max_bytes   the largest legal message
+    """
+
+    run_id: str
+    schema: str
+    sender: str
+    incarnation: int
+    max_bytes: int
+
+    def encode(self, message: Message, checksum: bool = False) -> list[Any]:
+        """Frames to send; with `checksum` the bodies are covered too (chunks, and whatever leaves the machine).
+
+        Raises WireError for what the other side would refuse.
+        """
+        arrays = message.arrays
+        found: list[_Entry] = []
+        for name, array in arrays.items():
+            code = _CODES.get(array.dtype)
+            if code is None:
+                raise WireError(f"{message.kind}: array {name} is {array.dtype}; only plain numbers can be sent")
+            found.append((name, code, array.shape))
+        entries = tuple(found)
+        layout = _layout(entries)
+        if len(arrays) > _MAX_ARRAYS or layout.total > self.max_bytes:
+            raise WireError(
+                f"{message.kind}: {len(arrays)} arrays of {layout.total} bytes, "
+                f"at most {_MAX_ARRAYS} of {self.max_bytes} bytes can be sent"
+            )
+        bodies: list[Any] = [b"".join([arrays[name].tobytes() for name in layout.small])] if layout.small else []
+        bodies += [_elements(arrays[name]) for name in layout.large]
+        header = _Header(
+            self.run_id,
+            self.schema,
+            self.sender,
+            self.incarnation,
+            message.kind,
+            message.seq,
+            message.meta,
+            entries,
+            _crc(bodies) if checksum else None,
+        )
+        try:
+            text = _ENCODER.encode(header)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise WireError(f"{message.kind}: its values cannot be sent: {error}") from error
+        if _PREFIX.size + len(text) > _MAX_HEADER_BYTES:
+            raise WireError(f"{message.kind}: a header of {len(text)} bytes")
+        prefix = _PREFIX.pack(_MAGIC, PROTOCOL, 0, crc32(text))
+        return [prefix + text, *bodies]
+
+    def decode(self, frames: Sequence[Any]) -> Message:
+        """The message in these frames; arrays are read-only views of them. Raises WireError."""
+        if not frames:
+            raise WireError("no frames")
+        head = bytes(frames[0])
+        if not _PREFIX.size < len(head) <= _MAX_HEADER_BYTES:
+            raise WireError(f"a header of {len(head)} bytes")
+        magic, protocol, _, crc = _PREFIX.unpack_from(head)
+        if magic != _MAGIC:
+            raise WireError(f"magic {magic!r} instead of {_MAGIC!r}")
+        if protocol != PROTOCOL:
+            raise WireError(f"protocol {protocol}, this side speaks {PROTOCOL}")
+        text = head[_PREFIX.size :]
+        if crc32(text) != crc:
+            raise WireError("header checksum")
+        try:
+            header = _DECODER.decode(text)
+        except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+            raise WireError(f"header: {error}") from error
+        if header.run != self.run_id:
+            raise WireError("a message of another run")  # without the ids: they are keys, and this text is logged
+        if header.schema != self.schema:
+            raise WireError(f"schema {header.schema!r} instead of {self.schema!r}")
+        layout, bodies = _layout(header.arrays), frames[1:]
+        if (got := [len(body) for body in bodies]) != layout.sizes:
+            raise WireError(f"bodies of {got} bytes instead of {layout.sizes} for {len(header.arrays)} arrays")
+        if layout.total > self.max_bytes:
+            raise WireError(f"{layout.total} bytes, at most {self.max_bytes}")
+        if header.crc is not None and header.crc != _crc(bodies):
+            raise WireError("body checksum")
+        arrays: Arrays = {
+            name: np.ndarray(shape, dtype, bodies[body], offset) for name, dtype, shape, body, offset in layout.places
+        }
+        return Message(header.kind, header.seq, header.meta, arrays, header.sender, header.incarnation)
+
+
+def _elements(array: Array) -> Any:
+    """The bytes of an array's elements in C order; not copied where they stand so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+class _Layout(NamedTuple):
+    """Where the arrays of a message stand in its bodies, the frames after its header."""
+
+    small: list[str]
+    """The names of those in the first body, end to end."""
+    large: list[str]
+    """The names of those with a body each, after that one."""
+    sizes: list[int]
+    """Bytes of each body."""
+    total: int
+    places: list[tuple[str, np.dtype[Any], tuple[int, ...], int, int]]
+    """Of each array its name, dtype, shape, body and offset in it; in the order of the entries."""
+
+
+@lru_cache(maxsize=64)  # a run's messages have few layouts
+def _layout(entries: tuple[_Entry, ...]) -> _Layout:
+    """The layout of arrays with these entries. Raises WireError for what cannot be an array."""
+    sized = [(name, *_dtype_and_bytes(name, code, shape), shape) for name, code, shape in entries]
+    small = [name for name, _, size, _ in sized if size < SMALL_BYTES]
+    large: list[str] = []
+    sizes = [0] if small else []
+    places = []
+    for name, dtype, size, shape in sized:
+        if size < SMALL_BYTES:
+            places.append((name, dtype, shape, 0, sizes[0]))
+            sizes[0] += size
+        else:
+            places.append((name, dtype, shape, len(sizes), 0))
+            sizes.append(size)
+            large.append(name)
+    return _Layout(small, large, sizes, sum(sizes), places)
+
+
+def _dtype_and_bytes(name: str, code: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int]:
+    dtype = _DTYPES.get(code)
+    if dtype is None:
+        raise WireError(f"array {name}: dtype {code!r}")
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        try:
+            np.empty(shape, dtype)
+        except ValueError as error:  # no bytes, and yet an axis that is too long for NumPy
+            raise WireError(f"array {name}: shape {shape}") from error
+    return dtype, size
+
+
+def _crc(bodies: Sequence[Any]) -> int:
+    crc = 0
+    for body in bodies:
+        crc = crc32(body, crc)
+    return crc

@@ -1,0 +1,148 @@
+"""A role's side of the control channel: one connection to the supervisor, for its reports and for commands.
+
+Every role owns one `Link` and calls `tick` in its loop. Commands reach it without polling: the role keeps one
+question ("next") open at the supervisor, which answers it when there is something to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from realm import garbage
+from realm.config.plan import Plan
+from realm.contract import Book, Evaluation, Report, Spec
+from realm.watch.meters import Meters
+from realm.wire.codec import Codec, Message, WireError
+from realm.wire.sockets import Client, Socket
+
+CONTROL_MAX_BYTES = 4 << 20
+
+
+class Stopped(Exception):
+    """The supervisor asked this role to end: caught once, at the top of the role."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the supervisor says when a role may run: where everyone is, the shapes, the numbers."""
+
+    book: Book
+    spec: Spec
+    plan: Plan
+    epoch: int
+
+
+class Link:
+    """The control channel of one role; `tick` raises Stopped when the run ends."""
+
+    def __init__(self, codec: Codec, address: str, role: str, index: int, interval_s: float) -> None:
+        self.role, self.index, self.incarnation = role, index, codec.incarnation
+        self.run_id = codec.run_id
+        self.meters = Meters()
+        self.env_steps = 0
+        self._client = Client(codec, address)
+        self._interval_s = interval_s
+        self._reported_at = time.monotonic()
+        self._next_seq = 0
+        self._commands: list[Message] = []
+        self._process = psutil.Process()
+        self._sockets: list[Socket] = []
+
+    def bound(self, address: str) -> Orders:
+        """Say where this role listens ("" if nowhere) and wait for the orders."""
+        meta = {"role": self.role, "index": self.index, "address": address, "pid": os.getpid()}
+        answer = self._client.wait(self._client.ask("bound", meta), lambda: None)
+        if answer.kind == "stop":
+            raise Stopped
+        return Orders(
+            book=answer.mapping("book"),
+            spec=Spec.from_json(answer.mapping("spec")),
+            plan=Plan.from_json(answer.mapping("plan")),
+            epoch=answer.integer("epoch"),
+        )
+
+    def ready(self, sockets: list[Socket]) -> None:
+        """Say that this role works now; the traffic of `sockets` goes into its reports."""
+        garbage.resume()  # held by `launch/child.py`
+        self._sockets = sockets
+        self._client.ask("ready", {"role": self.role, "index": self.index})
+        self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+
+    def say(self, kind: str, meta: dict[str, Any]) -> None:
+        """Tell the supervisor something else."""
+        self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
+
+    def tick(self) -> None:
+        """Take commands and send the report that is due. Cheap: call it in every turn of a loop."""
+        while (message := self._client.collect()) is not None:
+            if message.seq == self._next_seq:
+                if message.kind == "stop":
+                    raise Stopped
+                self._commands.append(message)
+                self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+        if time.monotonic() - self._reported_at >= self._interval_s:
+            self.report()
+
+    def commands(self) -> list[Message]:
+        """Commands other than stop since the last call: `save`, `buffer_restarted`."""
+        taken, self._commands = self._commands, []
+        return taken
+
+    def report(self) -> None:
+        self._reported_at = time.monotonic()
+        traffic = [socket.traffic.totals() for socket in self._sockets]
+        for name in traffic[0] if traffic else ():
+            self.meters.totals[f"wire/{name}"] = sum(one[name] for one in traffic)
+        self.meters.totals["pid"] = os.getpid()
+        self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
+        self.meters.totals["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        self.meters.totals["cpu_s"] = sum(self._process.cpu_times()[:2])
+        report = Report(self.role, self.index, self.env_steps, *self.meters.snapshot())
+        self._client.ask("report", dataclasses.asdict(report))
+
+    def close(self, cause: str) -> None:
+        """Send the last report and the cause of the end, and give them a moment to leave."""
+        self.report()
+        self.say("ended", {"cause": cause})
+        deadline = time.monotonic() + 2.0
+        while self._client.unanswered > 1 and time.monotonic() < deadline:  # one is the open "next"
+            if self._client.collect() is None:
+                time.sleep(0.01)
+
+
+def parse_report(message: Message) -> Report:
+    """The Report in a `report` message. Raises WireError."""
+    totals, means = message.mapping("totals"), message.mapping("means")
+    if not all(isinstance(value, (int, float)) for value in totals.values()):
+        raise WireError("report: totals must be numbers")
+    for pair in means.values():
+        numbers = isinstance(pair, list) and all(isinstance(value, (int, float)) for value in pair)
+        if not (numbers and len(pair) == 2 and pair[1] > 0):
+            raise WireError("report: means must be [sum, count], with a count above 0")
+    return Report(message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means)
+
+
+def parse_evaluation(message: Message) -> Evaluation:
+    """The Evaluation in an `evaluated` message. Raises WireError."""
+
+    def number(value: object) -> float:
+        if not isinstance(value, (int, float)):
+            raise WireError(f"evaluated: score, best and means must be numbers, got {value!r}")
+        return float(value)
+
+    return Evaluation(
+        version=message.version(),
+        env_steps=message.integer("env_steps"),
+        statistic=message.text("statistic"),
+        score=number(message.meta.get("score")),
+        best=number(message.meta.get("best")),
+        best_version=message.version("best_version"),
+        means={name: number(value) for name, value in message.mapping("means").items()},
+    )

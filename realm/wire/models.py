@@ -1,0 +1,108 @@
+"""The verb `latest`: published weights from the learner to the model pool, and from there to whoever asks.
+
+ModelWriter     the learner's side
+ModelReader     the side of the actor and of workers that predict themselves
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from realm.contract import NO_VERSION, ModelTag, Version
+from realm.wire.codec import Message, WireError
+from realm.wire.sockets import Client, wait_any
+
+OFFER_EVERY_S = 1.0
+
+
+class ModelReader:
+    """`latest`: keeps one question open at the pool, which answers as soon as it has something newer.
+
+    load: puts safetensors bytes into the agent's model.
+    """
+
+    def __init__(self, client: Client, load: Callable[[bytes], None]) -> None:
+        self._client, self._load = client, load
+        self.version = NO_VERSION
+        self.loaded = 0
+        self.delay_s = 0.0
+        """From the learner's publishing to the newest load; the monotonic clock is one on all of a machine."""
+        self._client.ask("latest", {"have": list(NO_VERSION)})
+
+    def poll(self) -> bool:
+        """Load what has arrived; whether the version changed."""
+        message = self._client.collect()
+        if message is None:
+            return False
+        tag = parse_model(message)
+        changed = tag.version > self.version
+        if changed:
+            self._load(message.array("weights").tobytes())
+            self.version = tag.version
+            self.loaded += 1
+            self.delay_s = time.monotonic() - message.integer("published_ns") / 1e9
+        self._client.ask("latest", {"have": list(self.version)})
+        return changed
+
+    def wait(self, minimum: Callable[[], Version], tick: Callable[[], None]) -> Version:
+        """Take what has arrived, and wait until `minimum()` or newer is loaded; tick: called while waiting."""
+        self.poll()
+        while self.version < minimum() or self.version == NO_VERSION:
+            tick()
+            wait_any([self._client], 50)
+            self.poll()
+        return self.version
+
+
+class ModelWriter:
+    """The other side of `latest`: the learner's way to the pool. Only the newest model waits to be taken."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tag = ModelTag(NO_VERSION, 0, "", 0)
+        self._weights = np.empty(0, np.uint8)
+        self._seq = 0
+        self._offered_at = time.monotonic()
+        self.published = 0
+
+    @property
+    def newest(self) -> Version:
+        return self._tag.version
+
+    def publish(self, version: Version, env_steps: int, weights: bytes) -> None:
+        self._tag = ModelTag(version, env_steps, hashlib.sha256(weights).hexdigest(), time.monotonic_ns())
+        self._weights = np.frombuffer(weights, np.uint8)
+        self.published += 1
+        self._send()
+
+    def tick(self) -> None:
+        """Take the pool's answers; once a second offer the newest model, which a restarted pool then wants."""
+        while (answer := self._client.collect()) is not None:
+            if answer.kind == "want":
+                self._send()
+        if time.monotonic() - self._offered_at > OFFER_EVERY_S and self._client.unanswered == 0:
+            self._offered_at = time.monotonic()
+            self._client.ask("offer", {"version": list(self._tag.version)})
+
+    def _send(self) -> None:
+        self._client.forget(self._seq)
+        self._seq = self._client.ask("publish", tag_meta(self._tag), {"weights": self._weights})
+
+
+def parse_model(message: Message) -> ModelTag:
+    """The tag of a `model` or `publish` message, after comparing its bytes with their sha256. Raises WireError."""
+    digest, named = hashlib.sha256(message.array("weights").data).hexdigest(), message.text("sha256")
+    if digest != named:
+        raise WireError(f"{message.kind} from {message.sender}: sha256 {digest[:8]} instead of {named[:8]}")
+    return ModelTag(message.version(), message.integer("env_steps"), digest, message.integer("published_ns"))
+
+
+def tag_meta(tag: ModelTag) -> dict[str, Any]:
+    """The tag as it travels beside the weights."""
+    return {**asdict(tag), "version": list(tag.version)}

@@ -1,0 +1,159 @@
+"""The verb `predict`: observations to actions, as a call and over a socket. User code cannot tell which one it has.
+
+LocalPolicy     this process holds the weights
+RemotePolicy    asks the actor, which reads the question with `parse_request`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from realm.contract import (
+    Agent,
+    Array,
+    Arrays,
+    Field,
+    Fields,
+    PredictContext,
+    Prediction,
+    PredictRequest,
+    Spec,
+    Version,
+    check_arrays,
+)
+from realm.data.gate import VersionGate
+from realm.errors import ContractError
+from realm.wire.codec import Message, WireError
+from realm.wire.sockets import Client, wait_any
+
+
+class LocalPolicy:
+    """`predict` by a plain call to an agent in this process.
+
+    refresh: called before each prediction; loads newer weights if there are any (waiting until the gate's minimum is
+    there) and says which version the agent has now.
+    """
+
+    def __init__(
+        self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], Version]
+    ) -> None:
+        self._agent, self._gate, self._refresh = agent, gate, refresh
+        self._fields = reply_fields(spec)
+        self._slot = np.arange(num_envs)
+        self.actions = 0
+
+    def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
+        version = self._refresh()
+        self._gate.see(version)
+        context = PredictContext(self._slot, first, np.full(len(first), explore, np.float32))
+        predicted = self._agent.predict(obs, context)
+        checked_answer(predicted, self._fields, len(first))
+        self.actions += len(first)
+        return Prediction(*predicted, version)
+
+
+class RemotePolicy:
+    """`predict` at the shared actor: one question a step for all environments of the worker."""
+
+    def __init__(
+        self,
+        client: Client,
+        spec: Spec,
+        worker: int,
+        num_envs: int,
+        gate: VersionGate,
+        tick: Callable[[], None],
+        timing: Callable[[float], None],
+    ) -> None:
+        """tick: called while waiting; raises to give up. timing: gets each answer's delay in seconds."""
+        self._client, self._gate, self._tick, self._worker = client, gate, tick, worker
+        self._timing = timing
+        self._request_fields, self._reply_fields = request_fields(spec), reply_fields(spec)
+        self._slot = np.arange(num_envs)
+        self.actions = 0
+
+    def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
+        started = time.perf_counter()
+        arrays = {
+            "slot": self._slot,
+            "first": first,
+            "explore": np.full(len(first), explore, np.float32),
+            **{f"obs.{name}": array for name, array in obs.items()},
+        }
+        check_arrays(arrays, self._request_fields, (len(first),), "what the workflow gave to predict")
+        reply = None
+        while reply is None:
+            minimum = self._gate.minimum()
+            seq = self._client.ask("predict", {"worker": self._worker, "min_version": list(minimum)}, arrays)
+            reply = self._wait(seq, minimum)
+        check_arrays(reply.arrays, self._reply_fields, (len(first),), "the actor's reply")
+        self.actions += len(first)
+        self._timing(time.perf_counter() - started)
+        version = reply.version()
+        self._gate.see(version)
+        extra = {name[6:]: array for name, array in reply.arrays.items() if name.startswith("extra.")}
+        return Prediction(reply.array("action"), extra, version)
+
+    def _wait(self, seq: int, minimum: Version) -> Message | None:
+        """The answer; None if what was asked for meanwhile changed (a refund), so that it must be asked again."""
+        while (reply := self._client.collect()) is None:
+            self._tick()
+            if self._gate.minimum() != minimum:
+                self._client.forget(seq)
+                return None
+            wait_any([self._client], 50)
+        return reply
+
+
+def request_fields(spec: Spec) -> Fields:
+    """Name -> Field of a `predict` message, without its leading E."""
+    return {
+        "slot": Field((), "int64"),
+        "first": Field((), "bool"),
+        "explore": Field((), "float32"),
+        **{f"obs.{name}": one for name, one in spec.obs.items()},
+    }
+
+
+def reply_fields(spec: Spec) -> Fields:
+    """Name -> Field of the actor's reply, without its leading E."""
+    return {"action": spec.action.field, **{f"extra.{name}": one for name, one in spec.extra.items()}}
+
+
+def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
+    """What Agent.predict returned, as the arrays of a reply. Raises ContractError where the agent is, not where its
+    answer goes."""
+    what = "what Agent.predict returned"
+    if not (isinstance(predicted, tuple) and len(predicted) == 2 and isinstance(predicted[1], dict)):
+        raise ContractError(f"{what}: must be an array and a dict of arrays")
+    answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
+    strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
+    if strange:
+        raise ContractError(f"{what}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
+    check_arrays(answer, fields, (rows,), what)
+    return answer
+
+
+def parse_request(message: Message, fields: Fields) -> PredictRequest:
+    """The request in a `predict` message. Raises WireError or ContractError."""
+    first = message.array("first")
+    if first.ndim != 1 or len(first) == 0:
+        raise WireError(f"predict from {message.sender}: no rows")
+    check_arrays(message.arrays, fields, (len(first),), f"predict from {message.sender}")
+    worker = message.integer("worker")
+    if not 0 <= worker < 1 << 31:  # the actor makes slots of it
+        raise WireError(f"predict from {message.sender}: worker {worker}")
+    return PredictRequest(
+        worker=worker,
+        incarnation=message.incarnation,
+        seq=message.seq,
+        slot=message.array("slot"),
+        first=first,
+        obs={name[4:]: array for name, array in message.arrays.items() if name.startswith("obs.")},
+        explore=message.array("explore"),
+        min_version=message.version("min_version"),
+    )

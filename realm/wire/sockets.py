@@ -1,0 +1,324 @@
+"""Sockets that ask and answer over ZeroMQ; the only file that imports zmq.
+
+Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks; each question carries a sequence
+number and is open until it is answered; each answer is matched by it. Open questions are sent again when the
+connection was lost, so a restarted server costs time and nothing else, while a server that merely takes its time is
+left in peace. Servers see a question once or more and must answer all the same. What `codec` refuses is counted per
+peer and dropped.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from loguru import logger
+from zmq.utils.monitor import recv_monitor_message
+
+from realm.contract import Arrays
+from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
+
+_LINGER_MS = 500
+_HEARTBEAT_MS = 2_000
+_DEAD_AFTER_MS = 10_000
+_WARN_EVERY_S = 60.0
+# plain numbers: an operation on zmq's flags takes longer than a whole call of ZeroMQ
+_LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
+RESEND_AFTER_S = 30.0
+"""For messages lost on a living connection (a full queue, a damaged answer): TCP loses none, so this is rare."""
+
+
+@dataclass
+class Traffic:
+    """Counted since the start of a socket's owner."""
+
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    resent: int = 0
+    unmatched: int = 0  # answers that nobody waits for: to questions that were sent twice, but not to forgotten ones
+    bad_frames: Counter[str] = field(default_factory=Counter)
+
+    def count_bad(self, text: str) -> None:
+        """Count a message that cannot be used under what is wrong with it; a flood of them takes bounded memory."""
+        key = text[:200]
+        self.bad_frames[key if key in self.bad_frames or len(self.bad_frames) < 1000 else "others"] += 1
+
+    def totals(self) -> dict[str, float]:
+        return {
+            "messages_in": self.messages_in,
+            "messages_out": self.messages_out,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "resent": self.resent,
+            "unmatched": self.unmatched,
+            "bad_frames": sum(self.bad_frames.values()),
+        }
+
+
+class Socket:
+    """What Server and Client share: sending and receiving whole messages without ever blocking."""
+
+    def __init__(self, kind: int, codec: Codec) -> None:
+        self.codec = codec
+        self.traffic = Traffic()
+        self._zmq: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        options = {
+            zmq.LINGER: _LINGER_MS,
+            zmq.MAXMSGSIZE: codec.max_bytes,
+            # in messages: few of the largest, or many small ones, so that a queue holds bounded bytes
+            zmq.SNDHWM: _high_water_mark(codec.max_bytes),
+            zmq.RCVHWM: _high_water_mark(codec.max_bytes),
+            zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: _DEAD_AFTER_MS,
+        }
+        for name, value in options.items():
+            self._zmq.setsockopt(name, value)
+
+    def fileno_socket(self) -> zmq.Socket[bytes]:
+        return self._zmq
+
+    def close(self) -> None:
+        self._zmq.close()
+
+    def _send(self, frames: list[Any]) -> bool:
+        """Whether ZeroMQ took the message; False when its queue is full or nobody is there."""
+        try:
+            for frame in frames[:-1]:
+                self._zmq.send(frame, _MORE, copy=len(frame) < SMALL_BYTES)
+            self._zmq.send(frames[-1], _LAST, copy=len(frames[-1]) < SMALL_BYTES)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # ROUTER_MANDATORY: that peer is gone and will ask again
+                return False
+            raise
+        self.traffic.messages_out += 1
+        self.traffic.bytes_out += sum(len(frame) for frame in frames)
+        return True
+
+    def _receive(self) -> list[Any] | None:
+        """The frames' buffers of the next message, or None."""
+        if not _readable(self._zmq):
+            return None
+        frames = [self._zmq.recv(_LAST, copy=False)]
+        while frames[-1].more:
+            frames.append(self._zmq.recv(_LAST, copy=False))
+        buffers = [frame.buffer.toreadonly() for frame in frames]
+        self.traffic.messages_in += 1
+        self.traffic.bytes_in += sum(len(buffer) for buffer in buffers)
+        return buffers
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits: a third of what it takes to ask for one in vain."""
+    return bool(socket.getsockopt(zmq.EVENTS) & _READABLE)  # type: ignore[operator]
+
+
+def _high_water_mark(max_bytes: int) -> int:
+    return max(4, min(1000, (64 << 20) // max_bytes))
+
+
+class Server(Socket):
+    """Binds one address and answers. Several questions may wait; `send` names the peer that asked."""
+
+    def __init__(self, codec: Codec, host: str, port: int = 0) -> None:
+        """port 0 takes any free one. Raises OSError if the port is taken."""
+        super().__init__(zmq.ROUTER, codec)
+        self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self._zmq.bind(f"tcp://{host}:{port if port else '*'}")
+        except zmq.ZMQError as error:
+            self._zmq.close(0)
+            raise OSError(error.errno, f"cannot listen on {host}:{port}: {error}") from error
+        self.address: str = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._warned_at = -_WARN_EVERY_S
+
+    def receive(self) -> tuple[bytes, Message] | None:
+        """The next good message and its peer, or None if none waits. Bad ones are counted and dropped."""
+        while (buffers := self._receive()) is not None:
+            peer = bytes(buffers[0])
+            try:
+                return peer, self.codec.decode(buffers[1:])
+            except WireError as error:
+                self.reject(peer, error)
+        return None
+
+    def send(self, peer: bytes, message: Message, checksum: bool = False) -> bool:
+        return self._send([peer, *self.codec.encode(message, checksum)])
+
+    def reject(self, peer: bytes, error: ValueError) -> None:
+        """Count a message that cannot be used; called here, and by a role whose contract it breaks."""
+        self.traffic.count_bad(f"{peer.hex()}: {error}")
+        if time.monotonic() - self._warned_at > _WARN_EVERY_S:
+            self._warned_at = time.monotonic()
+            bad = sum(self.traffic.bad_frames.values())
+            logger.warning("{}: a message was dropped: {} ({} so far)", self.address, error, bad)
+
+
+@dataclass
+class _Question:
+    frames: list[Any]
+    sent_at: float | None  # monotonic seconds; None: not yet taken by ZeroMQ
+    lost: bool = False  # sent over a connection that is no more
+
+
+class Client(Socket):
+    """Connects to one server and asks; keeps every unanswered question, and sends it again over a new connection."""
+
+    def __init__(self, codec: Codec, address: str) -> None:
+        super().__init__(zmq.DEALER, codec)
+        # without IMMEDIATE, questions to a dead server pile up in a queue and all arrive at its successor
+        self._zmq.setsockopt(zmq.IMMEDIATE, 1)
+        self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._events = _monitor(self._zmq, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        # also when nobody calls `close`: it keeps both sockets alive until then, so that they end in the right order
+        self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
+        self._end.atexit = False  # at the end of a process another thread may be using them
+        self._disconnected = False
+        self._zmq.connect(address)
+        self._next_seq = 1
+        self._open: dict[int, _Question] = {}
+        self._forgotten: set[int] = set()  # sent, and the answer may yet come
+
+    def close(self) -> None:
+        self._end()
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._open)
+
+    def ask(self, kind: str, meta: dict[str, Any], arrays: Arrays | None = None, checksum: bool = False) -> int:
+        """Send a question; returns its number, which `collect` gives back with the answer.
+
+        The arrays must stay untouched until then.
+        """
+        seq = self._next_seq
+        self._next_seq += 1
+        frames = self.codec.encode(Message(kind, seq, meta, arrays or {}), checksum)
+        self._open[seq] = _Question(frames, time.monotonic() if self._send(frames) else None)
+        return seq
+
+    def forget(self, seq: int) -> None:
+        """Stop waiting for an answer; should it come, it is dropped."""
+        question = self._open.pop(seq, None)
+        if question is not None and question.sent_at is not None:
+            self._forgotten.add(seq)
+
+    def collect(self) -> Message | None:
+        """The next answer to an open question, or None if none waits; sends overdue questions again."""
+        while (buffers := self._receive()) is not None:
+            try:
+                message = self.codec.decode(buffers)
+            except WireError as error:
+                self.traffic.count_bad(str(error))
+                continue
+            if self._open.pop(message.seq, None) is not None:
+                return message
+            self.traffic.unmatched += message.seq not in self._forgotten
+            self._forgotten.discard(message.seq)
+        self._watch_connection()
+        now = time.monotonic()
+        for question in self._open.values():
+            due = question.lost or question.sent_at is None or now - question.sent_at > RESEND_AFTER_S
+            if due and self._send(question.frames):
+                self.traffic.resent += question.sent_at is not None
+                question.sent_at, question.lost = now, False
+        return None
+
+    def _watch_connection(self) -> None:
+        """Mark what was sent over a connection that is no more, once there is a new one.
+
+        Not before: at the moment of DISCONNECTED ZeroMQ may still put messages into the dead connection's queue.
+        """
+        while _readable(self._events):
+            if recv_monitor_message(self._events)["event"] == zmq.EVENT_DISCONNECTED:
+                self._disconnected = True
+            elif self._disconnected:
+                self._disconnected = False
+                self._forgotten.clear()
+                for question in self._open.values():
+                    question.lost = question.sent_at is not None
+
+    def wait(self, seq: int, check: Callable[[], None]) -> Message:
+        """Block until question `seq` is answered; other answers are dropped.
+
+        `check` is called every 50 ms at least, and may raise to give up.
+        """
+        while True:
+            message = self.collect()
+            if message is None:
+                check()
+                wait_any([self], 50)
+            elif message.seq == seq:
+                return message
+
+
+def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that receives the `events` of `watched`; both end together, by `_end_monitored`.
+
+    ZeroMQ's only I/O thread sends them, and waits if it must: with no receiver, or a full queue, it would wait for
+    ever, and no socket of the process would send, receive or connect again.
+    """
+    receiver: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    receiver.setsockopt(zmq.RCVHWM, 0)  # never full: a few hundred bytes a reconnection
+    name = _inproc_name("events")
+    watched.monitor(name, events)
+    receiver.connect(name)
+    return receiver
+
+
+def _end_monitored(watched: zmq.Socket[bytes], receiver: zmq.Socket[bytes]) -> None:
+    """Close both, but first end the sending of events: a closed socket still has some while it lingers."""
+    watched.disable_monitor()
+    receiver.close(0)
+    watched.close()
+
+
+def _inproc_name(kind: str) -> str:
+    """Used once: ZeroMQ frees a name some time after its socket was closed, and the id of an object recurs sooner."""
+    return f"inproc://{kind}-{secrets.token_hex(8)}"
+
+
+class Waker:
+    """Lets another thread end a `wait_any`: a one-byte pipe inside the process."""
+
+    def __init__(self) -> None:
+        name = _inproc_name("waker")
+        self._in: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._in.bind(name)
+        self._name = name
+
+    def handle(self) -> Callable[[], None]:
+        """A function for one other thread to call (a ZeroMQ socket belongs to the thread that uses it)."""
+        out: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        out.setsockopt(zmq.LINGER, 0)
+        out.connect(self._name)
+
+        def wake() -> None:
+            try:
+                out.send(b"", zmq.DONTWAIT)
+            except zmq.Again:
+                return  # a thousand wake-ups wait already: one more adds nothing
+
+        return wake
+
+    def drain(self) -> None:
+        while _readable(self._in):
+            self._in.recv()
+
+    def fileno_socket(self) -> zmq.Socket[bytes]:
+        return self._in
+
+
+def wait_any(sockets: Sequence[Socket | Waker], timeout_ms: int) -> None:
+    """Sleep until one of the sockets has something to receive, at most `timeout_ms`."""
+    zmq.zmq_poll([(one.fileno_socket(), _READABLE) for one in sockets], timeout_ms)
