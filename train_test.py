@@ -15,11 +15,11 @@ import sys
 from loguru import logger
 
 from realm.config.load import load_config
-from realm.config.plan import make_plan, this_machine
-from realm.errors import ConfigError, UserCodeError
+from realm.config.plan import decide, make_plan, this_machine
+from realm.errors import UserError
 from realm.launch.environment import enter_learner_environment
-from realm.launch.start import prepare, run_local
-from realm.user import load_agent, load_hyper
+from realm.launch.start import prepare
+from realm.user import load_agent, load_hyper, load_preferences
 
 
 def main() -> int:
@@ -31,11 +31,13 @@ def main() -> int:
     logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
     try:
         config = load_config(arguments.config, [*arguments.set, "wrapper_type=local"])
-        plan = make_plan(config.app, this_machine())
-        enter_learner_environment(plan)
-        prepared = prepare(config, plan)
-        end = run_local(prepared)
-    except (ConfigError, UserCodeError) as error:
+        decided = decide(config.app, this_machine(), load_preferences(config.app.algo))
+        enter_learner_environment(make_plan(decided.app))
+        from realm.launch import local  # imports torch, whose threads are set by now
+
+        prepared = prepare(config, decided)
+        end = local.run(prepared)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -102,3 +102,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
 }
+
+
+def preferred(cores: int, device: str, workers: int) -> dict[str, Any]:
+    """Values for keys of [app] that are "auto", measured with this network on the realm (docs/performance.md).
+
+    The fewer environments play before an update, the fewer steps it takes to learn; but an update has costs of its own,
+    which more cores do not lower.
+    """
+    if device == "cpu" and cores <= 2:
+        return {"aisrv_connect_to_kaiwu_env_count": max(8, 64 // workers), "max_version_lag": "part"}
+    return {"aisrv_connect_to_kaiwu_env_count": max(8, 128 // workers)}

@@ -8,7 +8,6 @@ names the file, what is wrong and what is expected.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -18,14 +17,15 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from realm.config.load import RunConfig, build_dataclass
-from realm.config.toml import did_you_mean, one_line
+from realm.config.plan import Preferences
+from realm.config.toml import did_you_mean, one_line, toml_value
 from realm.contract import Policy, Spec, WorkflowContext
 from realm.errors import ConfigError, ContractError, UserCodeError
 
@@ -84,23 +84,6 @@ def check_agent(algo: str) -> None:
         raise UserCodeError(f"{path}{line}: {type(error).__name__}: {error}") from error
 
 
-def takes_early(algo: str) -> bool:
-    """Whether the Agent of `<algo>/algorithm/agent.py` is an EarlyAgent: its own `learn` has a parameter `early`. Read,
-    not run; False where it cannot be read, which `check_agent` puts into words."""
-    try:
-        tree = ast.parse((folder_of(algo) / "algorithm" / "agent.py").read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    learns = (
-        each.args
-        for one in tree.body
-        if isinstance(one, ast.ClassDef) and one.name == "Agent"
-        for each in one.body
-        if isinstance(each, ast.FunctionDef) and each.name == "learn"
-    )
-    return any(one.arg == "early" for args in learns for one in (*args.args, *args.kwonlyargs))
-
-
 def load_workflow(algo: str) -> Workflow:
     """Import the generator function `workflow` of `<algo>/train_workflow.py`."""
     module = _module(algo, "train_workflow", "workflow(envs, policy, context)")
@@ -120,6 +103,24 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
         raise
     except Exception as error:
         raise _raised(error, algo, "config", "making Config") from error
+
+
+def load_preferences(algo: str) -> Preferences | None:
+    """The function `preferred(cores, device, workers)` of `<algo>/config.py`, which says what suits the package's
+    agent where a key of [app] is "auto"; None where there is none."""
+    module = _module(algo, "config", "a frozen dataclass Config")
+    return _function(module, "preferred", "cores", "device", "workers") if hasattr(module, "preferred") else None
+
+
+def hyper_table(hyper: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of the user's Config as TOML can write it, so that a run does not depend on defaults that change."""
+    table = dict(overrides)
+    for field in dataclasses.fields(hyper):
+        with suppress(TypeError):  # TOML has no such value; then it stays with the default or the override
+            toml_value(value := getattr(hyper, field.name))
+            if field.init:
+                table[field.name] = value
+    return table
 
 
 @contextmanager

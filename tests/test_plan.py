@@ -1,19 +1,20 @@
-"""realm/launch/plan.py and realm/plan.py: every `auto` on every machine, and numbers that fit together."""
+"""realm/config/plan.py: every `auto` on every machine, and numbers that fit together."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
-import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diy.config import preferred
 from realm.config.flow import check_flow
 from realm.config.keys import AppConfig
-from realm.config.plan import Machine, Plan, make_plan, slow_choices, this_machine
+from realm.config.load import RunConfig, load_config, to_toml
+from realm.config.plan import Decided, Machine, Plan, decide, make_plan, slow_choices, this_machine
 from realm.contract import ActionSpec, Field, Spec
 from realm.data.buffer import make_replay_buffer
 from realm.data.native import NativeStorage
@@ -26,7 +27,11 @@ OFF_POLICY: dict[str, Any] = {"algorithm_on_policy_or_off_policy": "off-policy",
 
 
 def plan(machine: Machine = SMALL, **keys: Any) -> Plan:
-    return make_plan(AppConfig(**keys), machine)
+    return make_plan(decide(AppConfig(**keys), machine, preferred).app, machine.cores)
+
+
+def why(machine: Machine = SMALL, **keys: Any) -> dict[str, str]:
+    return decide(AppConfig(**keys), machine, preferred).why
 
 
 def test_one_core_alternates_strictly() -> None:
@@ -37,7 +42,7 @@ def test_one_core_alternates_strictly() -> None:
     assert one.capacity >= one.batch + one.round_size
     assert (one.on_policy, one.sampler, one.ratio) == (True, "Fifo", 1.0)
     assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 1, True)
-    assert any(re.match(r"max_version_lag = 0: ", reason) for reason in one.why)
+    assert why(Machine(1, 0, True))["max_version_lag"] == "every batch is of one version"
 
 
 def test_who_asks_for_no_lag_gets_all_cores_for_play_and_then_for_training() -> None:
@@ -61,16 +66,13 @@ def test_two_cores_and_more_overlap() -> None:
 
 def test_weights_go_out_early_where_everybody_shares_two_cores() -> None:
     one = plan(SMALL)
-    assert "max_version_lag = part: the next round is played beside the last steps on this one" in one.why
+    assert why()["max_version_lag"] == "workers collect the next round while the learner finishes this update"
     assert slow_choices(AppConfig(), one) == []
-    for keys in (
-        {"algo": "tests.evaluated"},
-        {"algo": "nowhere"},
-        {"train_batch_size": 256},
-        {"wrapper_type": "local"},
-    ):
-        other = plan(SMALL, **keys)  # whose agent cannot, whose rounds are no batch, or where nobody waits
+    for keys in ({"train_batch_size": 256}, {"wrapper_type": "local"}):
+        other = plan(SMALL, **keys)  # rounds are no batch, or nobody waits
         assert (other.max_version_lag, other.publish_early) == (1, False), keys
+    other = make_plan(decide(AppConfig(), SMALL).app, 2)  # a package that prefers nothing
+    assert (other.max_version_lag, other.publish_early, other.round_size) == (1, False, 64)
     for machine, threads in ((Machine(1, 0, True), 1), (SMALL, 2), (LARGE, 32 - 8), (GPU, 1)):
         asked = plan(machine, max_version_lag="part")
         assert (asked.max_version_lag, asked.publish_early) == (0, True)
@@ -114,7 +116,7 @@ def test_what_was_asked_for_is_taken() -> None:
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)
     assert (one.max_version_lag, one.learner_threads, one.device, one.backend) == (2, 7, "cuda:1", "native")
     assert (one.predict_local, one.max_unacked_rounds) == (True, 2)
-    assert one.why == ()
+    assert why(GPU, **asked) == {}
     assert plan(max_version_lag="free").max_version_lag is None
 
 
@@ -126,7 +128,7 @@ def test_a_batch_that_is_no_whole_rounds_has_no_bound() -> None:
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"device": "cuda:1"}, "device is cuda:1, but there is no GPU .*allowed is auto or cpu"),
+        ({"device": "cuda:1"}, "device is cuda:1, but there is no GPU .*must be auto or cpu"),
         ({"max_version_lag": "part", "train_batch_size": 256}, r"max_version_lag is part and .*256.*allowed is .*= 64"),
         ({**OFF_POLICY, "max_version_lag": "part"}, r"max_version_lag is part, .*allowed is free"),
         ({"max_version_lag": 0, "train_batch_size": 256}, r"max_version_lag is 0 .*256.*allowed is .*= 64"),
@@ -168,14 +170,13 @@ def test_defaults_work_on_every_machine(cores: int, gpus: int) -> None:
         assert 1 <= one.learner_threads <= cores
         assert one.batch <= one.preload <= one.capacity
         assert one.device == ("cuda" if gpus else "cpu")
-        for reason in one.why:
-            key = reason.partition(" = ")[0]
-            assert key in AppConfig.model_fields, reason
-            assert key not in keys, f"{reason}: but it was asked for"
+        reasons = why(Machine(cores, gpus, has_reverb=True), **keys)
+        assert not reasons.keys() & keys.keys(), "it was asked for"
+        assert all(reasons.values())
 
 
 def test_reverb_where_it_is_not() -> None:
-    with pytest.raises(ConfigError, match=r"buffer_backend is reverb, which is not installed .*auto or native"):
+    with pytest.raises(ConfigError, match=r"buffer_backend is reverb, which is not installed .*must be auto or native"):
         plan(GPU, buffer_backend="reverb")
     assert plan(GPU, buffer_backend="reverb", wrapper_type="local").backend == "native"
 
@@ -204,9 +205,27 @@ def test_this_machine() -> None:
     assert machine.has_reverb == (importlib.util.find_spec("reverb") is not None)
 
 
-def test_a_plan_survives_json() -> None:
-    for one in (plan(), plan(GPU, **OFF_POLICY), plan(wrapper_type="local")):
-        assert Plan.from_json(json.loads(json.dumps(one.to_json()))) == one
+@pytest.mark.parametrize("machine", [SMALL, LARGE, GPU])
+@pytest.mark.parametrize("keys", [{}, OFF_POLICY, {"wrapper_type": "local", "aisrv_count": 7}, {"max_version_lag": 0}])
+def test_a_runs_own_configuration_gives_the_same_plan(machine: Machine, keys: dict[str, Any], tmp_path: Path) -> None:
+    """What was decided is in its config.toml, so nothing is decided again when a role reads it, or years later."""
+    decided = decide(AppConfig(**keys), machine, preferred)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(RunConfig(decided.app, {}, {}, {}), decided.why))
+    again = load_config(path).app
+    assert again == decided.app
+    other = Machine(machine.cores * 2, 1, not machine.has_reverb)
+    if again.buffer_backend == "native":
+        assert decide(again, other, preferred) == Decided(decided.app, {})
+    assert make_plan(again, machine.cores) == make_plan(decided.app, machine.cores)
+    for key, reason in decided.why.items():
+        assert f"{key} = " in path.read_text()
+        assert f"  # auto: {reason}" in path.read_text()
+
+
+def test_an_undecided_configuration_has_no_plan() -> None:
+    with pytest.raises(ConfigError, match="is still"):
+        make_plan(AppConfig(), 2)
 
 
 def test_a_plans_buffer_has_its_numbers() -> None:
@@ -240,7 +259,7 @@ def test_the_sampler_follows_the_policy() -> None:
 )
 def test_slow_choices_are_warned_of(machine: Machine, keys: dict[str, Any], word: str) -> None:
     app = AppConfig(**keys)
-    (sentence,) = slow_choices(app, make_plan(app, machine))
+    (sentence,) = slow_choices(app, plan(machine, **keys))
     assert sentence.startswith(word)
 
 
@@ -248,4 +267,4 @@ def test_slow_choices_are_warned_of(machine: Machine, keys: dict[str, Any], word
 @pytest.mark.parametrize("wrapper_type", ["local", "remote"])
 def test_the_tuner_chooses_nothing_slow(machine: Machine, wrapper_type: Any) -> None:
     app = AppConfig(wrapper_type=wrapper_type)
-    assert slow_choices(app, make_plan(app, machine)) == []
+    assert slow_choices(app, plan(machine, wrapper_type=wrapper_type)) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from realm.errors import ConfigError, UserCodeError
-from realm.user import load_agent, load_definition, load_hyper, load_workflow, takes_early
+from realm.user import hyper_table, load_agent, load_definition, load_hyper, load_preferences, load_workflow
 
 GOOD = {
     "__init__.py": "",
@@ -213,23 +213,28 @@ def test_errors_of_the_users_config(write: Write, tmp_path: Path) -> None:
     assert got == "mine/config.py: NameError: name 'Unknown' is not defined (while making Config)"
 
 
-@pytest.mark.parametrize(
-    ("text", "yes"),
-    [
-        ("class Agent:\n  def learn(self, batch, info, early=None): pass", True),
-        ("class Agent:\n  def learn(self, batch, info, *, early): pass", True),
-        ("class Agent:\n  def learn(self, batch, info): early = 1", False),
-        ("class Agent:\n  def predict(self, early): pass", False),
-        ("class Other:\n  def learn(self, batch, info, early): pass\nclass Agent(Other): pass", False),
-        ("def learn(batch, info, early): pass", False),
-        ("class Agent(:", False),
-        ("raise RuntimeError('it was run')", False),
-    ],
-)
-def test_whether_an_agent_can_let_weights_go_out_early(write: Write, text: str, yes: bool) -> None:
-    write({"algorithm/agent.py": text})
-    assert takes_early("mine") == yes
-    assert not takes_early("nowhere")
+@pytest.mark.parametrize("says", [True, False])
+def test_what_a_package_prefers(write: Write, says: bool) -> None:
+    prefers = "        def preferred(cores, device, workers): return {'max_version_lag': 'part'}\n"
+    write({"config.py": GOOD["config.py"].rstrip(" ") + prefers * says})
+    preferred = load_preferences("mine")
+    assert (preferred and preferred(2, "cpu", 1)) == ({"max_version_lag": "part"} if says else None)
+
+
+def test_a_preference_of_the_wrong_shape_is_one_sentence(write: Write) -> None:
+    write({"config.py": GOOD["config.py"].rstrip(" ") + "        def preferred(cores): pass\n"})
+    with pytest.raises(UserCodeError, match=r"expected is preferred\(cores, device, workers\)"):
+        load_preferences("mine")
+
+
+def test_a_runs_configuration_has_every_field_that_toml_can_say(write: Write) -> None:
+    fields = (
+        "            size: int = 3\n            names: tuple[str, ...] = ('a',)\n            other: int | None = None\n"
+    )
+    write({"config.py": GOOD["config.py"].replace("            size: int = 3\n", fields)})
+    table = hyper_table(load_hyper("mine", {"size": 7}), {"size": 7})
+    assert table == {"lr": 0.5, "size": 7, "names": ("a",)}
+    assert load_hyper("mine", table) == load_hyper("mine", {"size": 7})
 
 
 def test_a_broken_agent_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

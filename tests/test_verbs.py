@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 import textwrap
@@ -48,9 +49,9 @@ SPEC = Spec(
     chunk_length=2,
 )
 PLAN = Plan(
-    workers=2, envs_per_worker=2, predict_local=False, backend="native", on_policy=True, sampler="Fifo",
-    remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, batch=4, ratio=1.0, max_version_lag=None,
-    publish_early=False, max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
+    workers=2, envs_per_worker=2, evaluator=False, predict_local=False, backend="native", on_policy=True,
+    sampler="Fifo", remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, batch=4, ratio=1.0,
+    max_version_lag=None, publish_early=False, max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
 
 AGENT = """
@@ -529,7 +530,7 @@ FREE = VersionGate(None, 4, 4)
 @pytest.fixture(params=BACKENDS)
 def door(request: pytest.FixtureRequest, cluster: Cluster) -> Callable[..., Role]:
     def start(**numbers: Any) -> Role:
-        cluster.plan = Plan(**{**PLAN.to_json(), "why": (), "backend": request.param, **numbers})
+        cluster.plan = dataclasses.replace(PLAN, backend=request.param, **numbers)
         return cluster.start(buffer)
 
     return start

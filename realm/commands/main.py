@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,17 +16,17 @@ from typing import Any, Literal
 from loguru import logger
 
 from realm import __version__
+from realm.commands import train
 from realm.commands.models import (
     DEFAULT_CONFIG,
     ID_HELP,
     LOG_DIR_HELP,
     MODEL_HELP,
-    checkpoints_of,
     chosen_model,
     runs_folder,
 )
-from realm.config.load import EVAL_SEED, RunConfig, load_config
-from realm.errors import ConfigError
+from realm.config.load import EVAL_SEED, RunConfig
+from realm.errors import ConfigError, UserError
 
 MAP_HELP = "default, generated:SEED, a folder with map_1.json and crab.yaml, or the json file"
 
@@ -44,7 +42,7 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # `realm map show | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ConfigError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
@@ -70,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
     start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
     start.add_argument("--detach", action="store_true", help="leave the run in the background when it is ready")
-    start.set_defaults(run=_start)
+    start.set_defaults(run=train.start)
 
     stop = commands.add_parser("stop", help="end a run, or one role of it")
     stop.add_argument("what", choices=("all", "aisrv", "actor", "buffer", "learner", "model_pool", "evaluator"))
@@ -112,19 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_oracle(commands)
     _add_record(commands)
     _add_play(commands)
-
-    role = commands.add_parser("role", help="(internal) one role's process; the supervisor starts it")
-    role.add_argument("role")
-    for name, kind in (
-        ("index", int), ("incarnation", int), ("run-dir", Path), ("control", str), ("port", int),
-        ("schema", str), ("max-bytes", int),
-    ):  # fmt: skip
-        role.add_argument(f"--{name}", type=kind, required=True)
-    role.set_defaults(run=_role)
-
-    nursery = commands.add_parser("nursery", help="(internal) where the processes of roles are forked off")
-    nursery.add_argument("socket", type=int)
-    nursery.set_defaults(run=_nursery)
     return parser
 
 
@@ -192,83 +177,6 @@ def _add_player(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
     parser.add_argument("--log-dir", help=LOG_DIR_HELP)
-
-
-def _start(arguments: argparse.Namespace) -> int:
-    overrides: list[str] = arguments.set
-    config = load_config(arguments.config, overrides)
-    if arguments.detach:
-        return _start_detached(arguments.config, overrides, config)
-    app = config.app
-    if app.run_mode == "eval":
-        folder = checkpoints_of(Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}"))
-        from realm.commands.evaluate import Request, evaluate_model
-
-        evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + EVAL_SEED))
-        return 0
-    from realm.config.plan import make_plan, this_machine
-    from realm.launch.environment import enter_learner_environment, role_environment
-
-    plan = make_plan(app, this_machine())
-    if app.wrapper_type == "local":
-        enter_learner_environment(plan)  # before what takes time to import
-        from realm.launch.start import prepare, run_local
-
-        run_local(prepare(config, plan))
-        return 0
-    from realm.launch.nursery import Nursery
-
-    with Nursery(role_environment("learner", plan)) as nursery:  # it imports while this process checks
-        from realm.launch.start import prepare, run_cluster
-
-        return run_cluster(prepare(config, plan), nursery)
-
-
-def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
-    """Start the same command in a session of its own, and wait until it is ready or has ended."""
-    from realm.launch.rundir import find_runs
-
-    folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
-    log_path = folder / f"start-{os.getpid()}.log"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        log = open(log_path, "wb")  # noqa: SIM115 - closed below, where it is used
-    except OSError as error:
-        place = config.places.get("app.log_dir", "[app]")
-        what = f"{error.filename}: {error.strerror}"
-        raise ConfigError(f"{place}: key 'log_dir': {what}; allowed is a folder that can be written") from error
-    command = [sys.executable, "-m", "realm", "start", "--config", path]
-    for one in overrides:
-        command += ["--set", one]
-    with log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + timeout_s
-    while process.poll() is None and time.monotonic() < deadline:
-        for run_dir, run in find_runs(folder):
-            if run.pid == process.pid:
-                own_log = run_dir / "log" / "supervisor.log"
-                if log_path.exists() and not own_log.exists():
-                    log_path.rename(own_log)
-                    log_path = own_log
-                if run.state == "running":
-                    print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                    print("tools/status.sh shows it, tools/stop.sh all ends it")
-                    return 0
-        time.sleep(0.1)
-    print(log_path.read_text(errors="replace"), file=sys.stderr, end="")
-    code = process.poll()
-    if code is None:
-        process.terminate()  # it ends its roles first
-        try:
-            process.wait(2 * config.app.stop_timeout_s + 10)
-        except subprocess.TimeoutExpired:
-            process.kill()  # its roles notice
-            process.wait()
-        print(f"error: not ready after {timeout_s:g} s, so it was ended; see {log_path}", file=sys.stderr)
-        return 1
-    if log_path.parent == folder:
-        log_path.unlink()  # it never got a run's directory, and all that it said has been shown
-    return code
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -404,31 +312,6 @@ def _map_check(arguments: argparse.Namespace) -> int:
 
     check_map(arguments.map)
     return 0
-
-
-def _role(arguments: argparse.Namespace) -> int:
-    from realm.launch.child import RUN_ID_VARIABLE, ChildArgs
-    from realm.launch.child import main as child_main
-
-    return child_main(
-        ChildArgs(
-            role=arguments.role,
-            index=arguments.index,
-            incarnation=arguments.incarnation,
-            run_dir=arguments.run_dir,
-            run_id=os.environ.pop(RUN_ID_VARIABLE),
-            control=arguments.control,
-            port=arguments.port,
-            schema=arguments.schema,
-            max_bytes=arguments.max_bytes,
-        )
-    )
-
-
-def _nursery(arguments: argparse.Namespace) -> int:
-    from realm.launch.nursery import serve
-
-    return serve(arguments.socket, main)
 
 
 def _log_to_stderr() -> None:

@@ -195,6 +195,11 @@ class AppConfig(BaseModel):
         return self.algo.rpartition(".")[2]
 
 
+def replaced(app: AppConfig, **values: Any) -> AppConfig:
+    """A copy with other values, which are not checked again."""
+    return app.model_copy(update=values)
+
+
 IGNORED = {
     "learner_train_by_while_true": "the buffer decides when an update is due",
     "learner_train_sleep_seconds": "the buffer decides when an update is due",

@@ -108,15 +108,21 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
         raise ConfigError(f"{place}: {what}{one_line(error)}") from error
 
 
-def to_toml(config: RunConfig) -> str:
-    """Write every effective value as TOML: `load_config` of that text gives an equal RunConfig."""
+def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
+    """Write every effective value as TOML: `load_config` of that text gives an equal RunConfig.
+
+    why: key of [app] -> the reason for a value that was "auto", which becomes a comment.
+    """
     tables = {
         "app": config.app.model_dump(), "env": config.env, "eval_env": config.eval_env,
         config.app.hyper_table: config.hyper,
     }  # fmt: skip
     lines = ["# The effective configuration of this run, written by Realm."]
     for name, table in tables.items():
-        lines += ["", f"[{toml_key(name)}]", *(f"{toml_key(key)} = {toml_value(one)}" for key, one in table.items())]
+        lines += ["", f"[{toml_key(name)}]"]
+        for key, value in table.items():
+            reason = why.get(key) if why and name == "app" else None
+            lines.append(f"{toml_key(key)} = {toml_value(value)}{f'  # auto: {reason}' if reason else ''}")
     return "\n".join(lines) + "\n"
 
 

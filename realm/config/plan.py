@@ -1,56 +1,55 @@
-"""Looks at the machine and the configuration and decides every `auto`; says what it chose and why.
+"""The numbers that a run works with: decides every `auto` of the configuration, and says why.
 
-Called once before a run starts. In: AppConfig, Machine. Out: a Plan, after `check_flow` found that its numbers
-can work together.
+Before a run starts, `decide` fills in every `auto` from the machine and from what the user's package prefers. The run's
+config.toml holds the result, so every role derives the same `Plan` from it (`make_plan`), and it can be read later.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
-import importlib.util
 import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, cast
 
 from realm.config.flow import check_flow, preload_samples
-from realm.config.keys import AppConfig
+from realm.config.keys import AppConfig, replaced
 from realm.errors import ConfigError
-from realm.user import takes_early
 
-T = TypeVar("T")
+Preferences = Callable[[int, str, int], Mapping[str, Any]]
+"""(cores, device, workers) to values of `auto` keys: the function `preferred` of the user's `config.py`, if any."""
 
-_ENVS_PER_ROUND = 128
-_ENVS_ON_TWO_CORES = 64  # the less is played before each update, the fewer steps it takes to learn
+_ENVS_IN_ALL = 64
 _MOST_WORKERS = 16
-_FEW_ENVS = 32  # in all: below, a forward costs more than its rows
-_ACTOR_ON_CPU = "on a CPU the way to an actor and back takes longer than the forward itself"
+_FEW_ENVS = 32  # in all: below, a forward pass costs more than its rows
+_ACTOR_ON_CPU = "without a GPU the round trip to the actor costs more than the forward pass"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who runs, how many of each, and the flow of samples between them.
+    """Who runs, how many of each, and the flow of samples between them: a decided AppConfig in the code's words.
 
     workers, envs_per_worker      N and E
+    evaluator                     there is one
     predict_local                 predict in the worker instead of at the actor
     backend                       reverb or native
     on_policy                     every sample is trained on once
     sampler, remover              names of reverb's selectors, without their prefix
     capacity, preload, batch      samples: what the buffer holds, what must be there first, what an update takes
     ratio                         draws of a sample per sample that came
-    max_version_lag               updates; None: free
-    publish_early                 weights go out before an update is over; workers play beside the rest of it
-    max_unacked_rounds            rounds of a worker that may wait for the buffer's word
+    max_version_lag               updates; None: no bound
+    publish_early                 weights go out in the middle of an update, while workers collect the next round
+    max_unacked_rounds            rounds of a worker that may wait for the buffer's answer
     cores                         those that the run may use
     learner_threads               torch threads of the learner
     device                        where the learner's and the actor's models live
-    why                           one sentence for each choice that was made, for the user
     """
 
     workers: int
     envs_per_worker: int
+    evaluator: bool
     predict_local: bool
     backend: str
     on_policy: bool
@@ -67,179 +66,228 @@ class Plan:
     cores: int
     learner_threads: int
     device: str
-    why: tuple[str, ...] = ()
 
     @property
     def round_size(self) -> int:
         """Samples of one round of all workers: N * E."""
         return self.workers * self.envs_per_worker
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Plan:
-        return Plan(**{**data, "why": tuple(data["why"])})
-
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan depends on."""
+    """What the decisions depend on."""
 
     cores: int
     gpus: int
     has_reverb: bool
 
 
-def this_machine() -> Machine:
-    """What this process may use, found out without importing torch or reverb."""
+def usable_cores() -> int:
+    """Cores that this process may use."""
     # sched_getaffinity sees taskset and cpusets; it is Linux's own
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def this_machine() -> Machine:
+    """Look at this machine without importing torch or reverb."""
+    from importlib import metadata  # late: roles import this module, too
+
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
     try:
-        if importlib.metadata.version("torch").endswith("+cpu"):
+        if metadata.version("torch").endswith("+cpu"):
             gpus = 0  # this build of torch could not use them
-    except importlib.metadata.PackageNotFoundError as error:
+    except metadata.PackageNotFoundError as error:
         raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
-    return Machine(cores, gpus, all(importlib.util.find_spec(name) for name in ("reverb", "tensorflow")))
+    return Machine(usable_cores(), gpus, all(find_spec(name) for name in ("reverb", "tensorflow")))
 
 
-def make_plan(app: AppConfig, machine: Machine) -> Plan:
-    """Decide. Raises ConfigError when the numbers cannot work together."""
-    why: list[str] = []
+# --- decisions
 
-    def auto(key: str, wanted: T | Literal["auto"], choice: T, reason: str) -> T:
-        """What was asked for, or, for `auto`, the choice, with its reason in `why`."""
-        if wanted != "auto":
-            return wanted
-        why.append(f"{key} = {choice}: {reason}")
-        return choice
+Choice = tuple[Any, str]
+"""The value of an `auto` key, and the reason for it."""
 
-    local = app.wrapper_type == "local"
-    on_policy = app.algorithm_on_policy_or_off_policy == "on-policy"
-    cores, gpus = machine.cores, machine.gpus
-    if app.device.startswith("cuda") and not gpus:
+
+@dataclass(frozen=True)
+class Decided:
+    """A configuration without `auto`. why: key -> the reason for its value, for each key that was `auto`."""
+
+    app: AppConfig
+    why: dict[str, str]
+
+
+def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = None) -> Decided:
+    """Replace every `auto`. Raises ConfigError for what this machine cannot do."""
+    _check_machine(app, machine)
+    if app.wrapper_type == "local":  # one process has one worker, which predicts itself and holds the buffer
+        fixed = {"predict_local_or_remote": "local", "aisrv_count": 1, "buffer_backend": "native"}
+        app = replaced(app, **fixed)
+    capacity = app.replay_buffer_capacity
+    why: dict[str, str] = {}
+    preferred: Mapping[str, Any] = {}
+    for key, rule in _RULES.items():
+        if key == "aisrv_connect_to_kaiwu_env_count" and preferences is not None:
+            preferred = preferences(machine.cores, app.device, int(app.aisrv_count))
+        if getattr(app, key) == "auto":
+            value, why[key] = rule(app, machine, preferred)
+            app = replaced(app, **{key: value})
+    if capacity == "auto" and app.max_version_lag != "free":
+        # workers that wait for a newer version must have played what the first update needs
+        ratio = max(app.preload_ratio, int(app.replay_buffer_capacity) / int(app.train_batch_size))
+        app = replaced(app, preload_ratio=ratio)
+    return Decided(app, why)
+
+
+def _check_machine(app: AppConfig, machine: Machine) -> None:
+    if app.device.startswith("cuda") and not machine.gpus:
         raise ConfigError(
             f"device is {app.device}, but there is no GPU (/dev/nvidia0), or this build of torch is for the CPU only; "
-            "allowed is auto or cpu"
+            "it must be auto or cpu"
         )
+    if app.buffer_backend == "reverb" and app.wrapper_type == "remote" and not machine.has_reverb:
+        raise ConfigError("buffer_backend is reverb, which is not installed in this Python; it must be auto or native")
 
-    device = auto("device", app.device, "cuda" if gpus else "cpu", "a GPU is there" if gpus else "no GPU is there")
-    if local:
-        place = "local"
-    else:
-        on_gpu = ("remote", "one forward on the GPU for all workers")
-        choice = ("local", _ACTOR_ON_CPU) if device == "cpu" else on_gpu
-        place = auto("predict_local_or_remote", app.predict_local_or_remote, *choice)
 
-    choice = ("overlapping", f"{cores} cores, {gpus} GPUs: some play while the learner trains")
+def _device(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    return ("cuda", "there is a GPU") if machine.gpus else ("cpu", "there is no GPU")
+
+
+def _predict(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    if app.device == "cpu":
+        return "local", _ACTOR_ON_CPU
+    return "remote", "one forward pass on the GPU for all workers"
+
+
+def _flow(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.max_version_lag == 0:
-        choice = ("alternating", "max_version_lag is 0")
-    elif cores == 1 and gpus == 0:
-        choice = ("alternating", "there is one core")
-    flow = auto("flow", app.flow, *choice)
-    alternating = flow == "alternating"
+        return "alternating", "max_version_lag is 0"
+    if machine.cores == 1 and machine.gpus == 0:
+        return "alternating", "there is one core"
+    return "overlapping", f"{machine.cores} cores, {machine.gpus} GPUs: workers play while the learner trains"
 
-    if local:
-        workers = 1
-    elif alternating and place == "local":
-        workers = auto("aisrv_count", app.aisrv_count, min(cores, _MOST_WORKERS), "a core each while they play")
-    elif alternating:
-        workers = auto("aisrv_count", app.aisrv_count, 2, "one plays while the actor answers the other")
-    elif device == "cpu":
-        share = min(max(1, cores // 4), _MOST_WORKERS)
-        workers = auto("aisrv_count", app.aisrv_count, share, "on a CPU training takes most of the time")
-    else:
-        workers = auto("aisrv_count", app.aisrv_count, min(max(1, cores - 2), _MOST_WORKERS), "a core each")
-    # an update has costs of its own, which more cores do not make less
-    in_all = _ENVS_ON_TWO_CORES if device == "cpu" and cores <= 2 else _ENVS_PER_ROUND
-    envs = auto(
-        "aisrv_connect_to_kaiwu_env_count",
-        app.aisrv_connect_to_kaiwu_env_count,
-        max(8, in_all // workers),
-        f"about {in_all} environments in all",
-    )
-    round_size = workers * envs
-    batch = auto("train_batch_size", app.train_batch_size, round_size, "one round of all workers")
 
-    bound: tuple[int | Literal["part", "free"], str]
-    if not on_policy or batch % round_size:
-        bound = ("free", "a bound needs whole rounds" if on_policy else "a replay memory holds samples of any age")
-    elif alternating and batch == round_size:
-        bound = (0, "every batch is of one version")
-    elif not local and device == "cpu" and cores == 2 and batch == round_size and takes_early(app.algo):
-        # with more cores, a worker that has one for itself would wait for what it need not wait for
-        bound = ("part", "the next round is played beside the last steps on this one")
-    else:
-        bound = (1, "the next round is played while this one is trained on")
-    chosen = auto("max_version_lag", app.max_version_lag, *bound)
-    bounded = None if chosen == "free" else chosen
-    publish_early, lag = bounded == "part", 0 if bounded == "part" else bounded
+def _workers(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    if app.flow == "alternating" and app.predict_local_or_remote == "local":
+        return min(machine.cores, _MOST_WORKERS), "a core each while they play"
+    if app.flow == "alternating":
+        return 2, "one plays while the actor answers the other"
+    if app.device == "cpu":
+        return min(max(1, machine.cores // 4), _MOST_WORKERS), "without a GPU training takes most of the time"
+    return min(max(1, machine.cores - 2), _MOST_WORKERS), "a core each"
 
-    way = ("Fifo", "on-policy") if on_policy else ("Uniform", "off-policy")
-    sampler = auto("reverb_sampler", app.reverb_sampler, *way)
-    if on_policy:
-        room = max(2 * batch, batch + 2 * round_size)
-        capacity = auto("replay_buffer_capacity", app.replay_buffer_capacity, room, "room for what is under way")
-    else:
-        room = 32 * max(batch, round_size)
-        capacity = auto("replay_buffer_capacity", app.replay_buffer_capacity, room, "32 batches")
 
-    backend = app.buffer_backend
-    if local:
-        backend = "native"
-    elif backend == "reverb" and not machine.has_reverb:
-        raise ConfigError("buffer_backend is reverb, which is not installed in this Python; allowed is auto or native")
-    elif machine.has_reverb:
-        backend = auto("buffer_backend", backend, "reverb", "it is installed")
-    else:
-        backend = auto("buffer_backend", backend, "native", "reverb is not installed")
+def _envs(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    key = "aisrv_connect_to_kaiwu_env_count"
+    if key in preferred:
+        return preferred[key], f"{app.algo} prefers it"
+    return max(8, _ENVS_IN_ALL // int(app.aisrv_count)), f"about {_ENVS_IN_ALL} environments in all"
 
-    if local or (alternating and lag == 0 and not publish_early):
-        # with any other lag the workers go on playing during an update, whatever the flow is called
-        threads = auto("torch_num_threads", app.torch_num_threads, cores, "everyone else waits while it trains")
-    else:
-        # two at least, one for the policy and one for the critic: on two cores the worker fits in beside them
-        spare = max(min(2, cores), cores - workers - (place == "remote"))
-        threads = auto("torch_num_threads", app.torch_num_threads, spare, "the cores that workers and actor leave")
 
-    preload_ratio = app.preload_ratio
-    if lag is not None and app.replay_buffer_capacity == "auto":
-        # workers that wait for a newer version must have played what the first update needs
-        preload_ratio = max(preload_ratio, capacity / batch)
+def _batch(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    return _round_size(app), "one round of all workers"
 
+
+def _lag(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    if app.algorithm_on_policy_or_off_policy == "off-policy":
+        return "free", "a replay memory holds samples of any age"
+    if int(app.train_batch_size) % _round_size(app):
+        return "free", "a bound needs whole rounds"
+    strict = app.train_batch_size == _round_size(app)
+    if strict and app.flow == "alternating":
+        return 0, "every batch is of one version"
+    if strict and app.wrapper_type == "remote" and preferred.get("max_version_lag") == "part":
+        return "part", "workers collect the next round while the learner finishes this update"
+    return 1, "workers collect the next round while the learner trains on this one"
+
+
+def _sampler(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    policy = app.algorithm_on_policy_or_off_policy
+    return ("Fifo" if policy == "on-policy" else "Uniform"), policy
+
+
+def _capacity(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    batch, round_size = int(app.train_batch_size), _round_size(app)
+    if app.algorithm_on_policy_or_off_policy == "on-policy":
+        return max(2 * batch, batch + 2 * round_size), "room for what is under way"
+    return 32 * max(batch, round_size), "32 batches"
+
+
+def _backend(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    return ("reverb", "it is installed") if machine.has_reverb else ("native", "reverb is not installed")
+
+
+def _threads(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    if app.wrapper_type == "local" or (app.flow == "alternating" and app.max_version_lag == 0):
+        # with any other lag workers play during an update, whatever the flow is called
+        return machine.cores, "everyone else waits while it trains"
+    # at least two, one for the policy and one for the critic: on two cores the worker fits in next to them
+    left = machine.cores - int(app.aisrv_count) - (app.predict_local_or_remote == "remote")
+    return max(min(2, machine.cores), left), "the cores that workers and actor leave"
+
+
+def _round_size(app: AppConfig) -> int:
+    return int(app.aisrv_count) * int(app.aisrv_connect_to_kaiwu_env_count)
+
+
+_RULES: dict[str, Callable[[AppConfig, Machine, Mapping[str, Any]], Choice]] = {
+    "device": _device,
+    "predict_local_or_remote": _predict,
+    "flow": _flow,
+    "aisrv_count": _workers,
+    "aisrv_connect_to_kaiwu_env_count": _envs,
+    "train_batch_size": _batch,
+    "max_version_lag": _lag,
+    "reverb_sampler": _sampler,
+    "replay_buffer_capacity": _capacity,
+    "buffer_backend": _backend,
+    "torch_num_threads": _threads,
+}
+"""How each `auto` key is decided, in this order: a rule may read the keys above its own."""
+
+
+# --- the plan
+
+
+def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
+    """The plan of a decided configuration. cores: by default those of this process.
+
+    Raises ConfigError when the numbers cannot work together.
+    """
+    undecided = [key for key in _RULES if getattr(app, key) == "auto"]
+    if undecided:
+        raise ConfigError(f'key {undecided[0]!r} is still "auto"; a run\'s config.toml holds what was decided')
+    numbers = cast(Any, app)  # no `auto` is left
+    lag: int | Literal["part"] | None = None if app.max_version_lag == "free" else numbers.max_version_lag
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
-        sampler=sampler,
+        sampler=app.reverb_sampler,
         remover=app.reverb_remover,
-        capacity=capacity,
-        preload_ratio=preload_ratio,
-        train_batch_size=batch,
+        capacity=numbers.replay_buffer_capacity,
+        preload_ratio=app.preload_ratio,
+        train_batch_size=numbers.train_batch_size,
         ratio=app.production_consume_ratio,
-        round_size=round_size,
-        max_version_lag=bounded,
+        round_size=_round_size(app),
+        max_version_lag=lag,
     )
-    preload = preload_samples(capacity, preload_ratio)
     return Plan(
-        workers=workers,
-        envs_per_worker=envs,
-        predict_local=place == "local",
-        backend=backend,
-        on_policy=on_policy,
-        sampler=sampler,
+        workers=numbers.aisrv_count,
+        envs_per_worker=numbers.aisrv_connect_to_kaiwu_env_count,
+        evaluator=app.eval_cpu_share > 0,
+        predict_local=app.predict_local_or_remote == "local",
+        backend=app.buffer_backend,
+        on_policy=app.algorithm_on_policy_or_off_policy == "on-policy",
+        sampler=app.reverb_sampler,
         remover=app.reverb_remover,
         priority_exponent=app.priority_exponent,
-        capacity=capacity,
-        preload=max(batch, preload),
-        batch=batch,
+        capacity=numbers.replay_buffer_capacity,
+        preload=max(numbers.train_batch_size, preload_samples(numbers.replay_buffer_capacity, app.preload_ratio)),
+        batch=numbers.train_batch_size,
         ratio=app.production_consume_ratio,
-        max_version_lag=lag,
-        publish_early=publish_early,
+        max_version_lag=0 if lag == "part" else lag,
+        publish_early=lag == "part",
         max_unacked_rounds=app.max_unacked_rounds,
-        cores=cores,
-        learner_threads=threads,
-        device=device,
-        why=tuple(why),
+        cores=cores or usable_cores(),
+        learner_threads=numbers.torch_num_threads,
+        device=app.device,
     )
 
 

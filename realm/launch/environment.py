@@ -1,7 +1,7 @@
 """Environment variables of a process: threads, allocator, devices, noise. They count only before a process starts.
 
-Used by the supervisor for each role and for the nursery, whose forks have the learner's allocator and OpenMP, as these
-read them but once; and by a one-process run, which starts itself again with them.
+Used by the supervisor for each role and for the fork server, whose forks have the learner's allocator and OpenMP, since
+these read them only once; and by a one-process run, which starts itself again with them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from realm.config.plan import Plan
+from realm.roles.table import ROLES, holds_weights
 
 
 def role_environment(role: str, plan: Plan) -> dict[str, str]:
@@ -21,7 +22,7 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": "1",  # NumPy's; its threads begin with the import, when the nursery must have none
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy's; its threads begin with the import, when the fork server must have none
         "NUMBA_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(Path(".cache/numba").absolute())),
@@ -30,22 +31,16 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
         # threads sleep where they wait for each other (see realm/__init__.py), but at each of the hundred meetings of a
         # gradient step that costs a fifth of the time; so many turns are about 10 us, which is what most meetings take
         environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "3000")
-    if role in ("learner", "actor", "buffer") or (role == "aisrv" and plan.predict_local):
+    if role == "buffer" or holds_weights(role, plan):
         # glibc gives large blocks back to the system after every batch otherwise: twice the time on a CPU
         environment |= {
             "MALLOC_MMAP_THRESHOLD_": "1073741824",
             "MALLOC_TRIM_THRESHOLD_": "1073741824",
             "MALLOC_TOP_PAD_": "67108864",
         }
-    if role in ("buffer", "aisrv", "model_pool", "evaluator"):
-        # they use no device, and a CUDA context takes half a gigabyte of it
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+    if not ROLES[role].device:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a CUDA context takes half a gigabyte of the device
     return environment
-
-
-def holds_weights(role: str, plan: Plan) -> bool:
-    """Whether a role's process computes with torch."""
-    return role in ("learner", "actor", "evaluator") or (role == "aisrv" and plan.predict_local)
 
 
 def enter_learner_environment(plan: Plan) -> None:

@@ -1,33 +1,36 @@
-"""The whole pipeline in one process: the same workflow, buffer rules and trainer, with plain calls between them.
+"""The whole pipeline in one process: the same workflow, buffer rules and trainer, with plain calls in between.
 
-Called by the command line when `wrapper_type` is local, and by `train_test.py`. No sockets, no reverb, no TensorFlow.
+Called by `realm start` when `wrapper_type` is local, and by `train_test.py`. No sockets, no reverb, no TensorFlow.
 """
 
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.config.load import RunConfig
-from realm.config.plan import Plan
-from realm.contract import Chunk, Report, Spec, Version, WorkflowContext, chunk_to_arrays
-from realm.data.buffer import make_replay_buffer
+from loguru import logger
+
+from realm.contract import Chunk, Report, Version, WorkflowContext, chunk_to_arrays
+from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
+from realm.errors import CheckpointError
+from realm.launch.start import Prepared
 from realm.learn.checkpoint import find
 from realm.learn.trainer import Trainer
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
+from realm.watch.display import display
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
 from realm.watch.tensorboard import TensorBoard
 from realm.wire.predict import LocalPolicy
-from realm.wire.samples import LocalBuffer
 
 _CURVES_EVERY_S = 2.0
+_SHOW_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -41,88 +44,104 @@ class End:
     metrics: dict[str, float]
 
 
-def run(
-    config: RunConfig, plan: Plan, spec: Spec, run_dir: Path, epoch: int, show: Callable[[Board, str], None]
-) -> End:
+def run(prepared: Prepared) -> End:
     """Train until a limit or a signal."""
+    config, plan, spec = prepared.config, prepared.plan, prepared.spec
     app = config.app
     hyper = load_hyper(app.algo, config.hyper)
-    envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
-    agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
     board, played, trained = Board(), Meters(), Meters()
-    trainer = Trainer(agent, spec, run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained)
-    trainer.start(epoch, find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
-    buffer = make_replay_buffer(plan, spec, "local", app.seed)
+    with _recorded(prepared), display(app, plan.capacity, str(prepared.run_dir)) as show, _signals() as signals:
+        envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
+        agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
+        trainer = Trainer(
+            agent, spec, prepared.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
+        )
+        preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
+        trainer.start(prepared.run_file.epoch, preload)
+        buffer = make_replay_buffer(plan, spec, "local", app.seed)
+        # no gate: a batch is trained on as soon as it is there, so the newest weights always play
+        gate = VersionGate(None, plan.batch, plan.round_size)
+        policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: trainer.version)
+        context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
+        tensorboard = TensorBoard(prepared.run_dir / "log" / "tensorboard")
+        shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
+        cause = "the workflow ended by itself"
+        try:
+            for chunk in load_workflow(app.algo)(envs, policy, context):
+                items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
+                played.count("env_steps", int(items["valid"].sum()) if "valid" in items else len(items["worker"]))
+                played.totals["actions"] = policy.actions
+                if buffer.add(items) == NO_ROOM:
+                    raise RuntimeError(f"a round of {len(items['worker'])} samples, but {buffer.size} are waiting")
+                while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
+                    priorities = trainer.update(*drawn)
+                    if priorities is not None:
+                        buffer.storage.update_priorities(drawn[1].key, priorities)
+                if shown.due():
+                    _report(board, trainer, played, trained, buffer)
+                    show(board, "running")
+                if curves.due():
+                    tensorboard.write(board.curves(), trainer.env_steps)
+                if app.max_env_steps and trainer.env_steps >= app.max_env_steps:
+                    cause = f"max_env_steps = {app.max_env_steps} reached"
+                elif app.max_seconds and board.elapsed_s >= app.max_seconds:
+                    cause = f"max_seconds = {app.max_seconds:g} reached"
+                elif signals:
+                    cause = f"{signals[0]} received"
+                else:
+                    continue
+                break
+            trainer.save()  # not after an error: weights that a failed update left half-way would be resumed
+        finally:
+            _report(board, trainer, played, trained, buffer)
+            tensorboard.write(board.curves(), trainer.env_steps)
+            tensorboard.close()
+            envs.close()
+    updates = int(board.total("learner", "updates"))
+    prepared.run_file.cause = cause
+    prepared.run_file.write(prepared.run_dir)
+    logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
+    return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"))
 
-    def train() -> bool:
-        """One update, if the buffer has a batch."""
-        drawn = buffer.draw(plan.batch, trainer.version)
-        if drawn is None:
-            return False
-        priorities = trainer.update(*drawn)
-        if priorities is not None:
-            buffer.storage.update_priorities(drawn[1].key, priorities)
-        return True
 
-    def make_room() -> None:
-        if not train():
-            raise RuntimeError(f"the buffer is full ({buffer.size} samples) and yet holds no batch of {plan.batch}")
+def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:
+    """Give the board the reports that the roles of a cluster would send."""
+    board.take(Report("aisrv", 0, trainer.env_steps, *played.snapshot()), 1)
+    board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
+    board.take(Report("buffer", 0, trainer.env_steps, buffer.totals(), {}), 1)
 
-    def report() -> None:
-        board.take(Report("aisrv", 0, trainer.env_steps, *played.snapshot()), 1)
-        board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
-        board.take(Report("buffer", 0, trainer.env_steps, buffer.totals(), {}), 1)
 
-    # no gate: a batch is trained on as soon as it is there, so the newest weights always play
-    policy = LocalPolicy(
-        agent, spec, plan.envs_per_worker, VersionGate(None, plan.batch, plan.round_size), lambda: trainer.version
-    )
-    sender = LocalBuffer(buffer, make_room)
-    context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
-    tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
-    causes: list[str] = []
+@contextmanager
+def _recorded(prepared: Prepared) -> Iterator[None]:
+    """Keep run.json true: running, then stopped or failed."""
+    run_file = prepared.run_file
+    run_file.state = "running"
+    run_file.epoch += 1
+    run_file.write(prepared.run_dir)
+    state = "failed"
+    try:
+        yield
+        state = "stopped"
+    except CheckpointError as error:
+        run_file.cause = str(error)
+        prepared.put_back_config()
+        raise
+    finally:
+        run_file.state = state
+        run_file.write(prepared.run_dir)
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """The names of the signals that have come; they end the run in order."""
+    received: list[str] = []
 
     def on_signal(number: int, frame: Any) -> None:
-        causes.append(f"{signal.Signals(number).name} received")
+        received.append(signal.Signals(number).name)
 
-    before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
-    shown_at = 0.0
-    curves = Every(_CURVES_EVERY_S)
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for chunk in load_workflow(app.algo)(envs, policy, context):
-            items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
-            played.count("env_steps", int(items["valid"].sum()) if "valid" in items else len(items["worker"]))
-            played.totals["actions"] = policy.actions
-            sender.add(items)
-            while train():
-                pass
-            now = time.monotonic()
-            if now - shown_at > 0.2:
-                shown_at = now
-                report()
-                show(board, "running")
-            if curves.due():
-                tensorboard.write(board.curves(), trainer.env_steps)
-            if app.max_env_steps and trainer.env_steps >= app.max_env_steps:
-                causes.append(f"max_env_steps = {app.max_env_steps} reached")
-            if app.max_seconds and now - board.started_at >= app.max_seconds:
-                causes.append(f"max_seconds = {app.max_seconds:g} reached")
-            if causes:
-                break
-        else:
-            causes.append("the workflow ended by itself")
-        trainer.save()  # not after an error: weights that a failed update left half-way would be resumed
+        yield received
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        report()
-        tensorboard.write(board.curves(), trainer.env_steps)
-        tensorboard.close()
-        envs.close()
-    return End(
-        cause=causes[0],
-        version=trainer.version,
-        env_steps=trainer.env_steps,
-        updates=int(board.total("learner", "updates")),
-        metrics=board.recent_of("learner"),
-    )
+        for number, handler in before.items():
+            signal.signal(number, handler)

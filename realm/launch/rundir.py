@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import secrets
 import time
@@ -19,6 +18,7 @@ import psutil
 
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
+from realm.files import replace_file
 
 
 @dataclass
@@ -39,10 +39,8 @@ class RunFile:
     """The open file whose lock keeps other starts out of the directory as long as this process lives; not written."""
 
     def write(self, run_dir: Path) -> None:
-        draft = run_dir / ".run.json"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump({one.name: getattr(self, one.name) for one in fields(self) if one.name != "lock"}, file, indent=1)
-        os.replace(draft, run_dir / "run.json")
+        content = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "lock"}
+        replace_file(run_dir / "run.json", json.dumps(content, indent=1).encode(), mode=0o600, sync=False)
 
 
 def read_run(run_dir: Path) -> RunFile | None:

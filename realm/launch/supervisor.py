@@ -1,7 +1,7 @@
 """The supervisor: starts the roles as processes, keeps their address book, watches them, and ends them all.
 
-Called by the command line (`realm start`). Owns the control channel's server. A role is started in two phases: it
-says where it is bound, and runs when everyone is. A role that dies is started again at the same address with a higher
+Made by `realm start` (`commands/train.py`). It owns the control channel's server. A role starts in two phases: it says
+where it is bound, and runs when everyone is. A role that dies is started again at the same address with a higher
 incarnation, until its budget is used up: then the whole run stops with the cause.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from realm.config.keys import AppConfig
 from realm.config.plan import Plan
 from realm.contract import Evaluation, Spec
 from realm.errors import ConfigError
-from realm.launch.child import EXIT_STOPPED, EXIT_USER, RUN_ID_VARIABLE, SERVERS
-from realm.launch.environment import holds_weights, role_environment
-from realm.launch.nursery import Nursery, Process, from_nothing
+from realm.launch.child import EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
+from realm.launch.environment import role_environment
+from realm.launch.place import place
+from realm.launch.ports import fixed_ports
 from realm.launch.rundir import RunFile
+from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
 from realm.watch.progress import Every
 from realm.watch.tensorboard import TensorBoard
@@ -37,13 +39,7 @@ from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
 _CURVES_EVERY_S = 2.0
-_STOP_ORDER = (("aisrv", "learner", "evaluator"), ("actor", "model_pool", "buffer"))
-"""Who plays and trains goes first, so that the last chunks and the last checkpoint find their servers alive."""
-
-_SPARE = ("evaluator",)
-"""Roles that training does without: they have low priority from their first import on, nobody waits for one, and when
-its restarts are used up, the run goes on."""
-_NICE = 10
+_NICE = 10  # of a role that training does without
 
 Key = tuple[str, int]
 
@@ -54,11 +50,12 @@ class Role:
 
     name: str
     index: int
-    process: Process | None = None
+    process: BaseProcess | None = None
     incarnation: int = 0
     address: str = ""
     state: str = "starting"  # starting, bound, ready, stopped (by the user), ended
     cause: str = ""
+    trace: str = ""  # the last lines of the traceback that goes with the cause
     started_at: float = 0.0
     restarts: deque[float] = field(default_factory=deque)
     bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
@@ -74,39 +71,34 @@ class Role:
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
 
-    def __init__(self, app: AppConfig, plan: Plan, spec: Spec, run_dir: Path, run: RunFile, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, app: AppConfig, plan: Plan, spec: Spec, run_dir: Path, run: RunFile) -> None:
         self.app, self.plan, self.spec, self.run_dir, self.run_file = app, plan, spec, run_dir, run
         self.board = Board()
         self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host)
         self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * spec.sample_bytes)
         self._roles: dict[Key, Role] = {}
-        for name, count in (
-            ("buffer", 1),
-            ("model_pool", 1),
-            ("learner", 1),
-            ("actor", 0 if plan.predict_local else 1),
-            ("aisrv", plan.workers),
-            ("evaluator", 1 if app.eval_cpu_share > 0 else 0),
-        ):
-            for index in range(count):
+        for name in ROLES:
+            for index in range(processes(name, plan)):
                 self._roles[name, index] = Role(name, index)
-        self._tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
+        self._curves = run_dir / "log" / "tensorboard"
+        self._tensorboard = TensorBoard(self._curves)
         self._signals: list[int] = []
         self._ready_at: float | None = None
-        self._group_since: dict[tuple[str, ...], float] = {}
+        self._group_since: dict[bool, float] = {}
         self._first_epoch = run.epoch
         self._stopping_since: float | None = None
-        self._cause = ""
+        self.cause, self.trace = "", ""
         self._exit_code = 0
         run.control = self._server.address
 
     # --- the run
 
-    def run(self, show: Callable[[Board, str], None], on_ready: Callable[[], None]) -> int:
-        """Start everything and stay until the end. show: gets the board and the state, several times a second."""
+    def run(self, show: Callable[[Board, str], None]) -> int:
+        """Start everything and stay until the end; returns the exit code. show: gets the board and the state, several
+        times a second."""
         for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(one, self._on_signal)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it, and then nobody can wait for a child
         try:
             for role in self._roles.values():
                 if not self._signals:
@@ -125,7 +117,7 @@ class Supervisor:
                 if self.run_file.state == "starting" and self._all_ready():
                     self._set_state("running")
                     self._ready_at = time.monotonic()
-                    on_ready()
+                    logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves)
                 if curves.due():
                     self._tensorboard.write(self.board.curves(), self.board.env_steps)
                 if self._stopping_since is not None:
@@ -135,13 +127,9 @@ class Supervisor:
             self._kill_all()
         self._tensorboard.write(self.board.curves(), self.board.env_steps)
         self._tensorboard.close()
-        self.run_file.cause = self._cause
+        self.run_file.cause = self.cause
         self._set_state("stopped" if self._exit_code == 0 else "failed")
         return self._exit_code
-
-    @property
-    def cause(self) -> str:
-        return self._cause
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals.append(number)  # nothing else: a handler may come in the middle of anything
@@ -157,14 +145,14 @@ class Supervisor:
         """Begin to end the run; only the first cause counts."""
         if self._stopping_since is None:
             self._stopping_since = time.monotonic()
-            self._cause, self._exit_code = cause, exit_code
+            self.cause, self._exit_code = cause, exit_code
             self._set_state("stopping")
 
     def _over(self) -> bool:
         return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
 
     def _all_ready(self) -> bool:
-        return all(role.state == "ready" or role.name in _SPARE for role in self._roles.values())
+        return all(role.state == "ready" or ROLES[role.name].optional for role in self._roles.values())
 
     def _check_limits(self) -> None:
         if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
@@ -204,7 +192,7 @@ class Supervisor:
                 self._take_evaluation(parse_evaluation(message))
                 self._server.send(peer, Message("ok", message.seq))
             case "ended":
-                role.cause = message.text("cause")
+                role.cause, role.trace = message.text("cause"), message.text("trace")
                 self._server.send(peer, Message("ok", message.seq))
             case kind:
                 raise WireError(f"the supervisor does not answer {kind!r}")
@@ -241,11 +229,11 @@ class Supervisor:
 
     def _give_orders(self) -> None:
         """Once every server is bound, tell whoever waits to run."""
-        servers = [role for role in self._roles.values() if role.name in SERVERS]
+        servers = [role for role in self._roles.values() if ROLES[role.name].answers]
         if not all(role.address for role in servers):
             return
         book = {role.name: role.address for role in servers}
-        meta = {"book": book, "spec": self.spec.to_json(), "plan": self.plan.to_json(), "epoch": self.run_file.epoch}
+        meta = {"book": book, "spec": self.spec.to_json(), "epoch": self.run_file.epoch}
         for role in self._roles.values():
             if role.bound is not None:
                 peer, seq = role.bound
@@ -262,7 +250,7 @@ class Supervisor:
 
     def _spawn(self, role: Role) -> None:
         role.incarnation += 1
-        role.state, role.cause, role.started_at = "starting", "", time.monotonic()
+        role.state, role.cause, role.trace, role.started_at = "starting", "", "", time.monotonic()
         role.bound = role.next = None
         role.report_seq = 0
         if role.name == "learner":  # counted here, not from files, which may be gone: an epoch never comes twice
@@ -270,39 +258,33 @@ class Supervisor:
         port = int(role.address.rpartition(":")[2]) if role.address else 0
         if port == 0 and role.name in SERVERS:
             port = fixed_ports(self.app).get(role.name, 0)
-        words = [
-            "role", role.name,
-            "--index", str(role.index), "--incarnation", str(role.incarnation),
-            "--run-dir", str(self.run_dir), "--control", self._server.address,
-            "--port", str(port), "--schema", self.spec.schema, "--max-bytes", str(self._max_bytes),
-        ]  # fmt: skip
-        # the run id is the key to the sockets: a command line can be read by every user of the machine
-        environment = {**role_environment(role.name, self.plan), RUN_ID_VARIABLE: self.run_file.run_id}
-        with open(self.run_dir / "log" / f"{role.label}.log", "ab") as log:
-            if not holds_weights(role.name, self.plan):
-                role.process = from_nothing(words, environment, log)
-            else:
-                try:
-                    role.process = self._nursery.spawn(words, environment, log, lambda: bool(self._signals))
-                except InterruptedError:
-                    return  # the run ends
-        if role.name in _SPARE:
-            _give_way(role.process.pid)
+        arguments = ChildArgs(
+            role.name, role.index, role.incarnation, self.run_dir, self.run_file.run_id, self._server.address,
+            port, self.spec.schema, self._max_bytes,
+        )  # fmt: skip
+        role.process = place(
+            run_role,
+            arguments,
+            role_environment(role.name, self.plan),
+            self.run_dir / "log" / f"{role.label}.log",
+            f"{role.label} {self.run_dir}",
+            imports_torch=holds_weights(role.name, self.plan),
+        )
+        if ROLES[role.name].optional:
+            _give_way(_pid(role))
         self._write_run_file()
 
     def _watch(self) -> None:
         """Find processes that ended, and those that never got ready."""
-        self._nursery.reap({_pid(role) for role in self._roles.values()})
         for role in self._roles.values():
             if role.process is None:
                 continue
-            code = role.process.poll()
+            code = role.process.exitcode
             if code is not None:
-                role.process.close()
-                _kill_group(role.process.pid)
+                _kill(role.process)  # what it started
                 role.process = None
                 self._role_ended(role, code)
-            elif role.state in ("starting", "bound") and role.name not in _SPARE and self._stopping_since is None:
+            elif role.state in ("starting", "bound") and not ROLES[role.name].optional and self._stopping_since is None:
                 limit = self.app.start_timeout_s
                 if time.monotonic() - role.started_at > limit:
                     self.stop(f"{role.label} was not ready after {limit:g} s ({self._log(role)})", 1)
@@ -314,7 +296,7 @@ class Supervisor:
             if trained and code != EXIT_STOPPED and len(self._signals) < 2:
                 self._exit_code = self._exit_code or 1
                 how = role.cause or _signal_name(code)
-                self._cause += (
+                self.cause += (
                     f"; the learner did not end well ({how}): what it trained since its last checkpoint is lost"
                 )
         elif role.state == "stopped":
@@ -350,11 +332,12 @@ class Supervisor:
 
     def _fail(self, role: Role, cause: str, exit_code: int) -> None:
         """A role is not started again: the run ends, unless it is one that training does without."""
-        if role.name in _SPARE:
+        if ROLES[role.name].optional:
             role.state = "ended"
             logger.error("{}; training goes on without it", cause)
             self._write_run_file()
         else:
+            self.trace = self.trace or role.trace
             self.stop(cause, exit_code)
 
     def _tell_workers(self, kind: str) -> None:
@@ -365,9 +348,14 @@ class Supervisor:
     def _drive_stop(self) -> None:
         """Tell the next group of roles to stop; kill what does not listen."""
         now = time.monotonic()
-        for group in _STOP_ORDER:
-            alive = [role for role in self._roles.values() if role.name in group and role.process is not None]
-            since = self._group_since.setdefault(group, now) if alive else now
+        # who plays and trains goes first, so that the last chunks and the last checkpoint find their servers alive
+        for answers in (False, True):
+            alive = [
+                role
+                for role in self._roles.values()
+                if ROLES[role.name].answers == answers and role.process is not None
+            ]
+            since = self._group_since.setdefault(answers, now) if alive else now
             for role in alive:
                 assert role.process is not None
                 self._command(role, "stop")
@@ -376,7 +364,7 @@ class Supervisor:
                     role.given_up = True
                     logger.warning("{} did not stop in {:.0f} s and is killed", role.label, limit)
                 if role.given_up or role.state == "starting":
-                    _kill_group(role.process.pid)
+                    _kill(role.process)
             if alive:
                 return
 
@@ -388,11 +376,10 @@ class Supervisor:
     def _kill_all(self) -> None:
         for role in self._roles.values():
             if role.process is not None:
-                _kill_group(role.process.pid)
+                _kill(role.process)
         for role in self._roles.values():
             if role.process is not None:
-                role.process.wait()
-                role.process.close()
+                role.process.join()
                 role.process = None
 
     # --- files
@@ -420,39 +407,8 @@ class Supervisor:
             logger.warning("run.json could not be written: {}", error)
 
 
-def fixed_ports(app: AppConfig) -> dict[str, int]:
-    """Server role -> the port it is to bind; empty if any free ones will do."""
-    return {name: app.base_port + offset for offset, name in enumerate(SERVERS)} if app.base_port else {}
-
-
-def check_ports(app: AppConfig) -> None:
-    """Raise ConfigError, naming port and owner, if a port that the run wants is taken."""
-    for role, port in fixed_ports(app).items():
-        with socket.socket() as probe:
-            # as ZeroMQ binds: a port that was in use a moment ago is free, one that somebody listens on is not
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((app.bind_host, port))
-            except OSError as error:
-                raise ConfigError(
-                    f"port {port} for the {role} (base_port = {app.base_port}) cannot be used: {error.strerror}"
-                    f"{_owner(port)}; allowed is a base_port with {len(SERVERS)} free ports, or 0 for any free ones"
-                ) from error
-
-
-def _owner(port: int) -> str:
-    """` (pid 12, name)` of the process that listens on a port, as far as this user may know it."""
-    try:
-        for one in psutil.net_connections("tcp"):
-            if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid:
-                return f" (pid {one.pid}, {psutil.Process(one.pid).name()})"
-    except (psutil.AccessDenied, psutil.NoSuchProcess):
-        return ""
-    return ""
-
-
 def _pid(role: Role) -> int:
-    return role.process.pid if role.process is not None else 0
+    return role.process.pid or 0 if role.process is not None else 0
 
 
 def _created(role: Role) -> float:
@@ -462,10 +418,12 @@ def _created(role: Role) -> float:
         return 0.0
 
 
-def _kill_group(pid: int) -> None:
+def _kill(process: BaseProcess) -> None:
     """Kill a role's process and whatever it started: each role leads a session of its own."""
+    assert process.pid
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it may not have come so far as to lead one
 
 
 def _give_way(pid: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Array, Evaluation, Version
 from realm.errors import UserCodeError
+from realm.files import replace_file
 from realm.learn import checkpoint
 
 FOLDER = "best_ckpt"
@@ -64,15 +64,10 @@ class BestModel:
         }  # fmt: skip
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"model.ckpt-{one.version.epoch}-{one.version.update}.json"
-        draft = path.with_name(f".writing-{path.name}")
-        with open(draft, "w") as file:
-            file.write(json.dumps(body, indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, json.dumps(body, indent=1).encode())
         kept = checkpoint.save(self._folder, agent, one.version, one.env_steps, schema, keep=1)
         self.version, self.score = one.version, one.score
-        for left in [*self._folder.glob("model.ckpt-*.json"), *self._folder.glob(".writing-*.json")]:
+        for left in [*self._folder.glob("model.ckpt-*.json"), *self._folder.glob(".*.json.*")]:
             if left.name != f"{kept.name}.json":
                 left.unlink()
         return True

@@ -53,7 +53,7 @@ def run(job: Job) -> None:
                 answer = answers.get()
                 if isinstance(answer, BaseException):
                     raise answer
-                server.send(*answer)
+                server.send(*answer, checksum=bool(answer[1].arrays))
                 moved = True
             if not moved:
                 wait_any([server, waker], 20)
@@ -83,8 +83,10 @@ def _keep(
 
 @dataclass
 class _Draw:
+    """The learner's question for a batch. asked: its sender, incarnation and number."""
+
     peer: bytes
-    seq: int
+    asked: tuple[str, int, int]
     count: int
     version: Version
     since: float
@@ -99,7 +101,7 @@ class Keeper:
         self._meters = meters
         self._held: dict[tuple[str, int, int], tuple[bytes, Arrays, float]] = {}  # rounds that wait for room
         self._draw: _Draw | None = None
-        self._last: tuple[str, int, Message] | None = None  # stays until the next question says that it arrived
+        self._last: tuple[_Draw, Message] | None = None  # stays until the next question says that it arrived
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
         """Take one question; give every answer that is possible now, of earlier questions too."""
@@ -149,15 +151,13 @@ class Keeper:
 
     def _take_draw(self, peer: bytes, message: Message) -> list[Answer]:
         asked = (message.sender, message.incarnation, message.seq)
-        if self._last is not None and self._last[:2] == (f"{asked[0]}/{asked[1]}", message.seq):
-            return [(peer, self._last[2])]  # the answer was lost on its way
+        if self._last is not None and self._last[0].asked == asked:
+            return [(peer, self._last[1])]  # the answer was lost on its way
         if message.arrays:
             check_arrays(message.arrays, _PRIORITIES, (message.array("key").size,), "priorities")
             self.buffer.storage.update_priorities(message.array("key"), message.array("priority"))
-        same = self._draw is not None and self._draw.seq == message.seq
-        since = self._draw.since if same and self._draw else time.monotonic()
-        self._draw = _Draw(peer, message.seq, message.integer("count"), message.version(), since)
-        self._drawer = f"{asked[0]}/{asked[1]}"
+        since = self._draw.since if self._draw is not None and self._draw.asked == asked else time.monotonic()
+        self._draw = _Draw(peer, asked, message.integer("count"), message.version(), since)
         return []
 
     def _try_draw(self, answers: list[Answer]) -> bool:
@@ -171,9 +171,9 @@ class Keeper:
         items, info = drawn
         arrays = {f"item.{name}": array for name, array in items.items()}
         arrays |= {"info.key": info.key, "info.probability": info.probability, "info.times_sampled": info.times_sampled}
-        reply = Message("batch", draw.seq, {}, arrays)
+        reply = Message("batch", draw.asked[2], {}, arrays)
         self._meters.put("consumer_wait_ms", 1e3 * (time.monotonic() - draw.since))
-        self._last = (self._drawer, draw.seq, reply)
+        self._last = (draw, reply)
         self._draw = None
         answers.append((draw.peer, reply))
         return True

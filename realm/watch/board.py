@@ -147,6 +147,10 @@ class Board:
         self._last_at = now
         return values
 
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_at
+
     def line(self, capacity: int, max_env_steps: int, max_seconds: float) -> dict[str, str]:
         """Name -> text of the live display."""
 
@@ -154,7 +158,7 @@ class Board:
             value = self.recent(name)
             return "-" if value is None else format(value, form)
 
-        elapsed = time.monotonic() - self.started_at
+        elapsed = self.elapsed_s
         rate = self.recent("env_steps_per_s") or 0.0
         remaining = []
         if max_seconds:

@@ -7,6 +7,7 @@ question ("next") open at the supervisor, which answers it when there is somethi
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import resource
 import time
@@ -15,8 +16,6 @@ from typing import Any
 
 import psutil
 
-from realm import garbage
-from realm.config.plan import Plan
 from realm.contract import Book, Evaluation, Report, Spec
 from realm.watch.meters import Meters
 from realm.wire.codec import Codec, Message, WireError
@@ -31,11 +30,10 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Orders:
-    """What the supervisor says when a role may run: where everyone is, the shapes, the numbers."""
+    """What the supervisor says when a role may run: where everyone is, and the shapes."""
 
     book: Book
     spec: Spec
-    plan: Plan
     epoch: int
 
 
@@ -64,13 +62,14 @@ class Link:
         return Orders(
             book=answer.mapping("book"),
             spec=Spec.from_json(answer.mapping("spec")),
-            plan=Plan.from_json(answer.mapping("plan")),
             epoch=answer.integer("epoch"),
         )
 
     def ready(self, sockets: list[Socket]) -> None:
         """Say that this role works now; the traffic of `sockets` goes into its reports."""
-        garbage.resume()  # held by `launch/child.py`
+        # what a start made stays: to look through all of it again would take a tenth of a second now and then
+        gc.freeze()
+        gc.enable()  # `launch/child.py` disabled it
         self._sockets = sockets
         self._client.ask("ready", {"role": self.role, "index": self.index})
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
@@ -107,10 +106,13 @@ class Link:
         report = Report(self.role, self.index, self.env_steps, *self.meters.snapshot())
         self._client.ask("report", dataclasses.asdict(report))
 
-    def close(self, cause: str) -> None:
-        """Send the last report and the cause of the end, and give them a moment to leave."""
+    def close(self, cause: str, trace: str = "") -> None:
+        """Send the last report and the cause of the end, and give them a moment to leave.
+
+        trace: the last lines of a traceback.
+        """
         self.report()
-        self.say("ended", {"cause": cause})
+        self.say("ended", {"cause": cause, "trace": trace})
         deadline = time.monotonic() + 2.0
         while self._client.unanswered > 1 and time.monotonic() < deadline:  # one is the open "next"
             if self._client.collect() is None:

@@ -13,24 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from realm.contract import Array, Arrays, SampleInfo, Version
-from realm.data.buffer import INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer
+from realm.data.buffer import INVALID, OLD_EPOCH, STALE
 from realm.data.gate import VersionGate
 from realm.wire.codec import WireError
 from realm.wire.sockets import Client, wait_any
-
-
-class LocalBuffer:
-    """`add` on a ReplayBuffer in this process.
-
-    make_room: called when the buffer is full; must draw (train) or raise.
-    """
-
-    def __init__(self, buffer: ReplayBuffer, make_room: Callable[[], None]) -> None:
-        self._buffer, self._make_room = buffer, make_room
-
-    def add(self, items: Arrays) -> None:
-        while self._buffer.add(items) == NO_ROOM:
-            self._make_room()
 
 
 class ItemSender:

@@ -1,0 +1,115 @@
+"""`realm start`: trains, as a cluster of processes or in this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from loguru import logger
+
+from realm.commands.models import checkpoints_of
+from realm.config.load import EVAL_SEED, RunConfig, load_config
+from realm.config.plan import decide, make_plan, this_machine
+from realm.errors import ConfigError
+from realm.launch.environment import enter_learner_environment, role_environment
+from realm.launch.place import start_fork_server
+from realm.user import load_preferences
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """Train until a limit, a signal or an error; returns the exit code."""
+    config = load_config(arguments.config, arguments.set)
+    app = config.app
+    if arguments.detach:
+        return _start_detached(arguments.config, arguments.set, config)
+    if app.run_mode == "eval":
+        return _evaluate(config)
+    decided = decide(app, this_machine(), load_preferences(app.algo))
+    plan = make_plan(decided.app)
+    if app.wrapper_type == "local":
+        enter_learner_environment(plan)  # before what takes time to import
+        from realm.launch import local
+        from realm.launch.start import prepare
+
+        local.run(prepare(config, decided))
+        return 0
+    start_fork_server(role_environment("learner", plan))  # it imports torch while this process checks
+    from realm.launch.child import EXIT_USER
+    from realm.launch.start import prepare
+    from realm.launch.supervisor import Supervisor
+    from realm.watch.display import display
+    from realm.watch.summary import write_summary
+
+    prepared = prepare(config, decided)
+    run_dir = prepared.run_dir
+    supervisor = Supervisor(decided.app, plan, prepared.spec, run_dir, prepared.run_file)
+    with display(app, plan.capacity, str(run_dir)) as show:
+        code = supervisor.run(show)
+    write_summary(run_dir, supervisor.board, plan, supervisor.cause)
+    if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
+        prepared.put_back_config()
+    if supervisor.trace:
+        logger.error("the last lines of the traceback:\n{}", supervisor.trace)
+    logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.cause)
+    return code
+
+
+def _evaluate(config: RunConfig) -> int:
+    """`run_mode = "eval"`: only play the model that the configuration names."""
+    from realm.commands.evaluate import Request, evaluate_model
+
+    app = config.app
+    folder = checkpoints_of(Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}"))
+    evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + EVAL_SEED))
+    return 0
+
+
+def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
+    """Start the same command in a session of its own, and wait until it is ready or has ended."""
+    from realm.launch.rundir import find_runs
+
+    folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
+    log_path = folder / f"start-{os.getpid()}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = open(log_path, "wb")  # noqa: SIM115 - closed below, where it is used
+    except OSError as error:
+        place = config.places.get("app.log_dir", "[app]")
+        what = f"{error.filename}: {error.strerror}"
+        raise ConfigError(f"{place}: key 'log_dir': {what}; it must be a folder that can be written") from error
+    command = [sys.executable, "-m", "realm", "start", "--config", path]
+    for one in overrides:
+        command += ["--set", one]
+    with log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < deadline:
+        for run_dir, run in find_runs(folder):
+            if run.pid == process.pid:
+                own_log = run_dir / "log" / "supervisor.log"
+                if log_path.exists() and not own_log.exists():
+                    log_path.rename(own_log)
+                    log_path = own_log
+                if run.state == "running":
+                    print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
+                    print("tools/status.sh shows it, tools/stop.sh all ends it")
+                    return 0
+        time.sleep(0.1)
+    print(log_path.read_text(errors="replace"), file=sys.stderr, end="")
+    code = process.poll()
+    if code is None:
+        process.terminate()  # it ends its roles first
+        try:
+            process.wait(2 * config.app.stop_timeout_s + 10)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its roles notice
+            process.wait()
+        print(f"error: not ready after {timeout_s:g} s, so it was ended; see {log_path}", file=sys.stderr)
+        return 1
+    if log_path.parent == folder:
+        log_path.unlink()  # it never got a run's directory, and all that it said has been shown
+    return code

@@ -1,0 +1,57 @@
+"""What the roles are: one row for each. Everything that depends on a role's name is asked here.
+
+Read by the supervisor (who is started, who is waited for, who stops first), by the environment of a process (threads,
+devices) and by the command line (names). What a role does is in the module of its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realm.config.plan import Plan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One role.
+
+    answers    binds an address that other roles ask; it stops after those that ask
+    weights    holds a model, so its process needs torch
+    device     its model is on the plan's device; every other role works on the CPU
+    optional   training goes on without it: nobody waits for it, and it has a low priority
+    """
+
+    answers: bool = False
+    weights: bool = False
+    device: bool = False
+    optional: bool = False
+
+
+ROLES = {
+    "buffer": Row(answers=True),
+    "model_pool": Row(answers=True),
+    "learner": Row(weights=True, device=True),
+    "actor": Row(answers=True, weights=True, device=True),
+    "aisrv": Row(),
+    "evaluator": Row(weights=True, optional=True),
+}
+"""In the order in which they are started."""
+
+SERVERS = tuple(name for name, row in ROLES.items() if row.answers)
+
+
+def processes(role: str, plan: Plan) -> int:
+    """How many processes of a role a run has."""
+    match role:
+        case "aisrv":
+            return plan.workers
+        case "actor":
+            return 0 if plan.predict_local else 1
+        case "evaluator":
+            return 1 if plan.evaluator else 0
+    return 1
+
+
+def holds_weights(role: str, plan: Plan) -> bool:
+    """Whether a role's process computes with torch; workers do if they predict themselves."""
+    return ROLES[role].weights or (role == "aisrv" and plan.predict_local)

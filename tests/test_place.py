@@ -1,0 +1,191 @@
+"""realm/launch/place.py: processes forked off the fork server and processes from scratch keep the same contract."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from realm.launch.environment import role_environment
+from realm.launch.place import place, start_fork_server
+
+PATIENCE_S = 60
+ROOT = Path(__file__).parents[1]
+
+
+def say(text):
+    """Runs in the new process."""
+    print(text, os.environ.get("COLUMNS"), os.getsid(0) == os.getpid(), flush=True)
+    return 3
+
+
+def fail(argument):
+    raise LookupError(argument)
+
+
+def draw(path):
+    torch = sys.modules.get("torch")
+    numbers = (np.random.random(), random.random(), torch and torch.get_num_threads())
+    Path(path).write_text(repr(numbers))
+    return 0
+
+
+def wait(path):
+    """Start a child, write down both pids, and wait for ever."""
+    child = subprocess.Popen(["sleep", "1000"])
+    Path(path).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(1000)
+    return 0
+
+
+@pytest.fixture
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+
+@pytest.fixture(params=["forked", "from scratch"])
+def start(request, environment, tmp_path):
+    """start(run, argument, **variables) -> process"""
+    started = []
+
+    def start_(run, argument, **more):
+        log = tmp_path / f"log{len(started)}"
+        forked = request.param == "forked"
+        started.append(place(run, argument, environment | more, log, "test-0", imports_torch=forked))
+        return started[-1], log
+
+    yield start_
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def eventually(condition, what):
+    until = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+    return value
+
+
+def ended(process):
+    process.join(PATIENCE_S)
+    return process.exitcode
+
+
+def pids(path):
+    """What `wait` wrote."""
+    return [int(pid) for pid in eventually(lambda: path.exists() and path.read_text(), path).split()]
+
+
+def lives(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_output_exit_code_session_and_environment(start):
+    first, log = start(say, "hello", COLUMNS="40")
+    second, other = start(say, "again")
+    assert (ended(first), ended(second)) == (3, 3)
+    assert log.read_text() == "hello 40 True\n"
+    assert other.read_text() == f"again {os.environ.get('COLUMNS')} True\n"
+
+
+def test_an_error_nobody_caught_is_in_its_log(start):
+    process, log = start(fail, "no such thing")
+    assert ended(process) == 1
+    assert "LookupError: no such thing" in log.read_text()
+
+
+def test_a_kill_is_told_with_the_signal(start, tmp_path):
+    process, _ = start(wait, str(tmp_path / "pids"))
+    own, child = pids(tmp_path / "pids")
+    assert own == process.pid
+    assert "realm test-0" in " ".join(psutil.Process(own).cmdline())
+    os.kill(own, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
+    os.kill(child, signal.SIGKILL)
+
+
+def test_processes_draw_different_numbers_and_have_their_own_threads(start, tmp_path):
+    results = []
+    for threads in (1, 2):
+        process, log = start(draw, str(tmp_path / str(threads)), OMP_NUM_THREADS=str(threads))
+        assert ended(process) == 0, log.read_text()
+        results.append(eval((tmp_path / str(threads)).read_text()))
+    assert results[0][0] != results[1][0]
+    assert results[0][1] != results[1][1]
+    if results[0][2] is not None:  # forked: torch was imported before
+        assert [one[2] for one in results] == [1, 2]
+
+
+@pytest.mark.parametrize("imports_torch", [True, False])
+def test_no_file_stays_open(environment, tmp_path, imports_torch):
+    def once():
+        process = place(say, "x", environment, tmp_path / "log", "test-0", imports_torch)
+        assert ended(process) == 3
+        process.close()
+
+    once()
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        once()
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_fork_server_that_was_killed_is_replaced(environment, tmp_path):
+    start_fork_server(environment)
+    server = forkserver._forkserver._forkserver_pid
+    assert "realm fork server" in eventually(lambda: " ".join(psutil.Process(server).cmdline()), "name") or server
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: not lives(server), "it ends")
+    process = place(say, "after", environment, tmp_path / "log", "test-0", imports_torch=True)
+    assert ended(process) == 3
+    assert forkserver._forkserver._forkserver_pid != server
+
+
+ORPHANS = """
+import os, signal, sys
+from pathlib import Path
+import test_place
+from realm.launch.place import place, start_fork_server
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    start_fork_server(os.environ)
+    for name in ("forked", "scratch"):
+        place(test_place.wait, str(folder / name), os.environ, folder / "log", name, imports_torch=name == "forked")
+    from multiprocessing import forkserver
+    (folder / "server").write_text(str(forkserver._forkserver._forkserver_pid))
+    while not all((folder / name).exists() and (folder / name).read_text() for name in ("forked", "scratch")):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_everything_ends_with_the_process_that_placed_it(environment, tmp_path):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    server = int((tmp_path / "server").read_text())
+    for pid in (server, *pids(tmp_path / "forked"), *pids(tmp_path / "scratch")):  # the processes' own children, too
+        eventually(lambda pid=pid: not lives(pid), f"{pid} ends")
+
+
+def test_what_a_role_may_see(environment):
+    from realm.config.keys import AppConfig
+    from realm.config.plan import Machine, decide, make_plan
+
+    plan = make_plan(decide(AppConfig(), Machine(4, 0, False)).app, cores=4)
+    for role, threads in (("learner", "3"), ("aisrv", "1"), ("buffer", "1"), ("evaluator", "1")):
+        assert role_environment(role, plan)["OMP_NUM_THREADS"] == threads
+    assert role_environment("aisrv", plan)["CUDA_VISIBLE_DEVICES"] == ""
+    assert role_environment("learner", plan).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
