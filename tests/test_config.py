@@ -285,6 +285,7 @@ def test_wrong_overrides(tmp_path: Path, override: str, start: str) -> None:
         # only together
         ("[app]\npreload_model = true", "2: key 'preload_model': preload_model = true needs", ""),
         ("[app]\nrun_mode = 'eval'", "2: key 'run_mode': run_mode = 'eval' needs", ""),
+        ("[app]\nrun_name = ''\nrun_mode = 'eval'", "3: key 'run_mode': run_mode = 'eval' needs", "or a run_name"),
         # no TOML
         ("[app]\nalgo = diy", "2: 'algo = diy' is not TOML: Invalid value; must be key = value", ""),
         ("[app]\n\nseed = 3 seed = 4", "3: 'seed = 3 seed = 4' is not TOML:", ""),

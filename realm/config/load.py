@@ -155,7 +155,8 @@ def _make(cls: type[T], values: Mapping[str, Any], prefix: str, places: Mapping[
     try:
         return cls(**values)
     except ValueError as error:
-        key = next((key for key in values if re.search(rf"\b{re.escape(key)}\b", str(error))), None)
+        named = {key: match.start() for key in values if (match := re.search(rf"\b{re.escape(key)}\b", str(error)))}
+        key = min(named, key=named.__getitem__, default=None)
         place = places.get(f"{prefix}.{key}" if key else prefix, f"table [{prefix}]")
         name = f"key {shown((prefix, key))!r}: " if key else ""
         raise ConfigError(f"{place}: {name}{one_line(error)}") from error
