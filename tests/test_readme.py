@@ -152,7 +152,7 @@ def test_names_exist(document):
     """Every identifier between backticks is a word of the code."""
     paths = [path for folder in ("realm", "diy", "tests") for path in (ROOT / folder).rglob("*.py")]
     words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in paths if path.name != "test_readme.py")))
-    words |= set(AppConfig.model_fields) | set(re.findall(r"\w+", "\n".join(files(text_of(README)).values())))
+    words |= set(AppConfig.__dataclass_fields__) | set(re.findall(r"\w+", "\n".join(files(text_of(README)).values())))
     names = [one for one in spans(text_of(document)) if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(\))?", one)]
     unknown = [one for one in names if one.removesuffix("()").rpartition(".")[2] not in words]
     assert [one for one in unknown if one not in WRITTEN_BY_RUNS | GIVEN_BY_USERS | {"requirements.lock"}] == []
@@ -175,7 +175,7 @@ def test_keys_with_a_value_are_accepted(document):
     """`key = value` between backticks is a setting of [app] that loads."""
     pairs = [one for one in spans(text_of(document)) if re.fullmatch(r"[a-z_]+ = [\"\w]+", one)]
     for key, value in (one.split(" = ") for one in pairs):
-        if key in AppConfig.model_fields:
+        if key in AppConfig.__dataclass_fields__:
             load_config(ROOT / "conf/configure_app.toml", [f"{key}={value}"])
         else:
             assert key == "r", key  # the round r of the architecture

@@ -18,7 +18,7 @@ fi
 
 # torch as the project has it: the same build for everybody
 torch=$("$python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])')
-shared="numba numpy gymnasium pydantic loguru pyyaml pillow psutil setuptools"  # what diy's environments import
+shared="numba numpy gymnasium msgspec loguru pyyaml pillow psutil setuptools"  # what diy's environments import
 
 # one peer, in a subshell
 install() {

@@ -34,6 +34,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -106,11 +107,9 @@ class Row(NamedTuple):
 def tuner_settings(app: AppConfig, machine: Machine) -> tuple[str, ...]:
     """A cluster whose workers and place of prediction the tuner chooses, with as many environments as `app` has."""
     total = make_plan(app, machine).round_size
-    free = app.model_copy(
-        update={
-            "wrapper_type": "remote", "aisrv_count": "auto", "aisrv_connect_to_kaiwu_env_count": "auto",
-            "predict_local_or_remote": "auto", "train_batch_size": "auto", "replay_buffer_capacity": "auto",
-        }
+    free = dataclasses.replace(
+        app, wrapper_type="remote", aisrv_count="auto", aisrv_connect_to_kaiwu_env_count="auto",
+        predict_local_or_remote="auto", train_batch_size="auto", replay_buffer_capacity="auto",
     )  # fmt: skip
     chosen = make_plan(free, machine).workers
     workers = most_workers(total, chosen)

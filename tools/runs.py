@@ -226,7 +226,7 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
 
 
 def _without_limits(config: RunConfig) -> RunConfig:
-    return replace(config, app=config.app.model_copy(update={"max_seconds": 0.0, "max_env_steps": 0, "run_name": ""}))
+    return replace(config, app=replace(config.app, max_seconds=0.0, max_env_steps=0, run_name=""))
 
 
 # ---- curves ----

@@ -4,86 +4,42 @@ from __future__ import annotations
 
 import ipaddress
 import keyword
-import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from msgspec import Meta
 
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}"
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 
-def _matches(pattern: str, what: str) -> AfterValidator:
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(what)
-        return text
-
-    return AfterValidator(check)
-
-
-def _algo(text: str) -> str:
-    parts = text.split(".")
-    names = all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", one) and not keyword.iskeyword(one) for one in parts)
-    if not names or len(text) > 80:
-        raise ValueError('the dotted name of a Python package, like "diy"')
-    if parts[-1] in ("app", "env", "eval_env"):
-        raise ValueError("a package of another name, since [app], [env] and [eval_env] are tables already")
-    return text
-
-
-def _folder(text: str) -> str:
-    root = text != "" and not text.strip("/")
-    if root or ".." in text.split("/") or text.startswith("~") or "\\" in text or not text.isprintable():
-        raise ValueError('a folder without "..", "~" or backslashes, and not /')
-    return text
-
-
-def _loopback(text: str) -> str:
-    try:
-        fine = ipaddress.IPv4Address(text).is_loopback
-    except ValueError:
-        fine = False
-    if not fine:
-        raise ValueError('a loopback address like "127.0.0.1", since there is no encryption or authentication yet')
-    return text
-
-
-def _share(value: float) -> float:
-    if value != 0 and not 0.01 <= value <= 1:  # a process that only waits takes a thousandth
-        raise ValueError("a number from 0.01 to 1, or 0")
-    return value
-
-
-def _bare_selector(value: Any) -> Any:
-    return value.removeprefix("reverb.selectors.") if isinstance(value, str) else value
-
-
-def _upper(value: Any) -> Any:
-    return value.upper() if isinstance(value, str) else value
-
-
-NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}"
 Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Limit = Annotated[int, Field(ge=0, le=10**15)]
-Threads = Annotated[int, Field(ge=1, le=1024)]
-Seconds = Annotated[float, Field(ge=0.01, le=86_400)]
-Device = Annotated[str, _matches(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", '"auto", "cpu", "mps", "cuda" or "cuda:N"')]
-Name = Annotated[str, _matches(NAME, "letters, digits, dots, dashes and underscores, at most 80, no dot in front")]
-NameOrEmpty = Annotated[str, _matches(f"({NAME})?", "letters, digits, dots, dashes and underscores, or empty")]
-Folder = Annotated[str, AfterValidator(_folder)]
-ModelId = Annotated[int, Field(ge=0)] | Literal["latest"]
-Selector = Annotated[
-    Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"], BeforeValidator(_bare_selector)
-]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Limit = Annotated[int, Meta(ge=0, le=10**15)]
+Threads = Annotated[int, Meta(ge=1, le=1024)]
+Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
+ModelId = Annotated[int, Meta(ge=0)] | Literal["latest"]
+Selector = Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"]
+# A `description` ends the sentence "must be ..."; the bounds do where there is none.
+_PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env or eval_env'
+_LETTERS = "letters, digits, dots, dashes and underscores, at most 80, no dot or dash in front"
+_LOOPBACK = 'a loopback address like "127.0.0.1", since there is no encryption or authentication yet'
+_DEVICE = '"auto", "cpu", "mps", "cuda" or "cuda:N"'
+Package = Annotated[str, Meta(pattern=rf"\A{_WORD}(\.{_WORD})*\Z", max_length=80, description=_PACKAGE)]
+Device = Annotated[str, Meta(pattern=r"\A(auto|cpu|mps|cuda(:[0-9]{1,3})?)\Z", description=_DEVICE)]
+Name = Annotated[str, Meta(pattern=rf"\A{_NAME}\Z", description=_LETTERS)]
+NameOrEmpty = Annotated[str, Meta(pattern=rf"\A({_NAME})?\Z", description=f"{_LETTERS}, or empty")]
+Folder = Annotated[str, Meta(description='the name of a folder, without "..", "~" in front or backslashes, and not /')]
+Loopback = Annotated[str, Meta(description=_LOOPBACK)]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0.01 to 1, or 0")]
+Port = Annotated[int, Meta(ge=0, le=65_000, description="a whole number at least 1024 and at most 65000, or 0")]
 
 
-class AppConfig(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class AppConfig:
     """Table `[app]`: one attribute a key, KaiwuDRL's name where it has one; `sample` means a chunk by default."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    algo: Annotated[str, AfterValidator(_algo)] = "diy"
+    algo: Package = "diy"
     """The user's package; the last part of its name is also the table with its hyper-parameters."""
     app: Name = "back_to_the_realm"
     """Name of the game, for logs and file names."""
@@ -93,18 +49,18 @@ class AppConfig(BaseModel):
     """Train, or only play with the model that `eval_model_dir` and `eval_model_id` name."""
     wrapper_type: Literal["remote", "local"] = "remote"
     """All roles as processes, or everything in one process without sockets."""
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
     """Seed of everything random; a worker's own seed derives from it and its number."""
     device: Device = "auto"
     """Where the learner and the actor put the model."""
 
     aisrv_count: Threads | Auto = "auto"
     """Worker processes (N)."""
-    aisrv_connect_to_kaiwu_env_count: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
+    aisrv_connect_to_kaiwu_env_count: Annotated[int, Meta(ge=1, le=65_536)] | Auto = "auto"
     """Environments of one worker (E)."""
     predict_local_or_remote: Literal["remote", "local"] | Auto = "auto"
     """Predict at the shared actor, or in the worker with its own copy of the weights."""
-    predict_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
+    predict_batch_size: Annotated[int, Meta(ge=1, le=1_048_576)] = 1024
     """The most rows that the actor puts into one forward pass; a larger request is a batch of its own."""
     torch_num_threads: Threads | Auto = "auto"
     """Torch threads of the learner."""
@@ -115,11 +71,11 @@ class AppConfig(BaseModel):
     """Reverb, or the project's own NumPy buffer; auto takes reverb where it is installed."""
     replay_buffer_capacity: Count | Auto = "auto"
     """Samples that the buffer holds."""
-    preload_ratio: Annotated[float, Field(ge=1)] = 2.0
+    preload_ratio: Annotated[float, Meta(ge=1)] = 2.0
     """Training starts when the buffer has received capacity / preload_ratio samples."""
     train_batch_size: Count | Auto = "auto"
     """Samples of one update; auto takes one round of all workers, N x E."""
-    production_consume_ratio: Annotated[float, Field(gt=0)] = 1.0
+    production_consume_ratio: Annotated[float, Meta(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
     """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
@@ -127,17 +83,17 @@ class AppConfig(BaseModel):
     """Which sample is drawn next; auto is Fifo on-policy and Uniform off-policy."""
     reverb_remover: Selector = "Fifo"
     """Which sample leaves a full buffer."""
-    priority_exponent: Annotated[float, Field(ge=0, le=100)] = 0.6
+    priority_exponent: Annotated[float, Meta(ge=0, le=100)] = 0.6
     """Power of the priority in a Prioritized selector; 0 is uniform."""
-    max_version_lag: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["part", "free"] | Auto = "auto"
+    max_version_lag: Annotated[int, Meta(ge=0, le=1_000_000)] | Literal["part", "free"] | Auto = "auto"
     """How many updates old the weights that act may be: 0 is strict on-policy, part lets them lack that part of the
     newest update beside which they play, free has no limit."""
-    max_unacked_rounds: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_unacked_rounds: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Rounds that a worker may have under way to the buffer; then it waits."""
 
     dump_model_freq: Count = 100
     """Updates between two checkpoints."""
-    modelpool_max_save_model_count: Annotated[int, Field(ge=1, le=10_000)] = 5
+    modelpool_max_save_model_count: Annotated[int, Meta(ge=1, le=10_000)] = 5
     """The model pool and the folder of checkpoints keep the last so many."""
     user_save_mode_max_count: Limit = 0
     """The most models that the user's code may save; 0 is no limit."""
@@ -153,20 +109,20 @@ class AppConfig(BaseModel):
     """The checkpoint's number of updates, or latest."""
     eval_episodes: Count = 100
     """Episodes of one evaluation."""
-    eval_cpu_share: Annotated[float, AfterValidator(_share)] = 0.05
+    eval_cpu_share: Share = 0.05
     """Share of the run's CPU time in which the evaluator plays the newest models with their best actions and keeps the
     best of them in best_ckpt/; 0 starts none. With wrapper_type "local" there is none: a run in one process would stop
     training meanwhile; use `realm eval`."""
 
-    log_dir: Annotated[Folder, _matches(".+", "the name of a folder")] = "train"
+    log_dir: Annotated[Folder, Meta(min_length=1)] = "train"
     """Folder that holds the folders of runs."""
-    level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = "INFO"
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least important level that is logged."""
     max_env_steps: Limit = 0
     """The run ends after so many environment steps; 0 is no limit."""
-    max_seconds: Annotated[float, Field(ge=0, le=1_000_000_000)] = 0.0
+    max_seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
     """The run ends after so many seconds; 0 is no limit."""
-    restart_budget: Annotated[int, Field(ge=0, le=1000)] = 3
+    restart_budget: Annotated[int, Meta(ge=0, le=1000)] = 3
     """How often one role is started again within restart_window_s before the whole run stops."""
     restart_window_s: Seconds = 300.0
     """Restarts longer ago than this are forgotten."""
@@ -176,18 +132,16 @@ class AppConfig(BaseModel):
     """The run stops if a role is not ready after this time."""
     stop_timeout_s: Seconds = 10.0
     """A role that has not ended this long after it was told to is killed."""
-    bind_host: Annotated[str, AfterValidator(_loopback)] = "127.0.0.1"
+    bind_host: Loopback = "127.0.0.1"
     """Address on which the roles listen."""
-    base_port: Annotated[int, Field(ge=1024, le=65_000)] | Literal[0] = 0
+    base_port: Port = 0
     """First of the run's ports; 0 takes free ones."""
 
-    @model_validator(mode="after")
-    def _together(self) -> AppConfig:
+    def __post_init__(self) -> None:
         if self.preload_model and not self.preload_model_dir:
             raise ValueError("preload_model = true needs a folder of checkpoints in preload_model_dir")
         if self.run_mode == "eval" and not (self.eval_model_dir or self.run_name):
             raise ValueError("run_mode = 'eval' needs a folder of checkpoints in eval_model_dir, or a run_name")
-        return self
 
     @property
     def hyper_table(self) -> str:
@@ -195,9 +149,45 @@ class AppConfig(BaseModel):
         return self.algo.rpartition(".")[2]
 
 
-def replaced(app: AppConfig, **values: Any) -> AppConfig:
-    """A copy with other values, which are not checked again."""
-    return app.model_copy(update=values)
+def _is_package(name: str) -> bool:
+    *_, last = words = name.split(".")
+    return last not in ("app", "env", "eval_env") and not any(keyword.iskeyword(word) for word in words)
+
+
+def _is_folder(name: str) -> bool:
+    is_root = name != "" and not name.strip("/")
+    return name.isprintable() and not (is_root or ".." in name.split("/") or name.startswith("~") or "\\" in name)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.IPv4Address(address).is_loopback
+    except ValueError:
+        return False
+
+
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    "algo": _is_package,
+    "preload_model_dir": _is_folder,
+    "eval_model_dir": _is_folder,
+    "eval_cpu_share": lambda share: share == 0 or share >= 0.01,  # a process that only waits takes a thousandth
+    "log_dir": _is_folder,
+    "bind_host": _is_loopback,
+    "base_port": lambda port: port == 0 or port >= 1024,
+}
+"""Whether a value of the right type is fine, for keys of which type and bounds do not say everything."""
+
+
+def _short_selector(name: str) -> str:
+    return name.removeprefix("reverb.selectors.")
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "reverb_sampler": _short_selector,
+    "reverb_remover": _short_selector,
+    "level": str.upper,
+}
+"""Makes AppConfig's spelling of a text out of the file's, for keys that have more than one."""
 
 
 IGNORED = {

@@ -6,6 +6,7 @@ config.toml holds the result, so every role derives the same `Plan` from it (`ma
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from realm.config.flow import check_flow, preload_samples
-from realm.config.keys import AppConfig, replaced
+from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 
 Preferences = Callable[[int, str, int], Mapping[str, Any]]
@@ -119,8 +120,7 @@ def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = N
     """Replace every `auto`. Raises ConfigError for what this machine cannot do."""
     _check_machine(app, machine)
     if app.wrapper_type == "local":  # one process has one worker, which predicts itself and holds the buffer
-        fixed = {"predict_local_or_remote": "local", "aisrv_count": 1, "buffer_backend": "native"}
-        app = replaced(app, **fixed)
+        app = dataclasses.replace(app, predict_local_or_remote="local", aisrv_count=1, buffer_backend="native")
     capacity = app.replay_buffer_capacity
     why: dict[str, str] = {}
     preferred: Mapping[str, Any] = {}
@@ -129,11 +129,11 @@ def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = N
             preferred = preferences(machine.cores, app.device, int(app.aisrv_count))
         if getattr(app, key) == "auto":
             value, why[key] = rule(app, machine, preferred)
-            app = replaced(app, **{key: value})
+            app = dataclasses.replace(app, **cast(Any, {key: value}))
     if capacity == "auto" and app.max_version_lag != "free":
         # workers that wait for a newer version must have played what the first update needs
         ratio = max(app.preload_ratio, int(app.replay_buffer_capacity) / int(app.train_batch_size))
-        app = replaced(app, preload_ratio=ratio)
+        app = dataclasses.replace(app, preload_ratio=ratio)
     return Decided(app, why)
 
 

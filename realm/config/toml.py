@@ -31,18 +31,20 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Parse a TOML file to its tables and the place of every key."""
     try:
         if file.exists() and not file.is_file():
-            raise ConfigError(f"{file}: not a file; allowed is the name of a TOML file")
+            raise ConfigError(f"{file}: not a file; must be the name of a TOML file")
         data = file.read_bytes()
     except FileNotFoundError as error:
         near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.toml")))
-        raise ConfigError(f"{file}: no such file; allowed is the name of a TOML file{near}") from error
+        raise ConfigError(f"{file}: no such file; must be the name of a TOML file{near}") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{file}:{line}: byte {data[error.start]:#04x} is not UTF-8; allowed is UTF-8") from error
+        raise ConfigError(
+            f"{file}:{line}: byte {data[error.start]:#04x} is not UTF-8; the file must be UTF-8"
+        ) from error
     lines = text.split("\n")
     statements = list(_statements(lines))
     try:
@@ -106,12 +108,12 @@ def _syntax_error(file: Path, lines: list[str], statements: list[Statement], err
                 break
             header = lines[start].lstrip().startswith("[")
             what = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
-            return ConfigError(f"{place}: {what}: set before, at line {seen[again] + 1}; allowed is once")
+            return ConfigError(f"{place}: {what}: set before, at line {seen[again] + 1}; must be set once")
         for key in keys:
             seen.setdefault(key, start)
     reason = re.sub(r" \(at .*\)$", "", one_line(error))
-    allowed = "key = value, with text in quotes, and true or false in small letters"
-    return ConfigError(f"{place}: {lines[start].strip()[:60]!r} is not TOML: {reason}; allowed is {allowed}")
+    expected = "key = value, with text in quotes, and true or false in small letters"
+    return ConfigError(f"{place}: {lines[start].strip()[:60]!r} is not TOML: {reason}; must be {expected}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
