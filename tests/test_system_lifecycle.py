@@ -1,5 +1,6 @@
 """How a run starts, ends and fails: real processes, signals, a taken port, a killed launcher."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from backends import HAS_REVERB
 from cluster import PATIENCE_S, ROOT, Run
 from loguru import logger
 
-from realm.launch.supervisor import _STOP_ORDER, Role, Supervisor
+from realm.launch.supervisor import Role, Supervisor
 
 pytestmark = pytest.mark.system
 NATIVE = "buffer_backend=native"
@@ -139,10 +140,11 @@ def test_a_long_update_is_waited_for(tmp_path):
 
 
 def test_a_role_that_does_not_stop_is_named_once():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    process.start()
     role = Role("learner", 0, process, state="ready")
     supervisor = SimpleNamespace(
-        _roles={("learner", 0): role}, _group_since={_STOP_ORDER[0]: time.monotonic() - 20}, _patience_s=lambda _: 10.0,
+        _roles={("learner", 0): role}, _group_since={False: time.monotonic() - 20}, _patience_s=lambda _: 10.0,
         _command=lambda *_: None,
     )  # fmt: skip
     said = []
@@ -153,7 +155,8 @@ def test_a_role_that_does_not_stop_is_named_once():
     finally:
         logger.remove(sink)
     assert said == ["learner-0 did not stop in 10 s and is killed\n"]
-    assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    process.join(PATIENCE_S)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_no_orphans_when_the_launcher_is_killed(tmp_path):
@@ -270,6 +273,9 @@ def test_a_crash_loop_ends_the_run_with_its_cause(tmp_path):
         assert run.finish() == 1, run.text()
         output = run.output.read_text()
         assert re.search(r"ERROR.*learner-0 failed 2 times.*AssertionError: ", output), output
+        # where the user's code raised is on the screen, not in a log file alone
+        trace = output.partition("the last lines of the traceback:")[2]
+        assert 'counting/algorithm/agent.py", line' in trace, output
         assert len(re.findall("the run has ended", output)) == 1
         assert run.processes() == []
         assert run.file()["state"] == "failed"

@@ -51,6 +51,8 @@ def place(
     It leads a session of its own, so that Ctrl+C in the terminal is not for it, writes to `log`, and ends when this
     process does. environment: all of its variables. Raises ConfigError or OSError if no process can be started.
     """
+    with open(log, "ab"):
+        pass  # it can be written
     fork = imports_torch and sys.platform == "linux"
     arguments = (run, argument, dict(environment), log, title)
     process: BaseProcess
