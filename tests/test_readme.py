@@ -73,7 +73,7 @@ def realm(folder, *arguments):
 
 @pytest.mark.system
 def test_the_example_trains(tmp_path):
-    settings = "wrapper_type=local run_name=cart aisrv_connect_to_kaiwu_env_count=16 max_env_steps=20_000".split()
+    settings = ["wrapper_type=local", "run_name=cart", "aisrv_connect_to_kaiwu_env_count=16", "max_env_steps=20_000"]
     overrides = [part for one in settings for part in ("--set", one)]
     realm(tmp_path, "start", "--config", str(ROOT / "conf" / "cartpole.toml"), *overrides)
     updates = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("train/cart/ckpt/model.ckpt-*")]
@@ -95,7 +95,7 @@ def test_the_shown_configuration_is_that_of_the_example(tmp_path):
     ((name, content),) = files(text_of(README)).items()
     (tmp_path / "shown.toml").write_text(content)
     assert load_config(tmp_path / "shown.toml", []).app.algo == load_config(ROOT / name, []).app.algo
-    assert EXAMPLE == ROOT / load_config(ROOT / name, []).app.algo.replace(".", "/")
+    assert ROOT / load_config(ROOT / name, []).app.algo.replace(".", "/") == EXAMPLE
 
 
 def test_the_readme_is_short():
