@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -71,10 +72,14 @@ def realm(folder, *arguments):
 
 
 @pytest.mark.system
-def test_the_example_trains(tmp_path):
+def test_a_copy_of_the_example_trains(tmp_path):
+    """The way that the README gives: the package copied to a folder of one's own, and a configuration that names it."""
+    ((name, shown),) = files(text_of(README)).items()
+    algo = load_config(ROOT / name, []).app.algo
+    shutil.copytree(EXAMPLE, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "mine.toml").write_text(shown.replace(algo, "mine"))
     settings = ["wrapper_type=local", "run_name=cart", "aisrv_connect_to_kaiwu_env_count=16", "max_env_steps=20_000"]
-    overrides = [part for one in settings for part in ("--set", one)]
-    realm(tmp_path, "start", "--config", str(ROOT / "conf" / "cartpole.toml"), *overrides)
+    realm(tmp_path, "start", "--config", "mine.toml", *(part for one in settings for part in ("--set", one)))
     updates = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("train/cart/ckpt/model.ckpt-*")]
     assert max(updates) >= 10
     realm(tmp_path, "eval", "train/cart", "--episodes", "4", "--json", "eval.json")
