@@ -1,8 +1,8 @@
 """Whether the numbers of the flow between workers, buffer and learner can work together.
 
-Called once by `launch/plan.py`, before any process starts, with every "auto" resolved; the buffer's limiter relies on
-what it proves. Pure functions of numbers. A sample is one item of the buffer (a chunk by default), a round is one
-sample of every environment of every worker.
+Called by `plan.make_plan`, before any process starts, with every `auto` decided; the buffer's limiter relies on what it
+proves. Pure functions of numbers. A sample is one item of the buffer (a chunk by default), a round is one sample of
+every environment of every worker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 from typing import Literal
 
 from realm.errors import ConfigError
+
+Lag = int | Literal["part"] | None
 
 
 def preload_samples(capacity: int, preload_ratio: float) -> int:
@@ -28,76 +30,92 @@ def check_flow(
     train_batch_size: int,
     ratio: float,
     round_size: int,
-    max_version_lag: int | Literal["part"] | None,
+    max_version_lag: Lag,
 ) -> None:
     """Raise ConfigError, with the numbers, if a run could stall, lose samples or break its promise about their age.
 
     On-policy each sample leaves the buffer when it is drawn, and workers wait for room: so preload and one round must
     fit together, and workers that wait for a newer model must first have played enough for it. Off-policy samples
-    stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no limit, "part" is 0
-    with weights that go out before an update is over.
+    stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no bound, "part" is 0
+    with weights that go out in the middle of an update.
     """
-    lag = 0 if max_version_lag == "part" else max_version_lag
-    on_policy = policy == "on-policy"
-    batch = train_batch_size
-    preload = max(batch, preload_samples(capacity, preload_ratio))
+    if policy == "on-policy":
+        _check_on_policy(sampler, ratio)
+    else:
+        _check_off_policy(sampler, remover, capacity, max_version_lag)
+    _check_batch(train_batch_size, round_size, max_version_lag)
     one_round = f"one round of all workers ({round_size} samples)"
+    if capacity < train_batch_size + round_size:
+        raise ConfigError(
+            f"replay_buffer_capacity is {capacity}, too small for train_batch_size {train_batch_size} and {one_round}; "
+            f"it must be at least {train_batch_size + round_size}"
+        )
+    preload = max(train_batch_size, preload_samples(capacity, preload_ratio))
     start = (
         f"training starts at {preload} samples (replay_buffer_capacity {capacity} / preload_ratio {preload_ratio:g})"
     )
+    if policy == "on-policy" and capacity < preload + round_size:
+        raise ConfigError(
+            f"{start}, and the buffer has no room for {one_round} next to them; preload_ratio must be at "
+            f"least {_up(capacity / (capacity - round_size))}"
+        )
+    lag = _updates(max_version_lag)
+    ahead = ((lag or 0) + 1) * train_batch_size
+    if lag is not None and preload > ahead:
+        raise ConfigError(
+            f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {train_batch_size} workers play "
+            f"only {ahead} before the first update; preload_ratio must be at least {_up(capacity / ahead)}"
+        )
 
-    if on_policy and ratio != 1:
+
+def _check_on_policy(sampler: str, ratio: float) -> None:
+    if ratio != 1:
         raise ConfigError(
-            f"production_consume_ratio is {ratio:g}, but on-policy training uses each sample once; allowed is 1 "
-            "(several passes over a batch are the algorithm's own), or off-policy"
+            f"production_consume_ratio is {ratio:g}, but on-policy training uses each sample once; it must be 1 "
+            "(the algorithm itself may pass over a batch several times), or the policy off-policy"
         )
-    if on_policy and sampler != "Fifo":
+    if sampler != "Fifo":
         raise ConfigError(
-            f"reverb_sampler is {sampler}, but on-policy training takes samples in the order of their making; "
-            "allowed is Fifo, or off-policy"
+            f"reverb_sampler is {sampler}, but on-policy training takes samples in the order in which they were made; "
+            "it must be Fifo, or the policy off-policy"
         )
-    if not on_policy and sampler not in ("Uniform", "Prioritized"):
+
+
+def _check_off_policy(sampler: str, remover: str, capacity: int, max_version_lag: Lag) -> None:
+    if sampler not in ("Uniform", "Prioritized"):
         raise ConfigError(
-            f"reverb_sampler is {sampler}, which in off-policy training gives the same sample again and again; "
-            "allowed is Uniform or Prioritized, or on-policy"
+            f"reverb_sampler is {sampler}, which in off-policy training draws the same sample again and again; "
+            "it must be Uniform or Prioritized, or the policy on-policy"
         )
-    if not on_policy and remover == "Lifo":
+    if remover == "Lifo":
         raise ConfigError(
             f"reverb_remover is Lifo, so a full buffer would throw away each new sample and keep its first {capacity} "
-            "for ever; allowed is Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
+            "for ever; it must be Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
         )
-    if not on_policy and lag is not None:
+    if max_version_lag is not None:
         raise ConfigError(
-            f"max_version_lag is {max_version_lag}, but what an off-policy buffer holds may be of any age; "
-            "allowed is free, or on-policy"
+            f"max_version_lag is {max_version_lag}, but samples of an off-policy buffer may be of any age; "
+            "it must be free, or the policy on-policy"
         )
+
+
+def _check_batch(batch: int, round_size: int, max_version_lag: Lag) -> None:
+    lag = _updates(max_version_lag)
     if lag == 0 and batch != round_size:
         strict = "part" if max_version_lag == "part" else "0 (strict on-policy)"
         raise ConfigError(
-            f"max_version_lag is {strict} and train_batch_size is {batch}, but what one version plays is "
-            f"{one_round}; allowed is train_batch_size = {round_size}, or a lag of at least 1"
+            f"max_version_lag is {strict} and train_batch_size is {batch}, but one version plays one round of all "
+            f"workers ({round_size} samples); train_batch_size must be {round_size}, or the lag at least 1"
         )
     if lag is not None and batch % round_size:
         raise ConfigError(
             f"train_batch_size is {batch}, but with max_version_lag {max_version_lag} an update takes whole rounds of "
-            f"all workers; allowed is a multiple of {round_size}, or max_version_lag = free"
+            f"all workers; it must be a multiple of {round_size}, or max_version_lag free"
         )
-    if capacity < batch + round_size:
-        raise ConfigError(
-            f"replay_buffer_capacity is {capacity}, too small for train_batch_size {batch} and {one_round}; "
-            f"allowed is at least {batch + round_size}"
-        )
-    if on_policy and capacity < preload + round_size:
-        raise ConfigError(
-            f"{start}, and the buffer has no room for {one_round} beside them; allowed is a preload_ratio of at "
-            f"least {_up(capacity / (capacity - round_size))}"
-        )
-    ahead = ((lag or 0) + 1) * batch
-    if lag is not None and preload > ahead:
-        raise ConfigError(
-            f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {batch} workers play only "
-            f"{ahead} before the first update; allowed is a preload_ratio of at least {_up(capacity / ahead)}"
-        )
+
+
+def _updates(max_version_lag: Lag) -> int | None:
+    return 0 if max_version_lag == "part" else max_version_lag
 
 
 def _up(value: float) -> float:

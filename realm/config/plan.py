@@ -292,28 +292,36 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
 
 
 def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
-    """A sentence for each choice of the user's that is known to be slow here; `tools/bench_train.py --rows slow`
-    measures them (docs/performance.md has the table)."""
-    found = []
-    if plan.workers > 2 * plan.cores:
-        found.append(f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers to step on")
-    if plan.learner_threads > plan.cores:
-        found.append(f"torch_num_threads is {plan.learner_threads}, but there are {plan.cores} cores to learn on")
-    if app.wrapper_type == "remote" and plan.round_size < _FEW_ENVS:
-        found.append(
-            f"there are {plan.round_size} environments in all, and a forward of so few rows takes nearly as long as "
-            f"one of {_FEW_ENVS}"
-        )
-    if not plan.predict_local and app.predict_batch_size < plan.envs_per_worker:
-        found.append(
-            f"predict_batch_size is {app.predict_batch_size}, so each worker's question for "
-            f"{plan.envs_per_worker} environments is a forward of its own"
-        )
-    if app.wrapper_type == "remote" and plan.predict_local and plan.device != "cpu":
-        found.append("predict_local_or_remote is local, so workers predict on their cores while there is a GPU")
-    if not plan.predict_local and plan.device == "cpu":
-        found.append(f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}")
-    waits = app.wrapper_type == "remote" and plan.max_version_lag == 0 and not plan.publish_early
-    if waits and (plan.cores > 1 or plan.device != "cpu"):
-        found.append("max_version_lag is 0, so workers and learner wait for each other, though there is room for both")
-    return found
+    """A sentence for each of the user's choices that is known to be slow here (docs/performance.md)."""
+    remote, gpu = app.wrapper_type == "remote", plan.device != "cpu"
+    strict = remote and plan.max_version_lag == 0 and not plan.publish_early
+    rules = (
+        (
+            plan.workers > 2 * plan.cores,
+            f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers",
+        ),
+        (
+            plan.learner_threads > plan.cores,
+            f"torch_num_threads is {plan.learner_threads}, but there are {plan.cores} cores",
+        ),
+        (
+            remote and plan.round_size < _FEW_ENVS,
+            f"there are {plan.round_size} environments in all, and a forward pass over so few rows takes nearly as long "
+            f"as one over {_FEW_ENVS}",
+        ),
+        (
+            not plan.predict_local and app.predict_batch_size < plan.envs_per_worker,
+            f"predict_batch_size is {app.predict_batch_size}, so the question of each worker for "
+            f"{plan.envs_per_worker} environments is a forward pass of its own",
+        ),
+        (
+            remote and plan.predict_local and gpu,
+            "predict_local_or_remote is local, so workers predict on their cores while there is a GPU",
+        ),
+        (not plan.predict_local and not gpu, f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}"),
+        (
+            strict and (plan.cores > 1 or gpu),
+            "max_version_lag is 0, so workers and learner wait for each other, though both could run",
+        ),
+    )
+    return [sentence for holds, sentence in rules if holds]
