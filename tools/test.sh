@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: tools/test.sh [--setup-only | arguments for pytest]
+# Sets up and runs the tests: tools/test.sh [--all] [--setup-only | arguments for pytest]
+# Without --all it leaves out the slow ones (marked `slow`), and takes a few minutes.
 source "$(dirname "$0")/setup.sh"
-if [ "${1:-}" = "--setup-only" ]; then
-    exit 0
-fi
+case "${1:-}" in
+    --setup-only) exit 0 ;;
+    --all) shift ;;
+    *) set -- -m "not slow" "$@" ;;
+esac
 exec "$python" -m pytest "$@"

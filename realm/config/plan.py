@@ -306,8 +306,8 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
         ),
         (
             remote and plan.round_size < _FEW_ENVS,
-            f"there are {plan.round_size} environments in all, and a forward pass over so few rows takes nearly as long "
-            f"as one over {_FEW_ENVS}",
+            f"there are {plan.round_size} environments in all, and a forward pass over so few rows takes nearly as "
+            f"long as one over {_FEW_ENVS}",
         ),
         (
             not plan.predict_local and app.predict_batch_size < plan.envs_per_worker,
