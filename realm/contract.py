@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -39,7 +39,8 @@ Arrays = dict[str, Array]
 
 
 class Version(NamedTuple):
-    """Which weights: ordered as a pair. Each start of a learner raises `epoch`; `update` counts `learn` calls."""
+    """Names one set of weights; ordered as a pair. Each start of a learner raises `epoch`; each update raises `update`,
+    when its weights go out."""
 
     epoch: int
     update: int
@@ -383,6 +384,10 @@ class Monitor(Protocol):
         ...
 
 
+Learned = tuple[dict[str, float], Array | None]
+"""What an update comes to: its metrics, and new priorities [B] or None."""
+
+
 class Agent(Protocol):
     """What `<algo>/algorithm/agent.py` provides: lives only where weights live (actor, learner, evaluator)."""
 
@@ -393,9 +398,17 @@ class Agent(Protocol):
         """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]. What is given may be read-only."""
         ...
 
-    def learn(self, batch: Any, info: SampleInfo) -> tuple[dict[str, float], Array | None]:
-        """One update on a batch (a Chunk with leading B) to metrics and new priorities [B] or None. The batch may be
-        read-only."""
+    def learn(self, batch: Any, info: SampleInfo) -> Learned | Generator[None, bool, Learned]:
+        """One update on a batch (a Chunk with leading B). The batch may be read-only.
+
+        A plain function returns (metrics, priorities). A generator yields once at most and then returns the same. It
+        yields where its weights may go out before the update is over: with `max_version_lag = "part"` they are
+        published there, and workers play the next round with them while the rest of the update is made. The value of
+        the yield says whether they went out: `went_out = yield`. The drawback: the weights that act lack the steps
+        after the yield. So yield where learner and workers share the cores, after about half of the gradient steps, and
+        not where a strictly on-policy batch is needed. `save_model` may be called at the yield, so counters must be
+        right by then.
+        """
         ...
 
     def save_model(self) -> dict[str, Any]:
@@ -404,23 +417,6 @@ class Agent(Protocol):
 
     def load_model(self, state: dict[str, Any]) -> None:
         """Take back what `save_model` gave."""
-        ...
-
-
-class Early(NamedTuple):
-    """How weights go out before an update is over, so that workers play the next round beside the rest of it."""
-
-    after: float
-    """0 to 1: the part of the update's gradient steps that should be made before."""
-    publish: Callable[[], None]
-    """Sends `model` as it is now. To be called once in an update, or not at all: then it goes out at the end."""
-
-
-class EarlyAgent(Agent, Protocol):
-    """An Agent that can let weights go out early (`max_version_lag = "part"`)."""
-
-    def learn(self, batch: Any, info: SampleInfo, early: Early | None = None) -> tuple[dict[str, float], Array | None]:
-        """As `Agent.learn`; early None: nobody may have the weights before the update is over."""
         ...
 
 

@@ -11,8 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ import pytest
 import torch
 from loguru import logger
 
-from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Early, Field, SampleInfo, Spec, Version
-from realm.errors import CheckpointError, ContractError
+from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Learned, SampleInfo, Spec, Version
+from realm.errors import CheckpointError, ContractError, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.checkpoint import find, load, load_bytes, load_newest, restore, save, to_bytes
-from realm.learn.trainer import WAIT, Trainer, moment
+from realm.learn.trainer import Trainer, complete
+from realm.roles.learner import check_yields
 from realm.watch.meters import Meters
 
 ROOT = Path(__file__).parents[1]
@@ -260,70 +260,163 @@ def test_priorities_pass_as_floats(tmp_path: Path) -> None:
 # --- weights that go out before an update is over
 
 
-class EarlyAgent(Agent):
-    """Lets its weights go out, `calls` times, between two gradient steps."""
+class Yielding(Agent):
+    """Lets its weights go out, `times` times, between two gradient steps."""
 
-    calls = 1
+    times = 1
 
-    def learn(self, batch: Arrays, info: SampleInfo, early: Early | None = None) -> tuple[dict[str, float], Any]:
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.went_out: list[bool] = []
+
+    def learn(self, batch: Arrays, info: SampleInfo) -> Generator[None, bool, Learned]:  # type: ignore[override]
         super().learn(batch, info)
-        if early is not None:
-            for _ in range(self.calls):
-                early.publish()
-        time.sleep(0.01)
+        for _ in range(self.times):
+            self.went_out.append((yield))
         return super().learn(batch, info)
 
 
-def test_weights_that_go_out_early_have_the_next_version_and_lack_a_part(tmp_path: Path) -> None:
-    one, sent = trainer(tmp_path, 1, agent=EarlyAgent(1)), []
+class Pool:
+    """Where weights are published."""
 
-    def publish(version: Version, env_steps: int) -> None:
-        sent.append((version, env_steps, one.weights()))
+    def __init__(self, of: Trainer) -> None:
+        self._of = of
+        self.weights: dict[Version, bytes] = {}
+        self.env_steps: dict[Version, int] = {}
 
+    def publish(self, version: Version, env_steps: int) -> None:
+        assert version not in self.weights
+        self.weights[version], self.env_steps[version] = self._of.weights(), env_steps
+
+
+def test_a_checkpoint_holds_the_weights_that_went_out_under_its_name(tmp_path: Path) -> None:
+    """Also those that are saved for the user, and after a resume; and each names its env steps."""
+    pools = {}
+    for epoch in (1, 2):
+        one = trainer(tmp_path / "ckpt", 1, keep=100, agent=Yielding(1))
+        one.start(epoch)
+        pools[epoch] = pool = Pool(one)
+        pool.publish(one.version, one.env_steps)
+        for update, batch in enumerate(batches(12)):
+            one.update(*batch, publish=pool.publish)
+            if update in (3, 9):
+                one.save_for_user(tmp_path / "user", 0)
+        last = one.save()
+        assert last is not None
+        assert load(last).version == one.version
+        assert one.version not in pool.weights  # nobody played with these
+        assert load(last).weights == to_bytes(one.agent.model) != pool.weights[Version(epoch, one.version.update - 1)]
+    assert one.version == Version(2, 13 + 12 + 1)
+    both = []
+    for path in [*(tmp_path / "ckpt").iterdir(), *(tmp_path / "user").iterdir()]:
+        saved = load(path)
+        pool = pools[saved.version.epoch]
+        if saved.version in pool.weights:
+            both.append((path.parent.name, *saved.version))
+            assert saved.weights == pool.weights[saved.version]
+            assert saved.env_steps == pool.env_steps[saved.version]
+    assert sorted(both) == [
+        *(("ckpt", 1, update) for update in (0, 5, 10)), *(("ckpt", 2, update) for update in (13, 15, 20, 25)),
+        *(("user", 1, update) for update in (5, 11)), *(("user", 2, update) for update in (18, 24)),
+    ]  # fmt: skip
+
+
+def test_what_is_saved_for_the_user_is_saved_at_once_where_weights_go_out_at_the_end(tmp_path: Path) -> None:
+    for agent in (Agent(1), Yielding(1)):
+        one = trainer(tmp_path / f"{type(agent).__name__}", 1, agent=agent)
+        one.start(1)
+        for batch in batches(3):
+            one.update(*batch)
+        one.save_for_user(tmp_path / "user", 0)
+        assert load(tmp_path / "user" / "model.ckpt-1-3").weights == one.weights()
+        assert one.save() is not None
+        assert one.version == Version(1, 3)
+
+
+def test_what_is_asked_for_in_the_last_update_is_saved_with_the_last_checkpoint(tmp_path: Path) -> None:
+    one = trainer(tmp_path / "ckpt", 1, agent=Yielding(1))
+    one.start(1)
+    one.update(*batches(1)[0], publish=Pool(one).publish)
+    one.save_for_user(tmp_path / "user", 0)
+    assert not (tmp_path / "user").exists()
+    one.save()
+    assert load(tmp_path / "user" / "model.ckpt-1-2").weights == one.weights()
+
+
+def test_the_lag_of_weights_that_went_out_early_is_a_difference_of_versions(tmp_path: Path) -> None:
+    one = trainer(tmp_path, 1, agent=Yielding(1))
+    pool = Pool(one)
     one.start(1)
     for update, (items, info) in enumerate(batches(4)):
-        of_newest = {**items, "version": np.full_like(items["version"], [1, update])}
-        one.update(of_newest, info, publish=publish)
-        version, env_steps, weights = sent[-1]
-        assert (version, env_steps) == (one.version, one.env_steps) == (Version(1, update + 1), (update + 1) * 6)
-        assert weights != one.weights()
+        acted = [1, max(0, update - 1)] if update == 3 else [1, update]
+        one.update({**items, "version": np.full_like(items["version"], acted)}, info, publish=pool.publish)
+        assert (one.version, one.env_steps) == (Version(1, update + 1), (update + 1) * 6)
+        assert pool.env_steps[one.version] == one.env_steps
+        assert pool.weights[one.version] != one.weights()  # these lack a gradient step
     _, means = one._meters.snapshot()
-    (lag, count), (greatest, _), (age, _) = (means[f"policy_lag_{what}"] for what in ("updates", "updates_max", "s"))
-    assert count == 4
-    assert 0 < lag < 3  # the first batch lacks nothing, three others a part of an update
-    assert lag == pytest.approx(greatest)
-    assert age > 3 * 0.01
-    (after, _) = means["published_after"]
-    assert 0 < after / 4 <= 1
-    assert len(sent) == 4
+    assert means["policy_lag_updates"] == means["policy_lag_updates_max"] == [1, 4]
+    assert means["policy_lag_s"][0] > 0
 
 
-def test_nothing_goes_out_where_nobody_may_have_it(tmp_path: Path) -> None:
-    one = trainer(tmp_path, 1, agent=EarlyAgent(1))
+def test_learn_is_told_whether_its_weights_went_out(tmp_path: Path) -> None:
+    one = trainer(tmp_path, 1, agent=Yielding(1))
     one.start(1)
-    one.update(*batches(1)[0])
-    assert "published_after" not in one._meters.snapshot()[1]
+    pool, stream = Pool(one), batches(3)
+    one.update(*stream[0])
+    one.update(*stream[1], publish=pool.publish)
+    one.update(*stream[2])
+    assert one.agent.went_out == [False, True, False]  # type: ignore[attr-defined]
+    assert list(pool.weights) == [Version(1, 2)]
+    assert one.version == Version(1, 3)
 
 
-def test_weights_go_out_once_in_an_update(tmp_path: Path) -> None:
-    one = trainer(tmp_path, 1, agent=EarlyAgent(1))
-    one.agent.calls = 2  # type: ignore[attr-defined]
+def test_an_update_is_the_same_whether_weights_go_out_in_it_or_not(tmp_path: Path) -> None:
+    ends = []
+    for early in (False, True):
+        one = trainer(tmp_path / str(early), 1, agent=Yielding(1))
+        one.start(1)
+        for batch in batches(6):
+            one.update(*batch, publish=Pool(one).publish if early else None)
+        ends.append((one.weights(), one.version, one.env_steps))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("agent", [Agent(1), Yielding(1)], ids=["a function", "a generator that never yields"])
+def test_weights_go_out_at_the_end_of_a_learn_that_does_not_yield(tmp_path: Path, agent: Agent) -> None:
+    agent.times = 0  # type: ignore[attr-defined]
+    one = trainer(tmp_path, 1, agent=agent)
     one.start(1)
-    with pytest.raises(ContractError, match=r"called early.publish twice; allowed is one call in an update"):
-        one.update(*batches(1)[0], publish=lambda version, env_steps: None)
+    pool = Pool(one)
+    one.update(*batches(1)[0], publish=pool.publish)
+    assert one.version == Version(1, 1)
+    assert pool.weights == {}  # then it is for the learner to publish
+    assert not one._moved_on
 
 
-@pytest.mark.parametrize(("needs", "rests_at"), [(0.0, 1.0), (0.3, 0.7), (1.0, 0.0), (5.0, 0.0)])
-def test_weights_go_out_as_late_as_nobody_waits(needs: float, rests_at: float) -> None:
-    """Against a worker that needs so much of an update's time for its round, and once a hundred times as much."""
-    after, waited = 0.5, []
-    for update in range(600):
-        round_ = 100 * needs if update == 200 else needs
-        waited.append(max(0.0, round_ - (1 - after)))
-        after = moment(after, waited[-1])
-    assert after == pytest.approx(rests_at, abs=0.04)
-    if needs < 1:
-        assert np.mean(waited[300:]) <= WAIT + 1e-6
+@pytest.mark.parametrize("early", [False, True])
+def test_a_second_yield_is_one_sentence(tmp_path: Path, early: bool) -> None:
+    one = trainer(tmp_path, 1, agent=Yielding(1))
+    one.agent.times = 2  # type: ignore[attr-defined]
+    one.start(1)
+    with pytest.raises(ContractError, match=r"^learn yielded twice in one update; it must yield once at most.*[^.]$"):
+        one.update(*batches(1)[0], publish=Pool(one).publish if early else None)
+
+
+def test_both_forms_of_learn_are_brought_to_their_end() -> None:
+    batch = batches(1)[0]
+    one, other = Agent(1), Yielding(1)
+    assert "loss" in complete(one.learn(*batch))[0]
+    assert "loss" in complete(other.learn(*batch))[0]
+    assert (one.updates, other.updates, other.went_out) == (1, 2, [False])
+
+
+def test_part_of_an_update_needs_a_learn_that_yields() -> None:
+    check_yields(Yielding(1))  # type: ignore[arg-type]
+    with pytest.raises(
+        UserCodeError, match=r"^.*/tests/test_checkpoint\.py: max_version_lag is \"part\", but .*[^.]$"
+    ) as it:
+        check_yields(Agent(1))
+    assert "yield once in learn, or set max_version_lag to a number" in str(it.value)
 
 
 # --- what a disk does

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from realm.contract import (
     Array,
     Arrays,
     Chunk,
-    Early,
     Field,
+    Learned,
     PredictContext,
     Prediction,
     SampleInfo,
@@ -35,6 +35,7 @@ from realm.contract import (
     arrays_to_chunk,
     chunk_to_arrays,
 )
+from realm.learn.trainer import complete
 
 STATES, ACTIONS, T = 5, 6, 16
 SPEC = Spec(
@@ -106,6 +107,17 @@ def context(rows: int, explore: float = 1.0) -> PredictContext:
 
 def info(chunks: int) -> SampleInfo:
     return SampleInfo(np.arange(chunks, dtype=np.uint64), np.ones(chunks), np.ones(chunks, np.int64))
+
+
+def learn(agent: Agent, chunk: Chunk, info: SampleInfo, at_yield: Callable[[], None] | None = None) -> Learned:
+    """An update; at_yield: takes the weights there."""
+
+    def go_out() -> bool:
+        if at_yield is not None:
+            at_yield()
+        return at_yield is not None
+
+    return complete(agent.learn(chunk, info), go_out)
 
 
 def play(agent: Agent, num_envs: int = 8) -> Iterator[Chunk]:
@@ -273,7 +285,7 @@ def test_the_loss_of_an_update_is_the_literal_one(fields: dict[str, Any]) -> Non
     assert (~chunk.valid).any()
     assert chunk.terminated.any()
     want = literal_loss(agent, chunk, config)
-    metrics, priorities = agent.learn(chunk, info(8))
+    metrics, priorities = learn(agent, chunk, info(8))
     assert priorities is None
     for name, value in want.items():
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
@@ -288,7 +300,7 @@ def test_metrics_do_not_depend_on_how_a_batch_is_cut(fields: dict[str, Any]) -> 
         agent = make_agent(config, seed=4)
         with torch.no_grad():  # another policy than the one that acted
             agent.model.actor_head.weight.normal_(0, 1, generator=torch.Generator().manual_seed(1))
-        told.append(agent.learn(chunk, info(8))[0])
+        told.append(learn(agent, chunk, info(8))[0])
     whole, parts = told
     assert whole.keys() == parts.keys()
     assert 0 < whole["ess"] < 0.95
@@ -299,13 +311,10 @@ def test_metrics_do_not_depend_on_how_a_batch_is_cut(fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("fields", [{}, {"shared_trunk": True}], ids=str)
-@pytest.mark.parametrize(("after", "passes"), [(0.0, 0), (1 / 3, 1), (2 / 3, 2), (1.0, 3)])
-def test_weights_that_go_out_early_lack_the_gradient_steps_that_follow(
-    after: float, passes: int, fields: dict[str, Any]
-) -> None:
-    """They are those of an update of fewer passes, policy and critic, and what the update comes to is the same."""
+def test_weights_that_go_out_early_lack_half_of_the_gradient_steps(fields: dict[str, Any]) -> None:
+    """They are those of an update of half the passes, policy and critic, and what the update comes to is the same."""
     chunk = recorded(3)[2]
-    config = dataclasses.replace(TINY, epochs=3, minibatch_size=16, **VTRACE, **fields)
+    config = dataclasses.replace(TINY, epochs=4, minibatch_size=16, **VTRACE, **fields)
 
     def weights(agent: Agent) -> dict[str, torch.Tensor]:
         return {name: x.clone() for name, x in agent.model.state_dict().items()}
@@ -313,19 +322,41 @@ def test_weights_that_go_out_early_lack_the_gradient_steps_that_follow(
     def learned(epochs: int) -> dict[str, torch.Tensor]:
         other = make_agent(dataclasses.replace(config, epochs=epochs), seed=4)
         other.updates = 7  # the chunk is of an older version
-        other.learn(chunk, info(8))
+        learn(other, chunk, info(8))
         return weights(other)
 
     agent, sent = make_agent(config, seed=4), []
-    agent.updates = int(chunk.version[0, 0, 1])
-    metrics, _ = agent.learn(chunk, info(8), Early(after, lambda: sent.append(weights(agent))))
+    agent.updates = 7
+    metrics, _ = learn(agent, chunk, info(8), lambda: sent.append((weights(agent), agent.save_model())))
     assert metrics["skipped"] == 0
-    (early,) = sent
-    less = learned(passes) if passes else weights(make_agent(config, seed=4))
-    whole = learned(3)
+    ((early, state),) = sent
+    half, whole = learned(2), learned(4)
     for name, x in early.items():
-        torch.testing.assert_close(x, less[name], rtol=0, atol=0)
+        torch.testing.assert_close(x, half[name], rtol=0, atol=0)
         torch.testing.assert_close(agent.model.state_dict()[name], whole[name], rtol=0, atol=0)
+    # a checkpoint there is one of this version, and one after it of the next
+    assert (state["updates"], state["env_steps"]) == (8, int(chunk.valid.sum()))
+    assert (agent.save_model()["updates"], agent.env_steps) == (9, int(chunk.valid.sum()))
+
+
+def test_a_policy_that_has_moved_on_is_another_than_the_one_that_went_out() -> None:
+    """Its batches are of the newest version, and yet of an older policy."""
+    agent = make_agent(dataclasses.replace(TINY, **VTRACE))
+    stream = play(agent)
+    asked, actor = [], agent.model.actor
+    for early, computed in ((False, 0), (True, 0), (True, 1), (False, 1), (False, 0)):
+        chunk = copied(next(stream))
+        assert (chunk.version[..., 1] == agent.updates).all()
+        asked.clear()
+
+        def forward(obs: dict[str, torch.Tensor]) -> torch.Tensor:
+            asked.append(torch.is_grad_enabled())
+            return actor(obs)  # type: ignore[no-any-return]
+
+        agent.model.actor = forward
+        learn(agent, chunk, info(8), (lambda: None) if early else None)
+        agent.model.actor = actor
+        assert asked.count(False) == computed
 
 
 def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
@@ -335,7 +366,7 @@ def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
     for source in ("actor", "learner"):
         other = make_agent(dataclasses.replace(TINY, value_source=source))
         other.model.load_state_dict(agent.model.state_dict())
-        results.append(other.learn(chunk, info(8))[0])
+        results.append(learn(other, chunk, info(8))[0])
     for name, value in results[0].items():
         assert results[1][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
@@ -361,7 +392,7 @@ def test_vtrace_reads_no_action_of_a_row_that_is_not_valid() -> None:
         assert (~other.valid).any()
         other.extra["log_prob"][~other.valid] = junk
         other.action[~other.valid] = 0 if junk == 0.0 else ACTIONS + 7
-        results.append((agent.learn(other, info(8))[0], agent.model.state_dict()))
+        results.append((learn(agent, other, info(8))[0], agent.model.state_dict()))
     for metrics, weights in results[1:]:
         assert metrics == results[0][0]
         assert all(torch.equal(x, results[0][1][name]) for name, x in weights.items())
@@ -388,7 +419,7 @@ def test_a_shared_trunk_learns_from_both_heads() -> None:
     for vf_coef in (0.0, 0.5):  # without a bound of the gradient, which would join the heads anyway
         agent = make_agent(dataclasses.replace(TINY, shared_trunk=True, vf_coef=vf_coef, max_grad_norm=1e9))
         before = {name: x.clone() for name, x in agent.model.state_dict().items()}
-        metrics, _ = agent.learn(chunk, info(8))
+        metrics, _ = learn(agent, chunk, info(8))
         assert metrics["skipped"] == 0
         moved = {name for name, x in agent.model.state_dict().items() if not torch.equal(x, before[name])}
         heads = {"actor_head"} | ({"critic_head"} if vf_coef else set())
@@ -421,8 +452,8 @@ def test_schedules_follow_the_env_steps() -> None:
     config = dataclasses.replace(TINY, total_env_steps=100, entropy_start=0.2, entropy_end=0.1)
     agent, chunk = make_agent(config), recorded(1)[0]
     rows = int(chunk.valid.sum())
-    first, _ = agent.learn(chunk, info(8))
-    second, _ = agent.learn(chunk, info(8))
+    first, _ = learn(agent, chunk, info(8))
+    second, _ = learn(agent, chunk, info(8))
     assert (first["lr"], first["entropy_coef"]) == (pytest.approx(3e-3), pytest.approx(0.2))
     assert agent.env_steps == 2 * rows
     assert rows >= 100
@@ -443,7 +474,7 @@ def test_it_learns_the_corridor(fields: dict[str, Any]) -> None:
     for _ in range(60):
         chunk = next(stream)
         lengths.append(chunk.valid.sum() / max(1, chunk.terminated.sum()))
-        metrics, _ = agent.learn(chunk, info(8))
+        metrics, _ = learn(agent, chunk, info(8))
     assert np.mean(lengths[:5]) > 10
     assert np.mean(lengths[-5:]) < 5  # the best is 4
     assert metrics["explained_variance"] > 0.5
@@ -455,15 +486,15 @@ def test_what_is_not_finite_changes_no_weight_and_is_counted() -> None:
     before = {name: x.clone() for name, x in agent.model.state_dict().items()}
     bad = copied(chunk)
     bad.reward[0, 3] = np.nan
-    metrics, _ = agent.learn(bad, info(8))
+    metrics, _ = learn(agent, bad, info(8))
     assert metrics["skipped"] == agent.config.epochs * 2  # all of them: advantages are normalised over the batch
     bad = copied(chunk)
     bad.obs["features"][:, :, 0] = bfloat16(np.array([[np.inf]]))[0, 0]
-    metrics, _ = agent.learn(bad, info(8))
+    metrics, _ = learn(agent, bad, info(8))
     assert metrics["skipped"] > 0
     for name, x in agent.model.state_dict().items():
         assert torch.equal(x, before[name]), name
-    metrics, _ = agent.learn(chunk, info(8))
+    metrics, _ = learn(agent, chunk, info(8))
     assert metrics["skipped"] == 0
     assert not torch.equal(agent.model.actor_head.weight, before["actor_head.weight"])
     assert all(torch.isfinite(x).all() for x in agent.model.state_dict().values())
@@ -473,7 +504,7 @@ def test_a_batch_without_valid_rows_changes_nothing() -> None:
     agent, chunk = make_agent(), copied(recorded(1)[0])
     before = {name: x.clone() for name, x in agent.model.state_dict().items()}
     chunk.valid[:] = False
-    metrics, _ = agent.learn(chunk, info(8))
+    metrics, _ = learn(agent, chunk, info(8))
     assert metrics["rows"] == 0
     assert all(torch.equal(x, before[name]) for name, x in agent.model.state_dict().items())
 
@@ -482,7 +513,7 @@ def test_read_only_batches_are_taken() -> None:
     chunk = recorded(1)[0]
     for array in chunk_to_arrays(chunk).values():
         array.flags.writeable = False
-    make_agent().learn(chunk, info(8))
+    learn(make_agent(), chunk, info(8))
 
 
 # ---- resuming ----
@@ -492,10 +523,10 @@ def test_resuming_is_exact_to_the_bit() -> None:
     batches = recorded(10)
     straight = make_agent()
     for batch in batches:
-        straight.learn(batch, info(8))
+        learn(straight, batch, info(8))
     first = make_agent()
     for batch in batches[:5]:
-        first.learn(batch, info(8))
+        learn(first, batch, info(8))
     file = io.BytesIO()
     torch.save({"model": first.model.state_dict(), "agent": first.save_model()}, file)
     file.seek(0)
@@ -504,7 +535,7 @@ def test_resuming_is_exact_to_the_bit() -> None:
     second.model.load_state_dict(saved["model"])
     second.load_model(saved["agent"])
     for batch in batches[5:]:
-        second.learn(batch, info(8))
+        learn(second, batch, info(8))
     for name, x in straight.model.state_dict().items():
         assert torch.equal(x, second.model.state_dict()[name]), name
     assert (second.env_steps, second.updates) == (straight.env_steps, straight.updates)
@@ -544,7 +575,7 @@ def test_the_reference_network_plays_and_learns(precision: str) -> None:
         action, extra = agent.predict(obs, context(4))
         obs, reward, terminated, truncated, _ = envs.step(action)
         chunks.step(Prediction(action, extra, Version(1, 0)), reward, terminated, truncated, obs)
-    metrics, _ = agent.learn(chunks.take(), info(4))
+    metrics, _ = learn(agent, chunks.take(), info(4))
     assert metrics["skipped"] == 0
     assert np.log(8) - 0.01 < metrics["entropy"] < np.log(16) + 0.01  # nearly uniform, some rows without a flash
 
@@ -564,7 +595,7 @@ def test_policy_and_critic_learn_at_the_same_time_in_two_threads_and_the_same_as
             for net in (agent.model.actor_body, agent.model.critic_body):
                 net.register_forward_pre_hook(meet)
         torch.set_num_threads(threads)
-        agent.learn(chunk, info(8))
+        learn(agent, chunk, info(8))
         assert torch.get_num_threads() == threads
         learned.append(agent.model.state_dict())
     for name, value in learned[0].items():
@@ -586,7 +617,7 @@ def test_the_policy_that_acted_is_known_where_it_is_the_one_that_learns(fields: 
             return actor(obs)  # type: ignore[no-any-return]
 
         agent.model.actor = asked
-        agent.learn(chunk, info(8))
+        learn(agent, chunk, info(8))
         assert nets.count(False) == older
         learned.append(agent.model.state_dict())
     for name, value in learned[0].items():
@@ -602,7 +633,7 @@ def test_it_acts_with_the_weights_that_were_learned_or_loaded(precision: str, fi
     obs = {name: array[:, 0] for name, array in chunk.obs.items()}
     values = []
     for _ in range(3):
-        agent.learn(chunk, info(8))
+        learn(agent, chunk, info(8))
         other.model.load_state_dict(agent.model.state_dict())
         truth = agent.model({name: torch.from_numpy(array) for name, array in obs.items()})[1].detach().numpy()
         for one in (agent, other):
@@ -621,7 +652,7 @@ def test_nobody_needs_the_compiler_of_torch() -> None:
     code = """
 import dataclasses, sys
 import numpy as np
-from test_diy_agent import SPEC, STATES, ACTIONS, TINY, Agent, PredictContext, info, recorded
+from test_diy_agent import SPEC, STATES, ACTIONS, TINY, Agent, PredictContext, info, learn, recorded
 from realm.learn.checkpoint import load_bytes, to_bytes
 
 for precision in ("fp32", "bf16"):
@@ -629,7 +660,7 @@ for precision in ("fp32", "bf16"):
     load_bytes(agent.model, to_bytes(agent.model))
     obs = {"features": np.zeros((4, STATES), np.int16), "legal": np.ones((4, ACTIONS), bool)}
     agent.predict(obs, PredictContext(np.arange(4), np.ones(4, bool), np.ones(4, np.float32)))
-    agent.learn(recorded(3)[2], info(8))
+    learn(agent, recorded(3)[2], info(8))
     agent.load_model(agent.save_model())
 print("torch._dynamo" in sys.modules)
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from diy.algorithm.choose import choose
 from diy.algorithm.model import Player, make_model
 from diy.config import Config
 from realm import returns
-from realm.contract import Array, Arrays, Chunk, Early, PredictContext, SampleInfo, Spec
+from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see Agent._tensor
 
@@ -103,7 +103,8 @@ class Agent:
         self.optimizers = [Adam(part, config.adam_eps) for part in parts.values() if part]
         self.beside: Executor = Here()  # does what can be done at the same time; see `_two_threads`
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
-        self.updates = 0
+        self.updates = 0  # the version of the weights, within an epoch
+        self.moved_on = False  # the weights are no longer those that went out as this version
 
     # ---- acting ----
 
@@ -134,26 +135,24 @@ class Agent:
 
     # ---- learning ----
 
-    def learn(self, batch: Chunk, info: SampleInfo, early: Early | None = None) -> tuple[dict[str, float], None]:
+    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
         """One update on B chunks of T steps. Returns its metrics (means over the gradient steps) and no priorities.
 
-        A network whose loss or gradient is not finite leaves that gradient step out, which is counted as `skipped`.
+        Yields after half of the gradient steps. A network whose loss or gradient is not finite leaves that gradient
+        step out, which is counted as `skipped`.
         """
         now = self._now()
         with self._two_threads():
-            # weights that went out early have the version of those that the update came to
-            older = early is not None or bool((batch.version[..., 1] != self.updates).any())
-            rows = self._rows(batch, now, older)
+            rows = self._rows(batch, now, older=self.moved_on or bool((batch.version[..., 1] != self.updates).any()))
             count = len(rows.index)
-            minibatches, steps = self._minibatches(rows), []
-            if early is not None:
-                before = round(early.after * self.config.epochs * self._of_a_pass(count))
-                steps = self._gradient_steps(islice(minibatches, before), now)
-                early.publish()
+            minibatches = self._minibatches(rows)
+            steps = self._gradient_steps(islice(minibatches, self.config.epochs * self._of_a_pass(count) // 2), now)
+            self.env_steps += count
+            self.updates += 1
+            self.moved_on = False
+            self.moved_on = yield
             steps += self._gradient_steps(minibatches, now)
         self.player.outdate()
-        self.env_steps += count
-        self.updates += 1
         made = [step for step in steps if step is not None]
         result = dataclasses.asdict(now) | {"skipped": float(len(steps) - len(made)), "rows": float(count)}
         if made:
@@ -363,7 +362,7 @@ class Agent:
             "optimizers": [one.state_dict() for one in self.optimizers],
             "generator": self.generator.get_state(),
             "env_steps": self.env_steps,
-            "updates": self.updates,
+            "updates": self.updates + self.moved_on,  # then they are saved as the next version
         }
 
     def load_model(self, state: dict[str, Any]) -> None:

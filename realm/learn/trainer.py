@@ -1,35 +1,27 @@
-"""One update after the other on the real agent: counting, lag, checkpoints. The heart of learner and local mode.
+"""One update after the other on the real agent: versions, lag, checkpoints. The heart of learner and local mode.
 
-Owned by `roles/learner.py` and `launch/local.py`, which differ only in where batches come from and where
-weights go.
+Owned by `roles/learner.py` and `launch/local.py`, which differ only in where batches come from and where weights go.
+A version names one set of weights: they get their number when they go out, which is where `learn` yields if it is a
+generator and somebody wants them there, else at its end. Only numbered weights are saved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, cast
 
 import numpy as np
 from loguru import logger
 
-from realm.contract import Agent, Array, Arrays, Early, EarlyAgent, SampleInfo, Spec, Version, arrays_to_chunk
+from realm.contract import Agent, Array, Arrays, Learned, SampleInfo, Spec, Version, arrays_to_chunk
 from realm.errors import CheckpointError, ContractError
 from realm.learn import checkpoint
 from realm.watch.meters import Meters
 
 _WARN_EVERY_S = 60.0
-WAIT = 0.03  # of the learner's time, for rounds that are played with weights which lack as little as that allows
 _SAVE_WITHIN_S = 600.0  # slow updates: no more than this is lost, whatever dump_model_freq says
-
-
-class WentOut(NamedTuple):
-    """When the weights of an update could be had, and which part of the update's time came after that."""
-
-    at: float  # monotonic seconds
-    lacking: float  # 0 to 1
 
 
 class Trainer:
@@ -44,9 +36,9 @@ class Trainer:
         self._saved = Version(0, 0)
         self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
-        self._went_out: dict[int, WentOut] = {}  # by update
-        self._after = 0.5  # the part of an update after which its weights go out, if before its end
-        self._update_s = 0.0  # how long the newest update took
+        self._went_out_at: dict[int, float] = {}  # update -> monotonic seconds
+        self._moved_on = False  # the weights are no longer those that went out as `version`
+        self._asked: list[tuple[Path, int]] = []  # saves for the user that wait for numbered weights
 
     def start(self, epoch: int, preload: checkpoint.Checkpoint | None = None) -> None:
         """Begin an epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
@@ -77,7 +69,7 @@ class Trainer:
         elif preload is not None:
             checkpoint.load_bytes(self.agent.model, preload.weights)
             logger.info("weights preloaded from {}", preload.path)
-        self._went_out[self.version.update] = WentOut(time.monotonic(), 0.0)
+        self._went_out_at[self.version.update] = time.monotonic()
         path = self.save()
         if path is not None:
             checkpoint.load(path)
@@ -91,59 +83,53 @@ class Trainer:
         return checkpoint.to_bytes(self.agent.model)
 
     def update(
-        self,
-        items: Arrays,
-        info: SampleInfo,
-        waited_s: float = 0.0,
-        publish: Callable[[Version, int], None] | None = None,
+        self, items: Arrays, info: SampleInfo, publish: Callable[[Version, int], None] | None = None
     ) -> Array | None:
         """One `learn` call on a batch (item name -> [B, ...]); returns new priorities f64 [B] or None.
 
-        waited_s: how long somebody waited for the batch. publish: where weights may go out before the update is over:
-        sends them, as this version after so many env steps, when `learn` says so.
+        publish: sends the weights where `learn` yields, as this version after so many env steps; None: nobody may have
+        them before the update is over.
         """
         started = time.monotonic()
         self._measure_lag(items["version"])
-        batch = items if self._spec.sample else arrays_to_chunk(items)
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
-        made, env_steps = self.next_version, self.env_steps + steps
-        if publish is None:
-            metrics, priorities = self.agent.learn(batch, info)
-        else:
-            if self._update_s:
-                self._after = moment(self._after, waited_s / self._update_s)
-            early = Early(self._after, partial(self._go_out, publish, made, env_steps))
-            metrics, priorities = cast(EarlyAgent, self.agent).learn(batch, info, early=early)
-            self._meters.put("published_after", self._after)
+        made = self.next_version
+
+        def go_out() -> bool:
+            if publish is None:
+                return False
+            self._number_weights(steps)
+            publish(self.version, self.env_steps)
+            self._save_due()
+            self._moved_on = True
+            return True
+
+        batch = items if self._spec.sample else arrays_to_chunk(items)
+        metrics, priorities = complete(self.agent.learn(batch, info), go_out)
         if priorities is not None:
             priorities = _checked_priorities(priorities, len(items["worker"]))
-        self.version, self.env_steps = made, env_steps
-        now = time.monotonic()
-        self._update_s = now - started
-        at = self._went_out.get(made.update, WentOut(now, 0.0)).at
-        self._went_out[made.update] = WentOut(at, (now - at) / max(self._update_s, 1e-9))
-        self._went_out.pop(made.update - 1000, None)
+        update_s = time.monotonic() - started
+        if self.version != made:
+            self._number_weights(steps)
+            self._save_due()
         meters = self._meters
         meters.put_all(metrics)
         meters.put("sample_reuse", float(info.times_sampled.mean()))
         version = items["version"].reshape(-1, 2)
         meters.put("versions_in_batch", float(len(np.unique(version[:, 0] << 32 | version[:, 1]))))
-        meters.put("update_s", self._update_s)
-        meters.count("busy_s", self._update_s)
+        meters.put("update_s", update_s)
+        meters.count("busy_s", update_s)
         meters.count("updates")
         meters.count("items_trained", len(items["worker"]))
         meters.count("env_steps_trained", steps)
         meters.totals["version_epoch"], meters.totals["version_update"] = self.version
-        if self.version.update % self._dump_freq == 0 or now - self._saved_at > _SAVE_WITHIN_S:
-            self.save()
         return priorities
 
-    def _go_out(self, publish: Callable[[Version, int], None], version: Version, env_steps: int) -> None:
-        """What `learn` calls as `early.publish`."""
-        if version.update in self._went_out:
-            raise ContractError("learn called early.publish twice; allowed is one call in an update, or none")
-        self._went_out[version.update] = WentOut(time.monotonic(), 0.0)
-        publish(version, env_steps)
+    def _number_weights(self, steps: int) -> None:
+        """Name the weights as they are now: the next version, which was trained on `steps` more env steps."""
+        self.version, self.env_steps, self._moved_on = self.next_version, self.env_steps + steps, False
+        self._went_out_at[self.version.update] = time.monotonic()
+        self._went_out_at.pop(self.version.update - 1000, None)
 
     def _measure_lag(self, version: Array) -> None:
         """Policy lag of a batch, version i64 [B, ..., 2]: updates and seconds between playing and training."""
@@ -153,20 +139,27 @@ class Trainer:
             return
         updates, counts = np.unique(update[same], return_counts=True)
         now = time.monotonic()
-        went_out = [self._went_out.get(int(one), WentOut(now, 0.0)) for one in updates]
-        lags = self.version.update - updates + [one.lacking for one in went_out]
+        lags = self.version.update - updates
+        ages = [now - self._went_out_at.get(int(one), now) for one in updates]
         self._meters.put("policy_lag_updates", float(np.average(lags, weights=counts)))
         self._meters.put("policy_lag_updates_max", float(lags.max()))
-        self._meters.put("policy_lag_s", float(np.average([now - one.at for one in went_out], weights=counts)))
+        self._meters.put("policy_lag_s", float(np.average(ages, weights=counts)))
 
     def save_for_user(self, folder: Path, keep: int) -> None:
-        """Write a checkpoint where it is not pruned with the others; keep 0: without limit."""
-        path = self._write(folder, keep or 1_000_000)
-        if path is not None:
-            logger.info("saved for the user: {}", path)
+        """Write a checkpoint where it is not pruned with the others, as soon as the weights have a number; keep 0:
+        without limit."""
+        self._asked.append((folder, keep or 1_000_000))
+        if not self._moved_on:
+            self._save_asked()
 
     def save(self) -> Path | None:
-        """Write a checkpoint, unless this version has one; returns where, or None."""
+        """Write a checkpoint, unless this version has one; returns where, or None.
+
+        Weights that have moved on since they went out get the next number, so only a run's last save may be of such.
+        """
+        if self._moved_on:
+            self._number_weights(0)
+            self._save_asked()
         if self._saved == self.version:
             return None
         path = self._write(self._folder, self._keep)
@@ -175,6 +168,19 @@ class Trainer:
             self._saved = self.version
             self._meters.count("checkpoints")
         return path
+
+    def _save_due(self) -> None:
+        """Write what is to be written of the weights that have just got their number."""
+        self._save_asked()
+        if self.version.update % self._dump_freq == 0 or time.monotonic() - self._saved_at > _SAVE_WITHIN_S:
+            self.save()
+
+    def _save_asked(self) -> None:
+        for folder, keep in self._asked:
+            path = self._write(folder, keep)
+            if path is not None:
+                logger.info("saved for the user: {}", path)
+        self._asked.clear()
 
     def _write(self, folder: Path, keep: int) -> Path | None:
         """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
@@ -190,14 +196,21 @@ class Trainer:
             self._meters.count("save_s", time.monotonic() - started)
 
 
-def moment(after: float, waited: float) -> float:
-    """After which part of the next update weights should go out, 0 to 1: as late as can be, since the sooner they do,
-    the more they lack; but so early that the round which is then played is there when the update is over.
+def complete(learning: Learned | Generator[None, bool, Learned], go_out: Callable[[], bool] = lambda: False) -> Learned:
+    """Bring an update to its end, whichever form `Agent.learn` has; returns its metrics and priorities.
 
-    after: of the last update; waited: for the batch that was played meanwhile, of an update's time. In the long run
-    WAIT of the time is waited. Slowly, since on a busy machine some rounds take longer than others.
+    go_out: called where `learn` yields; returns whether the weights went out.
     """
-    return min(1.0, max(0.0, after + 0.1 * (WAIT - min(waited, 0.3))))
+    if not isinstance(learning, Generator):
+        return learning
+    with closing(learning):
+        try:
+            next(learning)
+            learning.send(go_out())
+        except StopIteration as end:
+            learned: Learned = end.value
+            return learned
+    raise ContractError("learn yielded twice in one update; it must yield once at most, where its weights may go out")
 
 
 def _checked_priorities(priorities: Array, count: int) -> Array:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 
 from loguru import logger
 
-from realm.contract import Version
+from realm.contract import Agent, Version
+from realm.errors import UserCodeError
 from realm.learn.checkpoint import find
 from realm.learn.trainer import Trainer
 from realm.roles.job import Job
@@ -21,6 +23,8 @@ def run(job: Job) -> None:
     """Train until stopped, then save."""
     app, plan, link = job.config.app, job.plan, job.link
     agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), plan.device, app.seed)
+    if plan.publish_early:
+        check_yields(agent)
     trainer = Trainer(
         agent, job.spec, job.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, link.meters
     )
@@ -51,17 +55,26 @@ def run(job: Job) -> None:
         while True:
             started = time.monotonic()
             items, info = batches.receive()
-            waited_s = time.monotonic() - started
-            link.meters.count("wait_s", waited_s)
+            link.meters.count("wait_s", time.monotonic() - started)
             # the batch after this one is asked for now, and will be trained on the version after this one
             batches.request(trainer.next_version)
-            priorities = trainer.update(items, info, waited_s, publish if plan.publish_early else None)
+            priorities = trainer.update(items, info, publish if plan.publish_early else None)
             if priorities is not None:
                 batches.set_priorities(info, priorities)
-            if models.newest != trainer.version:
+            if models.newest != trainer.version:  # they did not go out where `learn` yields
                 publish(trainer.version, trainer.env_steps)
             link.env_steps = trainer.env_steps
             tick()
     except Stopped:
         trainer.save()  # not after an error: an update that failed halfway may have left anything in the weights
         raise
+
+
+def check_yields(agent: Agent) -> None:
+    """Raise UserCodeError unless weights can go out before an update is over."""
+    if not inspect.isgeneratorfunction(agent.learn):
+        raise UserCodeError(
+            f'{inspect.getsourcefile(type(agent))}: max_version_lag is "part", but Agent.learn is no generator, so '
+            "its weights cannot go out before an update is over; yield once in learn, or set max_version_lag to a "
+            'number or "free"'
+        )

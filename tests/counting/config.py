@@ -9,5 +9,5 @@ class Config:
     episode_length: int = 11  # of the shortest environment; others are a little longer, so ends fall everywhere
     learn_s: float = 0.0  # an update takes at least this long
     strict: bool = False  # every batch must hold exactly one version, the current one
-    early: bool = True  # weights go out before an update is over, where they may
+    early: bool = True  # learn yields, so weights go out before an update is over, where they may
     once: bool = True  # every chunk must come exactly once

@@ -12,6 +12,7 @@ class Agent:
         self.config = config
         self.model = torch.nn.Linear(1, 1)
         self.updates = 0
+        self.moved_on = False  # since the weights went out
         self.last = {}  # (worker, incarnation, env) -> (seq, count at the chunk's end, first at the end)
         self.env_steps = 0
 
@@ -19,15 +20,19 @@ class Agent:
         count = obs["count"][:, 0]
         return count % 1000, {"echo": count.copy()}
 
-    def learn(self, batch, info, early=None):
+    def learn(self, batch, info):
+        self.check(batch, info)
+        time.sleep(self.config.learn_s / 2)
+        if self.config.early:
+            self.moved_on = yield
+            assert isinstance(self.moved_on, bool)
+        time.sleep(self.config.learn_s / 2)
+        return {"checked_rows": float(batch.valid.size)}, None
+
+    def check(self, batch, info):
+        """Raise unless every row is what was played; count them."""
         assert gc.isenabled()  # held while the role started
-        if early is not None and self.config.early:
-            assert 0 <= early.after <= 1
-            time.sleep(self.config.learn_s * early.after)
-            early.publish()
-            time.sleep(self.config.learn_s * (1 - early.after))
-        else:
-            time.sleep(self.config.learn_s)
+        self.moved_on = False
         for b in range(len(batch.worker)):
             self._check_chunk(batch, b)
         if self.config.strict:
@@ -38,7 +43,6 @@ class Agent:
             assert (info.times_sampled == 1).all(), info.times_sampled
         self.updates += 1
         self.env_steps += int(batch.valid.sum())
-        return {"checked_rows": float(batch.valid.size)}, None
 
     def _check_chunk(self, batch, b):
         count, first, valid = batch.obs["count"][b], batch.first[b], batch.valid[b]
@@ -65,7 +69,7 @@ class Agent:
             self.last[who] = (seq, int(count[-1, 0]))
 
     def save_model(self):
-        return {"updates": self.updates, "env_steps": self.env_steps}
+        return {"updates": self.updates + self.moved_on, "env_steps": self.env_steps}
 
     def load_model(self, state):
         self.updates, self.env_steps = state["updates"], state["env_steps"]

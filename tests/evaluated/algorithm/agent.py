@@ -16,6 +16,6 @@ class Agent(CountingAgent):
         return np.where(context.explore > 0, action, int(self.model.bias.item())), extra
 
     def learn(self, batch, info):
-        result = super().learn(batch, info)
+        self.check(batch, info)
         torch.nn.init.constant_(self.model.bias, self.updates)
-        return result
+        return {"checked_rows": float(batch.valid.size)}, None
