@@ -23,10 +23,11 @@ from commands import end, realm, start
 from PIL import Image
 
 from realm.commands.main import main
-from realm.env import commands as env_commands
 from realm.env import map as maps
 from realm.env import oracle as oracles
-from realm.env.commands import corridor_widths, facts, fixed_options, generate_map, show_map, treasure_ids
+from realm.env.commands import oracle as oracle_command
+from realm.env.commands.episodes import fixed_options, treasure_ids
+from realm.env.commands.maps import corridor_widths, facts, generate_map, show_map
 from realm.env.options import OptionError
 from realm.env.oracle import Oracle
 from realm.errors import ConfigError
@@ -232,7 +233,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> 
         return prepared
 
     monkeypatch.setattr(oracles, "make_oracle", make)
-    monkeypatch.setattr(env_commands, "CACHE", tmp_path / "deep" / "cache")
+    monkeypatch.setattr(oracle_command, "CACHE", tmp_path / "deep" / "cache")
     return calls
 
 
@@ -320,10 +321,10 @@ def test_oracle_short_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("--start 1", "end is 1, it must differ from start (1)"),
         ("--end 16", "end is 16, it must be a whole number from 1 to 15"),
         ("--max-step 0", "max_step is 0, it must be"),
-        ("--seed -1", "--seed -1: allowed is a number from 0"),
+        ("--seed -1", "--seed -1: must be a number from 0"),
         ("--map nowhere", "nowhere"),
         ("--out a.mp4", "--out a.mp4: the name must end in .gif or .png"),
-        ("--out {}", "a folder.gif: it cannot be written"),
+        ("--out {}", "a folder.gif: cannot be written; it must be a file"),
         ("--out no/a.gif", "--out no/a.gif: there is no folder no"),
     ],
 )
@@ -376,11 +377,11 @@ def read_until(terminal: int, wanted: bytes = b"") -> str:
 
 
 EPISODE = """
-from realm.env import render
+from realm.env.commands.live import play
+from realm.env.draw import record
 from realm.env.realm_env import RealmEnv
-from realm.env.commands import play
 env = RealmEnv({"treasure_id": [3, 5], "treasure_random": 0, "max_step": 50}, observation="vector")
-recording = render.record(env, [2] * 50)
+recording = record(env, [2] * 50)
 """
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l\x1b[?25h"
 
@@ -404,8 +405,9 @@ def test_an_episode_is_shown_in_a_terminal_and_its_end_stays_there() -> None:
 def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
     # a program that was started in the background of a script ignores SIGINT, and hands that on to all it starts
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += EPISODE + "from realm import cli\ncli._agent_episode = lambda _: recording\n"
-    code += 'raise SystemExit(cli.main(["play", "--speed", "0.5"]))'
+    code += EPISODE + "from realm.env import commands\nfrom realm.commands.main import main\n"
+    code += "commands._agent_episode = lambda _: recording\n"
+    code += 'raise SystemExit(main(["play", "--speed", "0.5"]))'
     process, terminal = start_in_terminal(code)
     settings = termios.tcgetattr(terminal)
     assert settings[3] & termios.ECHO

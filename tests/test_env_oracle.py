@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from realm.env import map as maps
 from realm.env import oracle as oracles
-from realm.env import oracle_lattice as lattice
-from realm.env import oracle_play as player
 from realm.env import physics
 from realm.env.games import Games
 from realm.env.map import CELL, EXTENT, Map, MapError
-from realm.env.oracle import Oracle
-from realm.env.oracle_play import STATE_NAMES, _copy_rows, _make_state
+from realm.env.oracle import Oracle, beam, distances, fields, lattice, lengths, solving
+from realm.env.oracle.beam import STATE_NAMES, _copy_rows, _make_state
 
 TREASURES = (3, 7, 11, 14)
 
@@ -49,7 +47,7 @@ def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool, fine: int) -> No
     grid = lattice.make_lattice(games.map, 1, True, frame, fine)
     cost = np.empty(len(grid.edges), np.int32)
     begin = lattice.nodes_at(*games.map.points[2], fine=fine)
-    lattice.walks_from(grid, lattice.make_queues(grid.side + 1), begin, lattice.EVERYWHERE, cost)
+    distances.walks_from(grid, distances.make_queues(grid.side + 1), begin, distances.EVERYWHERE, cost)
     rng, state = np.random.default_rng(1), games.state
     direction = rng.integers(8, size=200)
     for t in range(1, 301):
@@ -61,7 +59,7 @@ def test_no_walk_is_shorter_than_the_lattice_says(buffed: bool, fine: int) -> No
         games.step(direction.astype(np.int64))
         going = ~(state.terminated | state.fresh)
         x, z = ((at * fine / CELL).astype(int) for at in (state.x, state.z))
-        least = np.array([lattice.corners_min(cost, s, grid.side) for s in z * grid.side + x])
+        least = np.array([distances.corners_min(cost, s, grid.side) for s in z * grid.side + x])
         assert (least[going] <= t * 3 * frame * lattice.PER_UNIT + 1e-6).all()
     assert least.max() > 60 * lattice.STEP
 
@@ -114,20 +112,20 @@ def test_distances_are_the_shortest(fine: int) -> None:
     map_ = next(map_ for seed in itertools.count() if (map_ := small_map(seed)))
     grid = lattice.make_lattice(map_, 1, True, physics.WALK_FRAME, fine)
     cost, landed = np.empty((2, len(grid.edges)), np.int32), np.empty((2, lattice.END_BIT + 1), np.int32)
-    queues = lattice.make_queues(grid.side + 1)
+    queues = distances.make_queues(grid.side + 1)
     for source in np.flatnonzero(grid.edges)[[0, 3000, -1000]].astype(np.int32):
         seeds = np.full(len(grid.edges), lattice.FAR, np.int32)
         seeds[source] = 0
         walks = lowered(grid, seeds)
         flashes = flashed(grid, walks)
         for slack in (0, lattice.SLACK):
-            lattice.distances_from(grid, queues, np.array([source]), True, slack, lattice.EVERYWHERE, cost, landed)
+            distances.distances_from(grid, queues, np.array([source]), True, slack, distances.EVERYWHERE, cost, landed)
             assert (cost[0] == walks).all()
             truth = lowered(grid, np.minimum(flashes, np.minimum(walks + slack, lattice.FAR)))
             assert (cost[1] == truth).all()
             # asked for a few nodes only, it may stop early
             near = np.flatnonzero(walks < 20 * lattice.STEP)[::97].astype(np.int32)
-            lattice.distances_from(grid, queues, np.array([source]), True, slack, near, cost, landed)
+            distances.distances_from(grid, queues, np.array([source]), True, slack, near, cost, landed)
             assert (cost[0, near] == walks[near]).all()
             assert (cost[1, near] == truth[near]).all()
             assert (cost[0] != walks).any()
@@ -243,7 +241,7 @@ def brute_steps(oracle: Oracle, treasures: tuple[int, ...]) -> int:
                 since = np.full(len(to_buff), lattice.FAR, dtype=np.int64)
                 since[c] = 0
                 for m in range(begin, len(way)):
-                    since = (np.where(since < oracles.HASTE, way[m][1], way[m][0]) + since).min(1)
+                    since = (np.where(since < lengths.HASTE, way[m][1], way[m][0]) + since).min(1)
                 total = int(since[0])
                 total = total - 20 * lattice.STEP if total >= 70 * lattice.STEP else total * 5 // 7
                 best = min(best, int(before) + total)
@@ -267,9 +265,9 @@ def brute_rest(oracle: Oracle, tail: list[int]) -> NDArray[np.int64]:
         since[c] = 0
         for k in tail[: tail.index(buff) + 1 if buff in tail else None]:
             slow, fast = oracle.leg[:, 0, blocks[k], blocks[here]].astype(np.int64)
-            since, here = (np.where(since < oracles.HASTE, fast, slow) + since).min(1), k
+            since, here = (np.where(since < lengths.HASTE, fast, slow) + since).min(1), k
         slow, fast = oracle.last[:, 0, blocks[here]].astype(np.int64)
-        onward = np.where(since < oracles.HASTE, fast, slow) if after is None else after
+        onward = np.where(since < lengths.HASTE, fast, slow) if after is None else after
         rest[c] = (since + onward).min()
     return np.where(rest >= 70 * lattice.STEP, rest - 20 * lattice.STEP, rest * 5 // 7)
 
@@ -277,7 +275,7 @@ def brute_rest(oracle: Oracle, tail: list[int]) -> NDArray[np.int64]:
 def test_two_buffs_equal_enumeration(oracle: Oracle) -> None:
     buff = len(oracle.treasures)
     value = np.full((1, 3, 2**buff, oracle.leg.shape[-1]), lattice.FAR, np.int32)
-    oracles._fill_all(oracle.leg[:, :1].copy(), oracle.last[:, :1].copy(), oracle.block, value)
+    lengths.fill_all(oracle.leg[:, :1].copy(), oracle.last[:, :1].copy(), oracle.block, value)
     for part in subsets((0, 1, 2)):
         truth = lattice.FAR
         for order in set(itertools.permutations((*part, buff, buff))):
@@ -378,10 +376,10 @@ def test_few_sets_are_tried_when_time_is_short(oracle: Oracle, monkeypatch: pyte
     def nothing(*arguments: object) -> None:
         tried.append(arguments)
 
-    monkeypatch.setattr(player, "play", nothing)
+    monkeypatch.setattr(beam, "play", nothing)
     found = oracles.solve(oracle, TREASURES)
     assert (found.plan, found.run.score) == (None, 0)
-    assert 0 < len(tried) <= oracles.SETS * len(oracles.LONGER) + 1
+    assert 0 < len(tried) <= solving.SETS * len(solving.LONGER) + 1
 
 
 # ---- whoever plays ----
@@ -449,8 +447,8 @@ def test_a_buff_taken_before_its_turn_does_not_lead_astray() -> None:
     # the way to 7 passes the buff, so that states outside of 7's disc would look better than those inside
     order = (9, 5, 11, 3, 8, 10, 7, 0, 6, 4)
     treasures = sorted(set(order) - {0})
-    ready = player.make_player(maps.generate(2), 2, 1, treasures)
-    played = player.play(ready, player.make_ways(ready, [order], 1), treasures, 2000, 30)
+    ready = fields.make_player(maps.generate(2), 2, 1, treasures)
+    played = beam.play(ready, fields.make_ways(ready, [order], 1), treasures, 2000, 30)
     assert played is not None
     assert len(played[1]) <= 400
 

@@ -17,9 +17,8 @@ from PIL import Image
 
 import realm.env  # noqa: F401  (registers Realm-v0)
 from realm.env import map as maps
-from realm.env import render
+from realm.env.draw import ansi, draw, frames, moment, pen, record, to_pixel, write_gif, write_png
 from realm.env.realm_env import RealmEnv, RealmVectorEnv
-from realm.env.render import draw, moment, to_pixel
 
 CONF = {"treasure_id": [3, 5, 7], "max_step": 40}
 EAST, NORTH, FLASH = 0, 2, 8
@@ -43,13 +42,13 @@ def started(**conf: Any) -> RealmEnv:
 @pytest.mark.parametrize("map_", [maps.default(), maps.generate(4)], ids=["default", "generated"])
 def test_every_cell_is_where_it_belongs_with_north_up(map_: maps.Map) -> None:
     picture = draw(map_)
-    assert picture.shape == (render.HEIGHT, render.WIDTH, 3)
+    assert picture.shape == (pen.HEIGHT, pen.WIDTH, 3)
     assert picture.dtype == np.uint8
     seen = 0
     for z in range(0, 128, 3):
         for x in range(0, 128, 3):
             if np.abs(map_.cells - (x, z)).max(1).min() > 3:
-                road = pixel(picture, (x + 0.5) * 500, (z + 0.5) * 500) == render.ROAD
+                road = pixel(picture, (x + 0.5) * 500, (z + 0.5) * 500) == pen.ROAD
                 assert road == bool(map_.road[z, x]), (x, z)
                 seen += 1
     assert seen > 1000
@@ -59,7 +58,7 @@ def test_points_stand_where_they_are() -> None:
     map_ = maps.default()
     picture = draw(map_)
     for i, (x, z) in enumerate(map_.points):
-        assert pixel(picture, x, z, -7, 2) == (render.BUFF if i == 0 else render.START), i
+        assert pixel(picture, x, z, -7, 2) == (pen.BUFF if i == 0 else pen.START), i
 
 
 def test_drawing_is_deterministic_and_leaves_nothing_behind() -> None:
@@ -68,7 +67,7 @@ def test_drawing_is_deterministic_and_leaves_nothing_behind() -> None:
     first = draw(map_, moment(env.state), route)
     draw(map_)
     assert np.array_equal(draw(map_, moment(env.state), route), first)
-    assert draw(map_, moment(env.state), route, scale=2).shape == (2 * render.HEIGHT, 2 * render.WIDTH, 3)
+    assert draw(map_, moment(env.state), route, scale=2).shape == (2 * pen.HEIGHT, 2 * pen.WIDTH, 3)
 
 
 # ---- an episode ----
@@ -77,12 +76,12 @@ def test_drawing_is_deterministic_and_leaves_nothing_behind() -> None:
 def test_the_way_has_arrows_when_it_is_over() -> None:
     env = started(max_step=20)
     x, z = env.map.points[2]
-    route = np.array([[x + 700 * k, z, 0] for k in range(render.ARROW_EVERY + 3)])
+    route = np.array([[x + 700 * k, z, 0] for k in range(pen.ARROW_EVERY + 3)])
     now = moment(env.state)
     before, after = draw(env.map, now, route), draw(env.map, now._replace(truncated=True), route)
-    at = x + 700 * (render.ARROW_EVERY - 0.5), z
+    at = x + 700 * (pen.ARROW_EVERY - 0.5), z
     assert pixel(before, *at, 0, 3) == pixel(before, *at, 0, -4)  # beside the line
-    assert pixel(after, *at, -1, 2) not in (render.ROAD, render.WALL, render.PAPER)
+    assert pixel(after, *at, -1, 2) not in (pen.ROAD, pen.WALL, pen.PAPER)
     assert pixel(after, *at, -3, 4) != pixel(after, *at, 3, 4)  # it points east
 
 
@@ -93,7 +92,7 @@ def test_a_label_makes_room_for_the_hero() -> None:
     row = math.floor(to_pixel(x, z)[1])
     above, below = slice(row - 24, row - 13), slice(row + 14, row + 25)
     written = [
-        (draw(env.map, now._replace(x=x, z=z + up))[where] == render.END).all(2).any()
+        (draw(env.map, now._replace(x=x, z=z + up))[where] == pen.END).all(2).any()
         for up in (0, 1000)
         for where in (above, below)
     ]
@@ -107,15 +106,15 @@ def test_hero_and_points_of_an_episode() -> None:
     now = moment(env.state)
     assert (now.x, now.z) == (env.state.x[0], env.state.z[0])
     picture = draw(env.map, now)
-    assert pixel(picture, now.x, now.z) == render.HERO_CORE
+    assert pixel(picture, now.x, now.z) == pen.HERO_CORE
     points = env.map.points
-    assert pixel(picture, *points[2], -7, 2) == render.START
-    assert pixel(picture, *points[1], -7, 2) == render.END
-    assert pixel(picture, *points[0], -7, 2) == render.BUFF
+    assert pixel(picture, *points[2], -7, 2) == pen.START
+    assert pixel(picture, *points[1], -7, 2) == pen.END
+    assert pixel(picture, *points[0], -7, 2) == pen.BUFF
     for i in (3, 5, 7):
-        assert pixel(picture, *points[i], -6, 3) == render.GOLD
+        assert pixel(picture, *points[i], -6, 3) == pen.GOLD
     # points without a part in the episode are small and dark
-    assert max(pixel(picture, *points[9], -5, 1)) < max(render.ROAD)
+    assert max(pixel(picture, *points[9], -5, 1)) < max(pen.ROAD)
 
 
 def test_treasures_that_are_there_taken_and_missed() -> None:
@@ -124,10 +123,10 @@ def test_treasures_that_are_there_taken_and_missed() -> None:
     before, after = now._replace(there=there), now._replace(there=there, truncated=True)
     x3, x5 = maps.default().points[3], maps.default().points[5]
     picture, end = draw(maps.default(), before), draw(maps.default(), after)
-    assert pixel(picture, *x5, -6, 3) == render.GOLD
-    assert pixel(end, *x5, -6, 3) == render.MISSED_DARK
+    assert pixel(picture, *x5, -6, 3) == pen.GOLD
+    assert pixel(end, *x5, -6, 3) == pen.MISSED_DARK
     for one in (picture, end):
-        assert max(pixel(one, *x3, -6, 3)) < max(render.ROAD)  # hollow
+        assert max(pixel(one, *x3, -6, 3)) < max(pen.ROAD)  # hollow
     for one in (now, before, after):
         assert draw(maps.default(), one).shape == picture.shape
     assert not np.array_equal(draw(maps.default(), before._replace(flash_wait=100))[:64], picture[:64])
@@ -149,17 +148,17 @@ def test_route_and_flashes() -> None:
     for x, z in ((22_000, 20_000), (18_000, 28_000)):  # walked: a whole line, cold colours
         colour = pixel(drawn, x, z)
         assert colour[2] > 200
-        assert colour != render.FLASH
+        assert colour != pen.FLASH
     # flashed: dashes, so the colour is there and between it is not
     column = math.floor(to_pixel(24_000, 0)[0])
     line = drawn[math.ceil(to_pixel(0, 27_000)[1]) : math.floor(to_pixel(0, 21_000)[1]), column]
-    lit = (np.abs(line.astype(int) - render.FLASH).max(1) < 40).mean()
+    lit = (np.abs(line.astype(int) - pen.FLASH).max(1) < 40).mean()
     assert 0.3 < lit < 0.9
     # both ends spark
     for z in (20_000, 28_000):
         assert min(pixel(drawn, 24_000, z)) > 200
         around = [pixel(drawn, 24_000, z, right, down) for right in range(-8, 9) for down in range(-8, 9)]
-        assert around.count(render.FLASH) > 6
+        assert around.count(pen.FLASH) > 6
 
 
 def test_new_steps_of_the_route_are_brighter() -> None:
@@ -167,13 +166,13 @@ def test_new_steps_of_the_route_are_brighter() -> None:
     xs = 10_000 + 400 * np.arange(100)
     route = np.column_stack([xs, np.full(100, 5_000), np.zeros(100)]).astype(float)
     picture = draw(maps.default(), now, route)
-    assert pixel(picture, xs[10] + 200, 5_000) == render.OLD_ROUTE
+    assert pixel(picture, xs[10] + 200, 5_000) == pen.OLD_ROUTE
     new = pixel(picture, xs[97] + 200, 5_000)
-    assert np.abs(np.array(new) - render.NEW_ROUTE).max() < 12
+    assert np.abs(np.array(new) - pen.NEW_ROUTE).max() < 12
 
 
 def test_text() -> None:
-    lines = render.ansi(maps.default()).splitlines()
+    lines = ansi(maps.default()).splitlines()
     assert [len(line) for line in lines] == [64] * 32
     road = maps.default().road
     for row, column in ((5, 30), (20, 3), (31, 50), (1, 20)):
@@ -186,7 +185,7 @@ def test_text() -> None:
 
     env = started()
     env.step(NORTH)  # type: ignore[arg-type]
-    head, *lines = render.ansi(env.map, moment(env.state)).splitlines()
+    head, *lines = ansi(env.map, moment(env.state)).splitlines()
     assert head == "step 1/40, score 0.0, treasures 0/3, flash ready, buff 0"
     row, column = 31 - int(env.state.cell_z[0]) // 4, int(env.state.cell_x[0]) // 2
     assert lines[row][column] == "@"
@@ -264,25 +263,25 @@ def test_record_plays_functions_and_lists_alike() -> None:
     env, rng = started(), np.random.default_rng(0)
     actions = [int(rng.integers(16)) for _ in range(40)]
     queue = iter(actions)
-    by_function = render.record(env, lambda obs: next(queue) if obs["vector"].shape == (31,) else -1, {"seed": 0})
-    by_list = render.record(env, actions, {"seed": 0})
+    by_function = record(env, lambda obs: next(queue) if obs["vector"].shape == (31,) else -1, {"seed": 0})
+    by_list = record(env, actions, {"seed": 0})
     assert by_function.actions == by_list.actions == actions
     assert by_function.moments == by_list.moments
     assert len(by_list.moments) == len(by_list.route) == 41
     assert by_list.moments[-1].truncated
     assert by_list.route[:, 2].sum() == env.state.flashes[0]
     assert np.array_equal(by_list.route[:, 0], [one.x for one in by_list.moments])
-    assert len(render.record(env, actions[:5]).actions) == 5
+    assert len(record(env, actions[:5]).actions) == 5
 
 
 def test_frames_and_files(tmp_path: Path) -> None:
-    recording = render.record(started(), [NORTH] * 5 + [FLASH + EAST] + [EAST] * 34)
-    pictures = render.frames(recording, most=12)
+    recording = record(started(), [NORTH] * 5 + [FLASH + EAST] + [EAST] * 34)
+    pictures = frames(recording, most=12)
     assert 10 <= len(pictures) <= 14
     assert np.array_equal(pictures[0], draw(recording.map, recording.moments[0], recording.route[:1]))
     assert np.array_equal(pictures[-1], draw(recording.map, recording.moments[-1], recording.route))
 
-    render.write_gif(pictures, tmp_path / "a.gif")
+    write_gif(pictures, tmp_path / "a.gif")
     with Image.open(tmp_path / "a.gif") as file:
         assert file.format == "GIF"
         assert file.n_frames == len(pictures)  # type: ignore[attr-defined]
@@ -293,6 +292,6 @@ def test_frames_and_files(tmp_path: Path) -> None:
         assert file.info["duration"] == 3000
     assert (tmp_path / "a.gif").stat().st_size < 400_000
 
-    render.write_png(pictures[3], tmp_path / "a.png")
+    write_png(pictures[3], tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as file:
         assert np.array_equal(np.asarray(file), pictures[3])

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 from rich.color import ColorSystem
 
-from realm.env import render, terminal
+from realm.env import draw
+from realm.env.draw import pen, terminal
+from realm.env.draw.terminal import PANEL, Screen, changes, lines, screen
 from realm.env.map import EXTENT
 from realm.env.realm_env import RealmEnv
-from realm.env.terminal import PANEL, Screen, changes, lines, screen
 
 TRUE = ColorSystem.TRUECOLOR
 
 
 @pytest.fixture(scope="module")
-def recording() -> render.Recording:
+def recording() -> draw.Recording:
     env = RealmEnv({"treasure_id": [3, 7, 12], "treasure_random": 0, "max_step": 60}, observation="vector")
-    return render.record(env, [2] * 10 + [8] + [0, 4] * 40)  # north, a flash to the east, to and fro
+    return draw.record(env, [2] * 10 + [8] + [0, 4] * 40)  # north, a flash to the east, to and fro
 
 
 def text(drawn: Screen) -> list[str]:
@@ -27,7 +28,7 @@ def text(drawn: Screen) -> list[str]:
 
 
 @pytest.mark.parametrize(("columns", "rows", "side"), [(80, 24, 48), (160, 50, 100), (200, 80, 128), (50, 40, 50)])
-def test_the_map_is_as_large_as_there_is_room(recording: render.Recording, columns: int, rows: int, side: int) -> None:
+def test_the_map_is_as_large_as_there_is_room(recording: draw.Recording, columns: int, rows: int, side: int) -> None:
     drawn = screen(recording, 30, columns, rows)
     assert drawn.text.shape == (rows, columns)
     beside = side + PANEL <= columns
@@ -51,19 +52,19 @@ def test_the_map_is_as_large_as_there_is_room(recording: render.Recording, colum
     if side == 128:  # each pixel is a cell
         pixels = np.stack([drawn.ink[:64, :128], drawn.paper[:64, :128]], 1).reshape(128, 128, 3)
         plain = np.repeat(drawn.text[:64, :128] == "▀", 2, 0)
-        wall = (pixels == render.WALL).all(-1)
+        wall = (pixels == pen.WALL).all(-1)
         assert not (wall & recording.map.road[::-1].astype(bool))[plain].any()
-        assert (pixels == render.FLASH).all(-1).any()
+        assert (pixels == pen.FLASH).all(-1).any()
 
 
-def test_the_end_is_told(recording: render.Recording) -> None:
+def test_the_end_is_told(recording: draw.Recording) -> None:
     drawn = screen(recording, 60, 80, 24)
     assert "out of time" in " ".join(text(drawn))
-    line, column = np.argwhere((drawn.paper[:, :48] == render.MISSED).all(-1) & (drawn.text[:, :48] == "3"))[0]
-    assert tuple(drawn.ink[line, column]) == render.PAPER
+    line, column = np.argwhere((drawn.paper[:, :48] == pen.MISSED).all(-1) & (drawn.text[:, :48] == "3"))[0]
+    assert tuple(drawn.ink[line, column]) == pen.PAPER
 
 
-def test_a_terminal_of_any_size_will_do(recording: render.Recording) -> None:
+def test_a_terminal_of_any_size_will_do(recording: draw.Recording) -> None:
     for columns, rows in ((1, 1), (5, 3), (30, 4), (300, 10)):
         drawn = screen(recording, 60, columns, rows)
         assert drawn.text.shape[0] >= rows
@@ -71,7 +72,7 @@ def test_a_terminal_of_any_size_will_do(recording: render.Recording) -> None:
         assert lines(drawn, TRUE)
 
 
-def test_changes_lead_from_one_screen_to_the_next(recording: render.Recording) -> None:
+def test_changes_lead_from_one_screen_to_the_next(recording: draw.Recording) -> None:
     """A terminal of few words, fed with the changes of all frames, shows the last one."""
     shown = np.full((24, 80), " ")
     colours = np.full((24, 80), "", dtype=object)
@@ -99,7 +100,7 @@ def test_changes_lead_from_one_screen_to_the_next(recording: render.Recording) -
     assert (colours == np.array(expected, dtype=object)).all()
 
 
-def test_lines_without_empty_ones(recording: render.Recording) -> None:
+def test_lines_without_empty_ones(recording: draw.Recording) -> None:
     plain = re.sub(r"\x1b\[[\d;]*m", "", lines(screen(recording, 60, 40, 60), TRUE)).splitlines()
     assert len(plain) == terminal.STATUS + 20
     assert "38;5;" in lines(screen(recording, 60, 40, 60), ColorSystem.EIGHT_BIT)

@@ -17,12 +17,11 @@ from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
 from realm.commands import main as cli
 from realm.commands.evaluate import Request
+from realm.commands.game import eval_options, load_game
 from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
-from realm.env import eval_report as report
+from realm.env import commands, oracle, report
 from realm.env import map as maps
-from realm.env import oracle
-from realm.env.commands import CACHE
 from realm.env.options import Episode, OptionError
 from realm.errors import ConfigError, UserCodeError
 from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
@@ -179,7 +178,7 @@ TREASURES = (3, 7)
 
 @pytest.fixture
 def cache(bounds_folder: Path) -> Path:
-    return bounds_folder / CACHE
+    return bounds_folder / oracle.CACHE
 
 
 def test_nobody_beats_the_bound(cache: Path) -> None:
@@ -271,18 +270,27 @@ def test_the_table_literally() -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (Request(episodes=-1), "--episodes -1: allowed is a number from 1"),
-        (Request(worst=-1), "--worst -1: allowed is a number from 0 to 60"),
-        (Request(out=Path("eval.jpg")), "--out eval.jpg: the name must end in .png"),
-        (Request(out=Path("no/folder/eval.png")), "--out no/folder/eval.png: cannot be written"),
-        (Request(json=ROOT), "cannot be written; allowed is a file in a folder that is there"),
+        (Request(episodes=-1), "--episodes -1: must be a number from 1"),
+        (Request(json=ROOT), "cannot be written; it must be a file in a folder that you can write to"),
+        (Request(options={"worst": -1}), "--worst -1: must be a number from 0 to 60"),
+        (Request(options={"out": Path("eval.jpg")}), "--out eval.jpg: the name must end in .png"),
+        (Request(options={"out": Path("no/folder/eval.png")}), "--out no/folder/eval.png: there is no folder"),
+        (Request(options={"all": True}, episodes=3), "--episodes 3: cannot be given with --all or --sets"),
+        (Request(options={"best_of": 3}), "--best-of: is not an option of 'back_to_the_realm'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> None:
+    def check(request: Request) -> None:
+        """As `evaluate_model` does."""
+        game = "back_to_the_realm"
+        options = eval_options(game, load_game(game), request.options)
+        request.check()
+        commands.prepare_eval(options, request, 7)
+
     with pytest.raises(ConfigError) as caught:
-        request_.check()
+        check(request_)
     assert text in str(caught.value)
-    Request().check()
+    check(Request())
 
 
 @pytest.mark.system
@@ -296,7 +304,7 @@ def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2",
                            "--json", file, "--out", picture, cwd=bounds_folder)  # fmt: skip
     assert (code, err) == (0, "")
-    assert "5 episodes as [env] has them, best actions and drawn actions, seed 2000000" in out
+    assert "5 episodes as [env] has them, greedy actions and sampled actions, seed 2000000" in out
     assert "the oracle's bound" in out
     assert re.search(r"^ +2 +5 +\d", out, re.MULTILINE)
     content = json.loads(file.read_text())

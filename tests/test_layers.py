@@ -26,12 +26,13 @@ ALLOWED = {
     "roles": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles"},
     "launch": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles", "launch"},
     "commands": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles", "launch", "commands"},
-    "env": {"base", "contract", "env"},
-    "tenant": {"base", "contract", "algorithms", "env", "tenant"},
+    "game": {"base", "game"},
+    "game commands": {"base", "contract", "config", "watch", "user", "learn", "commands", "game", "game commands"},
+    "tenant": {"base", "contract", "algorithms", "game", "tenant"},
 }
 """Which rooms a room may import from. Nothing in `realm/` imports a tenant, and the framework knows no game."""
 
-BASE = ("errors", "jit")  # import nothing of the project
+BASE = ("errors", "files", "jit")  # import nothing of the project
 CONTRACT = ("contract", "chunk")  # what user code and framework share
 OWNERS = {
     "zmq": {"realm.wire.sockets"},
@@ -53,6 +54,8 @@ def layer(module: str) -> str:
     if parts[0] == "diy" or parts[1] == "zoo":
         return "tenant"
     room = parts[1] if len(parts) > 1 else ""
+    if room == "env":
+        return "game commands" if parts[2:3] in (["commands"], ["report"]) else "game"
     if room in BASE:
         return "base"
     if room in CONTRACT:
@@ -120,10 +123,14 @@ def test_nobody_imports_whom_it_should_not_know(package: str) -> None:
         ("realm.roles.actor", "from realm.launch.board import Board"),
         ("realm.launch.child", "from realm.roles.actor import run"),
         ("realm.env.map", "from realm.contract import Array"),
-        ("realm.cli", "from realm.env.map import Map"),
-        ("realm.env_commands", "from realm.launch.start import prepare"),
-        ("realm.evaluate", "from realm.env_commands import record_agent"),
-        ("realm.evaluate", "from realm.eval_report import bound_limits"),
+        ("realm.env.oracle.solving", "from realm.env.report import Limits"),
+        ("realm.env.draw.evaluation", "from realm.learn.evaluate import Outcome"),
+        ("realm.env.commands.episodes", "from realm.launch.start import prepare"),
+        ("realm.env.report", "from realm.roles import evaluator"),
+        ("realm.commands.main", "from realm.env.map import Map"),
+        ("realm.commands.main", "def f():\n    from realm.env.commands import add_commands"),
+        ("realm.commands.evaluate", "def f():\n    from realm.env import report"),
+        ("diy.feature.definition", "from realm.env.report import bound_limits"),
         ("realm.user", "import diy"),
         ("realm.user", "from . import chunk"),
         ("diy.train_workflow", "from realm.wire import Client"),
@@ -135,17 +142,28 @@ def test_the_check_finds(module: str, source: str) -> None:
     assert violations("realm.launch.child", "def f():\n    from realm.roles.actor import run") == []
 
 
+def test_the_command_line_finds_a_games_commands_by_name_only() -> None:
+    importers = {
+        name
+        for package in ("realm", "diy", "tools")
+        for name, path in modules(package).items()
+        for wanted, _ in imported(path.read_text())
+        if wanted.startswith("realm.env.commands") and not name.startswith("realm.env.commands")
+    }
+    assert importers == set()
+
+
 @pytest.mark.system
 def test_a_worker_loads_no_torch_and_no_reverb() -> None:
     code = """
 import sys
-for name in ("chunk", "user", "roles.aisrv", "launch.child", "cli"):
+for name in ("chunk", "user", "roles.aisrv", "launch.child", "commands.main"):
     __import__(f"realm.{name}")
     print(name, sorted({"torch", "safetensors", "tensorflow", "reverb"} & set(sys.modules)))
     """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
-        f"{name} []" for name in ("chunk", "user", "roles.aisrv", "launch.child", "cli")
+        f"{name} []" for name in ("chunk", "user", "roles.aisrv", "launch.child", "commands.main")
     ], done.stderr
 
 

@@ -83,10 +83,10 @@ def test_a_model_is_shipped_and_plays(
     assert main(["play", "shipped", "--treasures", "3,7"]) == 0
     assert capsys.readouterr() == (out, "")
     for arguments, text in {
-        "play shipped --id 3": "--id 3: there is one shipped model only",
+        "play shipped --id 3": "--id 3: there is only one shipped model",
         f"play --id best --log-dir {none}": "no run is there yet; train one",
-        "play train/x --id lates": "--id lates: allowed is a number of updates, latest or best",
-        "play shipped --speed 0": "--speed 0: allowed is a number above 0",
+        "play train/x --id lates": "--id lates: must be a number of updates, latest or best",
+        "play shipped --speed 0": "--speed 0: must be a number above 0",
         "play shipped --seed -1": "--seed -1",
         "play --oracle shipped": "--oracle: it plays without a model",
     }.items():
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused(
         tool.ship(make_run(tmp_path / "map", f"env.map={SHIPPED.parents[1] / 'realm/env/maps/default'}"), "latest",
                   tmp_path / "shipped")  # fmt: skip
     fine = make_run(tmp_path / "fine", "diy.hidden=16")
-    with pytest.raises(ValueError, match="--id lates: allowed is a number of updates"):
+    with pytest.raises(ValueError, match="--id lates: must be a number of updates"):
         tool.ship(fine, "lates", tmp_path / "shipped")
     monkeypatch.setattr(tool, "realm", lambda arguments: 2)  # it has said why
     with pytest.raises(SystemExit):

@@ -14,8 +14,8 @@ RAY = 12  # cells a ray looks ahead before it gives up
 
 LAST_MOVE = 1000.0  # units of the longest walk
 FAR_CELLS = 200.0  # of walking that count as very far
-STEP_CELLS = 2.0**0.5  # that a step to a neighbour can win, and a flash
-FLASH_CELLS = 60.0
+NEIGHBOUR_CELLS = 2.0**0.5  # the most cells that a move to a neighbouring cell can win
+FLASH_CELLS = 60.0  # the most cells that a flash can win
 DETOUR_CELLS = 32.0  # of a longer tour that count as very many
 LONG_TOUR_CELLS = 500.0
 

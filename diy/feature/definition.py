@@ -23,7 +23,8 @@ from diy.feature.joined import JoinedEnvs
 from diy.feature.ways import make_ways
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields, Spec
 from realm.env.map import resolve
-from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State, write_image, write_vector
+from realm.env.observe import write_image, write_vector
+from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State
 from realm.env.realm_env import RealmVectorEnv
 
 REFERENCE: Fields = {
@@ -56,7 +57,7 @@ def make_envs(num_envs: int, seed: int, config: Config, options: Mapping[str, An
     map_, layouts = conf.pop("map", "default"), conf.pop("layouts", None)
 
     def make(map_: Any, num_envs: int, seed: int) -> FeatureEnvs:
-        game = RealmVectorEnv(num_envs, map=map_, layouts=layouts, usr_conf=conf, observation="vector", copy=False)
+        game = RealmVectorEnv(num_envs, map=map_, layouts=layouts, usr_conf=conf, observation="none")
         return FeatureEnvs(game, seed, config)
 
     if not isinstance(map_, list | tuple):

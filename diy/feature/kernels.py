@@ -84,7 +84,7 @@ def write_small(
         i += 3 * POINTS
         for a in range(ACTIONS):
             x, z = _target(s, e, a)
-            scale = 1.0 / (c.STEP_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
+            scale = 1.0 / (c.NEIGHBOUR_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
             if w.obstacle[z + VIEW, x + VIEW]:
                 there = ways[z, x]
                 for p in range(POINTS):
@@ -186,7 +186,7 @@ def write_tours(
         i += POINTS
         for a in range(ACTIONS):
             x, z = _target(s, e, a)
-            scale = 1.0 / (c.STEP_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
+            scale = 1.0 / (c.NEIGHBOUR_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
             if w.obstacle[z + VIEW, x + VIEW]:
                 there = (walk[at, z, x] + after).min()
                 out[e, i + a] = max(-1.0, min(1.0, (here - there) * scale))

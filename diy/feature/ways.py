@@ -23,7 +23,7 @@ from realm.jit import jit
 FAR = np.float32(1e4)  # where no way leads
 STOPS = POINTS - 2
 SETS = 2 ** (STOPS - 1)  # of all stops but one
-STEP_CELLS = FRAMES_PER_STEP * WALK_FRAME / CELL  # of one step in the open
+OPEN_STEP_CELLS = FRAMES_PER_STEP * WALK_FRAME / CELL  # length of one step in the open
 
 
 class Ways(NamedTuple):
@@ -84,7 +84,7 @@ def _lengths(map_: Map, through: NDArray[np.uint8]) -> NDArray[np.float32]:
         ok = (x >= 0) & (z >= 0) & (x < SIZE) & (z < SIZE)
         ok[ok] = through[z[ok], x[ok]] == 1
         here, there = (slice(None), road_z[ok], road_x[ok]), (slice(None), z[ok], x[ok])
-        with_flash[here] = np.minimum(with_flash[here], walk[there] + STEP_CELLS)
+        with_flash[here] = np.minimum(with_flash[here], walk[there] + OPEN_STEP_CELLS)
     _spread(map_.road, through, with_flash)
     return np.stack([walk, with_flash])
 

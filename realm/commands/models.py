@@ -1,10 +1,12 @@
-"""Which model is meant: for `realm eval|record|play` and for the tools that play one.
+"""Which model is meant: for `realm eval`, for a game's commands that play a model, and for the tools.
 
-What a user got wrong is a ConfigError of one sentence.
+`add_model_options` and `model_of` are the two halves of a command's options. What a user got wrong is a ConfigError of
+one sentence.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,16 +22,37 @@ ID_HELP = "number of updates of the checkpoint, latest (default) or best"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 
 
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which model is meant, with which configuration."""
+    parser.add_argument("model", nargs="?", default="", help=MODEL_HELP)
+    parser.add_argument("--id", default="latest", help=ID_HELP)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    parser.add_argument("--log-dir", help=LOG_DIR_HELP)
+
+
+def model_of(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Literal["latest"]]:
+    """The model that the options name, with the options of evaluations in [env]. Checks `seed`, too."""
+    check_seed(arguments.seed)
+    config, folder, number = chosen_model(arguments.model, arguments.id, arguments.set, arguments.log_dir)
+    return config.evaluated(), folder, number
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a --seed that no generator takes."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed}: must be a number from 0 to 2^32 - 1")
+
+
 def chosen_model(
     model: str, number: str, overrides: Sequence[str], log_dir: str | None
 ) -> tuple[RunConfig, Path, int | Literal["latest"]]:
     """What the options model, --id, --set, --log-dir name: the configuration of its run, and what
     `realm.learn.checkpoint.find` takes."""
     if number not in ("latest", "best") and not (number.isascii() and number.isdigit()):
-        raise ConfigError(f"--id {number}: allowed is a number of updates, latest or best")
+        raise ConfigError(f"--id {number}: must be a number of updates, latest or best")
     if model == SHIPPED:
         if number != "latest":
-            raise ConfigError(f"--id {number}: there is one shipped model only, which needs none")
+            raise ConfigError(f"--id {number}: there is only one shipped model; leave --id out")
         folder = shipped_model()
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no model was shipped with this copy of Realm; name a run")
@@ -37,7 +60,7 @@ def chosen_model(
         folder = Path(model) if model else _newest_model(runs_folder(log_dir), number)
     run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
     if run_dir is None:
-        raise ConfigError(f"{folder}: is not a run and not inside of one (no config.toml is there or above)")
+        raise ConfigError(f"{folder}: is not a run or inside one (neither it nor a folder above has a config.toml)")
     config = load_config(run_dir / "config.toml", overrides)
     if number == "best":
         from realm.learn.best import FOLDER  # late: it brings torch
@@ -62,7 +85,7 @@ def runs_folder(log_dir: str | None) -> Path:
 
 
 def shipped_model() -> Path:
-    """Where the shipped model is, if there is one: beside the agent that plays it, made by tools/ship_model.py."""
+    """Where the shipped model is, if there is one: next to the agent that plays it, made by tools/ship_model.py."""
     from realm.user import folder_of
 
     return folder_of("diy") / "shipped"

@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from realm.errors import UserError
 from realm.jit import jit
 
 SIZE = 128  # cells along one side
@@ -32,7 +33,7 @@ GENERATED = "generated:"  # with a seed behind it, the name of a generated map
 DEFAULT_DIR = Path(__file__).parent / "maps" / "default"
 
 
-class MapError(ValueError):
+class MapError(UserError):
     """A map that cannot be played; the message is one sentence."""
 
 

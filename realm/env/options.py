@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from realm.errors import UserError
+
 IDS = range(1, 16)
 MAX_TREASURES = 13  # 15 points less start and end
 MAX_STEP_LIMIT = 2**31 - 1
@@ -28,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
 TREASURE_KEYS = ("treasure_random", "treasure_num", "treasure_id")
 
 
-class OptionError(ValueError):
+class OptionError(UserError):
     """A wrong episode option; the message is one sentence."""
 
 

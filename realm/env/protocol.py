@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from realm.env import physics
+from realm.env import observe, physics
 from realm.env.games import Games, checked_action
 from realm.env.map import CELL, EXTENT, FAR, POINTS, Map
 
@@ -183,7 +183,7 @@ class RealmGame:
 
     def _observation(self) -> Observation:
         s = self.state
-        physics.write_image(s, self.games.world, self._image)
+        observe.write_image(s, self.games.world, self._image)
         maps = self._image[0].reshape(4, -1) / np.float32(255)
         feature = Feature(
             norm_pos=Position(float(s.x[0]) / EXTENT, float(s.z[0]) / EXTENT),

@@ -5,7 +5,7 @@ realm.env`, or directly.
 
 Observation, a dict: `image` u8 [4, 51, 51] (obstacle, memory, treasures, end around the hero, times 255;
     row 0 south; left out with observation="vector"), `vector` f32 [31] (the reference features, 0..1),
-    `action_mask` i8 [16] (1 = legal).
+    `action_mask` i8 [16] (1 = legal). With observation="none" the dict is empty, for everybody who reads `state`.
 Action: 0-7 walk, 8-15 flash, direction `a % 8` times 45 degrees from east. An illegal flash walks.
 Reward: the change of the game's score, so that an episode's rewards add up to its score: +100 a treasure,
     150 + 0.2 * (max_step - steps) at the end; running out of time takes the treasures' points back.
@@ -15,7 +15,7 @@ Info: on the step that ends an episode, `info["stats"]` holds `games.episode_sta
     from RealmVectorEnv, with the mask `info["_stats"]` bool [E] of the environments that they are final for.
     Otherwise it is empty. (The key `episode` is left to gymnasium's RecordEpisodeStatistics, which refuses
     to share it.)
-Render modes: `rgb_array`, u8 [816, 720, 3], and `ansi`, 33 lines of text, both by `render.py`; the way of the
+Render modes: `rgb_array`, u8 [816, 720, 3], and `ansi`, 33 lines of text, both by `draw/`; the way of the
     current episode is kept only for `rgb_array`. RealmVectorEnv renders a tuple, one entry for each environment.
     There is no `human`: `gymnasium.wrappers.HumanRendering` makes a window of `rgb_array`.
 """
@@ -34,7 +34,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from realm.env import physics
+from realm.env import observe, physics
 from realm.env.games import Games, checked_action, episode_stats
 from realm.env.map import Map
 
@@ -50,10 +50,11 @@ SHAPES: dict[str, tuple[tuple[int, ...], type]] = {
 
 
 def observation_names(observation: str) -> list[str]:
-    """The parts of an observation that is "full" or "vector" (no image)."""
-    if observation not in ("full", "vector"):
-        raise ValueError(f"observation is {observation!r}, it must be 'full' or 'vector'")
-    return [name for name in SHAPES if observation == "full" or name != "image"]
+    """The parts of an observation that is "full", "vector" (no image) or "none"."""
+    parts = {"full": ["image", "vector", "action_mask"], "vector": ["vector", "action_mask"], "none": []}
+    if observation not in parts:
+        raise ValueError(f"observation is {observation!r}, it must be 'full', 'vector' or 'none'")
+    return parts[observation]
 
 
 def make_observation_space(names: Sequence[str]) -> spaces.Space[Obs]:
@@ -85,19 +86,23 @@ def first_row(obs: Obs) -> Obs:
 def write_obs(games: Games, out: Obs) -> None:
     """Write the observation of all environments into the arrays of `out` ([E, ...] each)."""
     if "image" in out:
-        physics.write_image(games.state, games.world, out["image"])
-    physics.write_vector(games.state, games.world, out["vector"])
-    physics.write_mask(games.state, out["action_mask"])
+        observe.write_image(games.state, games.world, out["image"])
+    if "vector" in out:
+        observe.write_vector(games.state, games.world, out["vector"])
+        observe.write_mask(games.state, out["action_mask"])
 
 
 def step_obs(games: Games, actions: NDArray[np.int64], out: Obs) -> None:
     """`games.step(actions)` and `write_obs(games, out)` in one kernel call."""
+    if not out:
+        games.step(actions)
+        return
     state, world, episodes = games.state, games.world, games.episodes
     vector, mask = out["vector"], out["action_mask"]
     if "image" in out:
-        physics.step_and_write_full(state, world, episodes, actions, out["image"], vector, mask)
+        observe.step_and_write_full(state, world, episodes, actions, out["image"], vector, mask)
     else:
-        physics.step_and_write(state, world, episodes, actions, vector, mask)
+        observe.step_and_write(state, world, episodes, actions, vector, mask)
 
 
 def follow(routes: Routes, state: physics.State) -> None:
@@ -111,12 +116,12 @@ def follow(routes: Routes, state: physics.State) -> None:
 
 def picture_of(games: Games, e: int, routes: Routes, render_mode: str) -> Picture:
     """Environment e in a render mode."""
-    from realm.env import render  # late: workers need no pictures
+    from realm.env.draw import ansi, draw, moment  # late: workers need no pictures
 
-    now = render.moment(games.state, e)
+    now = moment(games.state, e)
     if render_mode == "ansi":
-        return render.ansi(games.map, now)
-    return render.draw(games.map, now, np.array(routes[e], dtype=np.float64))
+        return ansi(games.map, now)
+    return draw(games.map, now, np.array(routes[e], dtype=np.float64))
 
 
 class RealmEnv(gymnasium.Env[Obs, np.int64]):
@@ -197,7 +202,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
     metadata: dict[str, Any] = {  # noqa: RUF012 (gymnasium's own declaration)
         **METADATA,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
-        "layouts": True,  # see realm/evaluate.py
+        "layouts": True,  # see realm/learn/evaluate.py
     }
 
     def __init__(

@@ -1,14 +1,12 @@
-"""What a played evaluation of the realm is worth: its layouts, what the oracle says of them, regret, and the table.
+"""The report on a model of the realm: layouts to play, the oracle's limits for them, regret, and the table's rows.
 
-Called by `realm eval`, and by whoever judges a model in code. Layouts are episodes with fixed treasures (`Episode`);
-`realm.learn.evaluate.evaluate_layouts` plays them, and nothing here plays or prints.
+Called by `realm eval`, and by everybody who judges a model in code. Layouts are episodes with fixed treasures
+(`Episode`); `realm.learn.evaluate.evaluate_layouts` plays them, and nothing here plays a model or prints.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,10 +19,11 @@ from loguru import logger
 
 from realm.contract import Array
 from realm.env import map as maps
-from realm.env import options, oracle, oracle_lattice, physics
+from realm.env import options, oracle
 from realm.env.games import Games
 from realm.env.map import Map
 from realm.env.options import Episode
+from realm.env.oracle.cache import BOUND_SOURCES, keep_arrays, kept_arrays, key_of
 from realm.learn.evaluate import Outcome
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
@@ -162,36 +161,22 @@ def _every_bound(
     map_: Map, start: int, end: int, ids: Sequence[int], max_step: int, cache: Path | None
 ) -> oracle.Oracle:
     """An oracle that knows the least steps of all sets; from the cache it knows nothing else (its ways are empty)."""
-    file = _bounds_file(cache, map_, [start, end, max_step, *ids])
-    try:
-        steps = np.load(file, allow_pickle=False) if file else None
-    except (OSError, ValueError, EOFError):  # there is none, or it is damaged
-        steps = None
-    if isinstance(steps, np.ndarray) and steps.shape == (2 ** len(ids),):
+    file = cache and cache / f"bounds-{key_of(map_, (start, end, max_step, *ids), BOUND_SOURCES)}.npz"
+    kept = kept_arrays(file) if file else None
+    if kept is not None:
         ways, block, value = (
             np.zeros((2, 0, 0, 0), np.int32),
             np.zeros(0, np.int32),
             np.zeros((1, 0, 0, 0), np.int32),
         )
-        return oracle.Oracle(map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, value[0], steps)
+        return oracle.Oracle(
+            map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, value[0], kept["steps"]
+        )
     found = oracle.make_oracle(map_, start, end, ids, max_step)
     if file:
         with suppress(OSError):  # where nothing can be kept, it is made again
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")
-            np.save(draft, found.steps)
-            draft.replace(file)  # in one go, so that nobody reads half a file
+            keep_arrays(file, steps=found.steps)
     return found
-
-
-def _bounds_file(cache: Path | None, map_: Map, numbers: list[int]) -> Path | None:
-    """The file for what depends on these."""
-    digest = hashlib.sha256()
-    for part in (map_.road, map_.points, np.array(numbers)):
-        digest.update(part.tobytes())
-    for module in (oracle, oracle_lattice, physics):
-        digest.update(Path(str(module.__file__)).read_bytes())
-    return cache / f"bounds-{digest.hexdigest()[:24]}.npy" if cache else None
 
 
 def _kept(cache: Path | None, ask: Callable[..., T]) -> T:

@@ -1,4 +1,4 @@
-"""An episode in a terminal: the map in half blocks of colour, and beside or above it what counts.
+"""An episode in a terminal: the map in coloured half blocks, with the figures next to it or above it.
 
 For `realm play`. Pure functions: `screen` draws one moment of a recording as a grid of characters and colours, as large
 as the terminal allows; `changes` says what to write to get from one grid to the next, `lines` writes a grid as text.
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.color import Color, ColorSystem
 
-from realm.env import render
+from realm.env.draw import pen
+from realm.env.draw.pen import Colour
+from realm.env.draw.recording import Moment, Recording, Route
 from realm.env.map import EXTENT, POINTS, SIZE, Map
-from realm.env.render import Colour, Moment, Recording, Route
 
 SYSTEMS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
 """By the name that rich's console gives to what its terminal can show."""
@@ -52,7 +53,7 @@ def screen(recording: Recording, k: int, columns: int, lines: int) -> Screen:
     side = max(2, (below if top else beside) // 2 * 2)
     shape = (max(lines, top + side // 2), max(columns, side))
     drawn = Screen(np.full(shape, " "), np.zeros((*shape, 3), np.uint8), np.empty((*shape, 3), np.uint8))
-    drawn.paper[:] = render.PAPER
+    drawn.paper[:] = pen.PAPER
 
     pixels = _ground(recording.map, side).copy()
     _draw_route(pixels, recording.route[: k + 1], recording.moments[k])
@@ -71,22 +72,22 @@ def screen(recording: Recording, k: int, columns: int, lines: int) -> Screen:
 def _ground(map_: Map, side: int) -> NDArray[np.uint8]:
     """The map alone, u8 [side, side, 3], north up."""
     share = np.asarray(Image.fromarray(map_.road[::-1] * np.uint8(255)).resize((side, side), Image.Resampling.BOX))
-    wall, road = np.array(render.WALL, np.float64), np.array(render.ROAD, np.float64)
+    wall, road = np.array(pen.WALL, np.float64), np.array(pen.ROAD, np.float64)
     return np.asarray(wall + (road - wall) * (share[..., None] / 255), np.uint8)
 
 
 def _draw_route(pixels: NDArray[np.uint8], route: Route, now: Moment) -> None:
     """The way walked, newer steps brighter (when all is over, the whole of it by its age), and flashes as dots."""
     side, count = len(pixels), len(route) - 1
-    tail = count if now.terminated or now.truncated else render.TAIL
+    tail = count if now.terminated or now.truncated else pen.TAIL
     for j in sorted(range(1, count + 1), key=lambda j: route[j, 2]):  # flashes on top
         (x, z, _), (to_x, to_z, flash) = route[j - 1], route[j]
         length = max(abs(to_x - x), abs(to_z - z)) / EXTENT * side  # in pixels
         share = np.linspace(0, 1, max(2, int(length / 2 if flash else 2 * length) + 1))
         column, row = ((x + (to_x - x) * share) / EXTENT * side), ((1 - (z + (to_z - z) * share) / EXTENT) * side)
         age = min(1.0, (count - j) / max(1, tail))
-        new, old = np.array(render.NEW_ROUTE), np.array(render.OLD_ROUTE)
-        colour = render.FLASH if flash else new + (old - new) * age
+        new, old = np.array(pen.NEW_ROUTE), np.array(pen.OLD_ROUTE)
+        colour = pen.FLASH if flash else new + (old - new) * age
         pixels[row.astype(int).clip(0, side - 1), column.astype(int).clip(0, side - 1)] = colour
 
 
@@ -109,37 +110,37 @@ def _draw_marks(drawn: Screen, top: int, side: int, recording: Recording, k: int
 
 
 # ink and paper of the marks
-START, END = (render.START, render.EDGE), (render.PAPER, render.END)
-TREASURE, TAKEN = (render.GOLD_DARK, render.GOLD), (render.GOLD_DIM, render.GOLD_DARK)
-MISSED = (render.PAPER, render.MISSED)
-HERO, BUFFED = (render.PAPER, render.HERO), (render.PAPER, render.BUFF)
-BUFF = {True: (render.PAPER, render.BUFF), False: (render.BUFF, render.WALL)}  # by whether it is there
+START, END = (pen.START, pen.EDGE), (pen.PAPER, pen.END)
+TREASURE, TAKEN = (pen.GOLD_DARK, pen.GOLD), (pen.GOLD_DIM, pen.GOLD_DARK)
+MISSED = (pen.PAPER, pen.MISSED)
+HERO, BUFFED = (pen.PAPER, pen.HERO), (pen.PAPER, pen.BUFF)
+BUFF = {True: (pen.PAPER, pen.BUFF), False: (pen.BUFF, pen.WALL)}  # by whether it is there
 
 
 def _facts(now: Moment) -> list[tuple[str, str, str, Colour]]:
     """What counts: name, value, unit, colour of the value."""
     taken = sum(p and not t for p, t in zip(now.planned, now.there, strict=True))
     facts: list[tuple[str, str, str, Colour]] = [
-        ("step", str(now.steps), f"/ {now.max_step}", render.TEXT),
-        ("score", f"{now.score:.1f}", "", render.TEXT),
-        ("treasures", str(taken), f"/ {sum(now.planned)}", render.GOLD),
-        ("flash", "ready", "", render.FLASH)
+        ("step", str(now.steps), f"/ {now.max_step}", pen.TEXT),
+        ("score", f"{now.score:.1f}", "", pen.TEXT),
+        ("treasures", str(taken), f"/ {sum(now.planned)}", pen.GOLD),
+        ("flash", "ready", "", pen.FLASH)
         if now.flash_wait == 0
-        else ("flash", str(now.flash_wait), "steps away", render.QUIET),
+        else ("flash", str(now.flash_wait), "steps away", pen.QUIET),
     ]
     if now.buff_left > 0:
-        facts.append(("buff", str(now.buff_left), "steps left", render.BUFF))
+        facts.append(("buff", str(now.buff_left), "steps left", pen.BUFF))
     elif now.buff_wait > 0:
-        facts.append(("buff", str(now.buff_wait), "steps away", render.QUIET))
+        facts.append(("buff", str(now.buff_wait), "steps away", pen.QUIET))
     else:
-        facts.append(("buff", "on the map", "", render.BUFF))
+        facts.append(("buff", "on the map", "", pen.BUFF))
     return facts
 
 
 def _ending(now: Moment) -> tuple[str, Colour]:
     if now.terminated:
-        return "reached the end", render.END
-    return ("out of time", render.MISSED) if now.truncated else ("", render.TEXT)
+        return "reached the end", pen.END
+    return ("out of time", pen.MISSED) if now.truncated else ("", pen.TEXT)
 
 
 def _status(drawn: Screen, now: Moment) -> None:
@@ -147,7 +148,7 @@ def _status(drawn: Screen, now: Moment) -> None:
     line = column = 0
     text, colour = _ending(now)
     for name, value, unit, ink in [*_facts(now), *([(text, "", "", colour)] if text else [])]:
-        words = [(name, render.QUIET if value else ink), (value, ink), (unit, render.QUIET)]
+        words = [(name, pen.QUIET if value else ink), (value, ink), (unit, pen.QUIET)]
         if column and column + sum(len(word) + 1 for word, _ in words if word) > drawn.text.shape[1]:
             line, column = line + 1, 0
         for word, one in words:
@@ -160,9 +161,9 @@ def _panel(drawn: Screen, left: int, now: Moment) -> None:
     """Beside the map: a line for each fact, what the marks mean at the bottom."""
     line = 1
     for name, value, unit, colour in _facts(now):
-        drawn.put(line, left, name, render.QUIET)
+        drawn.put(line, left, name, pen.QUIET)
         column = drawn.put(line, left + 11, value, colour)
-        drawn.put(line, column + 1, unit, render.QUIET)
+        drawn.put(line, column + 1, unit, pen.QUIET)
         line += 2 if len(drawn.text) >= 22 else 1
     drawn.put(line, left, *_ending(now))
     marks = [("@", HERO, "hero"), ("S", START, "start"), ("E", END, "end"), ("7", TREASURE, "treasure"),
@@ -170,7 +171,7 @@ def _panel(drawn: Screen, left: int, now: Moment) -> None:
     bottom = len(drawn.text) - len(marks) // 2 - 1
     for i, (text, (ink, paper), meaning) in enumerate(marks if bottom > line else ()):
         column = drawn.put(bottom + i // 2, left + 12 * (i % 2), f" {text} ", ink, paper)
-        drawn.put(bottom + i // 2, column + 1, meaning, render.QUIET)
+        drawn.put(bottom + i // 2, column + 1, meaning, pen.QUIET)
 
 
 # ---- to the terminal ----

@@ -1,9 +1,8 @@
-"""Plays plans of the oracle in the real environment, in few steps.
+"""Plays plans of the oracle in few steps: a beam search in which the rules themselves make every step.
 
-`oracle.solve` calls `play` with several orders of points; it returns the actions of an episode, found by a beam search
-in which every step is made by the rules themselves (`physics.step`). All orders are searched at once, step by step, so
-that the first one to come to the end is the fastest. The search is led by distance fields: what is still to walk from
-any place of the map, with so many points of the order done and so many flashes left.
+`solving.solve` calls `play` with several orders of points; it returns the actions of an episode. All orders are
+searched at once, step by step, so the first order that comes to the end is the fastest. The fields of `fields.py` lead
+the search: what is left to walk from any place, with m points of the order done and f flashes left.
 """
 
 from __future__ import annotations
@@ -15,23 +14,18 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from realm.env import oracle_lattice as lattice
 from realm.env import physics
-from realm.env.map import CELL, SIZE, Map
+from realm.env.map import CELL
 from realm.env.options import Episode
-from realm.env.oracle_lattice import FAR, boosted
-from realm.env.physics import DIRECTIONS, FRAMES_PER_STEP, State, World
+from realm.env.oracle.fields import SPACING, STEP, Player, Ways, between
+from realm.env.oracle.lattice import BOOST_STEPS, FAR
+from realm.env.physics import DIRECTIONS, State
 from realm.jit import jit
 
-FINE = 2  # squares of the fields' lattice along the side of a cell
-SQUARES = SIZE * FINE
-NODES = SQUARES + 1
-SPACING = CELL / FINE
-STEP = FRAMES_PER_STEP * physics.WALK_FRAME / SPACING * lattice.STRAIGHT  # length of a step in the open
 FLASH_SLACK = 1.0  # a flash is tried if it may cost so many steps more than the best way
 WALK_SLACK = 1.0  # the same for a walk
 GRAIN = 20.0  # units; states nearer than that, else alike, are one
-BUFF_WORTH = lattice.BOOST_STEPS - physics.BUFF_STEPS  # steps that a buff saves at most
+BUFF_WORTH = BOOST_STEPS - physics.BUFF_STEPS  # steps that a buff saves at most
 MARGIN = 6.0  # steps behind the best; such states are given up
 # what of a state changes as it goes on and counts for what comes next
 CHANGING: tuple[str, ...] = ("x", "z", "cell_x", "cell_z", "there", "steps", "treasures", "buffs", "flashes")
@@ -39,107 +33,6 @@ CHANGING += ("buff_left", "buff_wait", "flash_wait")
 STATE_NAMES = tuple(name for name in State._fields if name not in ("memory", "cursor"))
 PATIENCE = 60  # steps without coming nearer to the end after which the search is given up
 LATE = 5.0  # steps by which the estimate of what is left may be too long
-FIELDS_KEPT = 400  # in the memory, 0.5 MB each with one flash
-
-
-class Player(NamedTuple):
-    """A map, start and end made ready for `play`."""
-
-    map: Map
-    world: World
-    start: int
-    end: int
-    edges: NDArray[np.uint16]  # [NODES * NODES] of the fields' lattice, as in `Lattice`
-    stand: NDArray[np.uint8]  # [SQUARES * SQUARES] the same
-    queues: lattice.Queues
-    fields: dict[tuple[int, tuple[int, ...]], NDArray[np.int32]]  # (flashes, order) -> what `field` gives for them
-
-
-def make_player(map_: Map, start: int, end: int, treasures: Sequence[int]) -> Player:
-    """Make a map ready for `play` with any of `treasures`."""
-    free = np.kron(map_.road, np.ones((FINE, FINE), dtype=np.uint8))
-    if lattice.end_is_clear(map_, start, end, (0, *treasures)):
-        middle = (np.arange(SQUARES) + 0.5) * SPACING
-        x, z = map_.points[end]
-        free[((middle[:, None] - z) ** 2 + (middle - x) ** 2 <= lattice.CORE**2) & (free == 1)] = 2
-    edges = lattice.make_edges(free == 1, np.zeros((2, SQUARES, SQUARES), dtype=np.bool_))
-    return Player(map_, physics.make_world(map_), start, end, edges, free.ravel(), lattice.make_queues(NODES), {})
-
-
-def field(player: Player, order: tuple[int, ...], flashes: int) -> NDArray[np.int32]:
-    """What is still to walk over all of `order` to the end; i32 [flashes + 1, NODES * NODES], the first axis being the
-    flashes left."""
-    key = (flashes, order)
-    if key not in player.fields:
-        after = field(player, order[1:], flashes) if order else None
-        length = np.full((flashes + 1, NODES * NODES), FAR, dtype=np.int32)
-        at = np.arange(NODES) * SPACING
-        px, pz = player.map.points[order[0] if order else player.end]
-        disc = np.flatnonzero((at[:, None] - pz) ** 2 + (at - px) ** 2 <= physics.TRIGGER_RADIUS**2)
-        for f in range(flashes + 1):
-            done = np.zeros(len(disc), dtype=np.int32) if after is None else after[f, disc]
-            if order and order[0] == 0:
-                done = boosted(done, STEP)
-            if f > 0:
-                length[f] = length[f - 1]
-                _flash_back(player.edges, player.stand, length[f - 1], length[f])
-            length[f, disc] = np.minimum(length[f, disc], done)
-            new = np.flatnonzero(length[f] < (length[f - 1] if f > 0 else FAR))
-            new = new[np.argsort(length[f, new], kind="stable")]
-            q = player.queues
-            q.seed[: len(new)] = length[f, new].astype(np.int64) << 32 | new
-            lattice.spread(player.edges, NODES, lattice.STRAIGHT, length[f], q, len(new), lattice.EVERYWHERE)
-        if len(player.fields) >= FIELDS_KEPT:
-            player.fields.pop(next(iter(player.fields)))
-        player.fields[key] = length
-    return player.fields[key]
-
-
-@jit
-def _between(field: NDArray[np.int32], x: float, z: float) -> float:
-    """A field (i32 [NODES * NODES]) at a place given in squares, bilinear; FAR beside the nodes that lead on."""
-    nx, nz = int(np.floor(x)), int(np.floor(z))
-    fx, fz = x - nx, z - nz
-    node = nz * NODES + nx
-    low, high = field[node], field[node]
-    if fx > 0:
-        low = field[node + 1]
-    a = field[node] * (1 - fx) + low * fx
-    if fz == 0:
-        return float(a)
-    high = field[node + NODES]
-    low = high
-    if fx > 0:
-        low = field[node + NODES + 1]
-    return float(a * (1 - fz) + (high * (1 - fx) + low * fx) * fz)
-
-
-@jit
-def _flash_back(
-    edges: NDArray[np.uint16], stand: NDArray[np.uint8], after: NDArray[np.int32], length: NDArray[np.int32]
-) -> None:
-    """Lower `length` (i32 [NODES * NODES]) to what is to walk if the next thing is a flash; `after`: once landed."""
-    for node in range(len(length)):
-        if edges[node] == 0:
-            continue
-        nx, nz = node % NODES, node // NODES
-        for d in range(DIRECTIONS):
-            x, z = nx + physics.FLASH_MOVE[d, 0] / SPACING, nz + physics.FLASH_MOVE[d, 1] / SPACING
-            for corner in range(4):
-                # from one of the squares around the node, just beside it
-                sx, sz = nx - (corner & 1), nz - (corner >> 1)
-                tx, tz = int(np.floor(x)), int(np.floor(z))
-                if not d & 1:
-                    tx, tz = tx - (corner & 1), tz - (corner >> 1)
-                if min(sx, sz, tx, tz) < 0 or max(sx, sz, tx, tz) >= SQUARES:
-                    continue
-                if stand[sz * SQUARES + sx] == 1 and stand[tz * SQUARES + tx] >= 1:
-                    through = int(_between(after, x, z) + STEP)
-                    if through < length[node]:
-                        length[node] = through
-
-
-# ---- the search ----
 
 
 class Rows(NamedTuple):
@@ -169,30 +62,6 @@ def _copy_rows(source: State, target: State, rows: NDArray[np.int64], names: tup
     """target[0], target[1] .. = source[rows[0]], source[rows[1]] .. in these arrays of the state."""
     for name in names:
         np.take(getattr(source, name), rows, axis=0, out=getattr(target, name)[: len(rows)], mode="clip")
-
-
-class Ways(NamedTuple):
-    """What is still to walk, for several orders."""
-
-    order: NDArray[np.int32]  # [P, M] points, 0 is the buff, -1 behind the last
-    flashes: int  # at most so many
-    field: NDArray[np.int32]  # [P, M + 1] which one counts when m points are done
-    length: NDArray[np.int32]  # [U, F + 1, NODES * NODES] all fields that occur
-
-
-def make_ways(player: Player, orders: Sequence[tuple[int, ...]], flashes: int) -> Ways:
-    """Look up the fields for these orders."""
-    most = max(len(order) for order in orders)
-    points = np.full((len(orders), most), -1, dtype=np.int32)
-    which = np.zeros((len(orders), most + 1), dtype=np.int32)
-    fields: dict[tuple[int, ...], NDArray[np.int32]] = {}
-    for p, order in enumerate(orders):
-        points[p, : len(order)] = order
-        for m in range(len(order), -1, -1):
-            if order[m:] not in fields:
-                fields[order[m:]] = field(player, order[m:], flashes)
-            which[p, m] = list(fields).index(order[m:])
-    return Ways(points, flashes, which, np.stack(list(fields.values())))
 
 
 @jit
@@ -227,7 +96,7 @@ def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.
         plan = now.plan[e]
         of_stage = length[field[plan, _stage(there, buffs, e, order[plan])[0]]]
         left, buffed = max(0, most - flashes[e]), int(buff_left[e] > 0)
-        here = _between(of_stage[left], xs[e] / SPACING, zs[e] / SPACING)
+        here = between(of_stage[left], xs[e] / SPACING, zs[e] / SPACING)
         for a in range(2 * DIRECTIONS):
             flash, d = a >= DIRECTIONS, a % DIRECTIONS
             if flash and (left == 0 or flash_wait[e] > 0):
@@ -240,7 +109,7 @@ def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.
                 z = zs[e] + physics.FRAMES_PER_STEP * physics.FRAME_MOVE[buffed, d, 1]
                 worth = here + (WALK_SLACK - 1) * STEP
             if obstacle[int(np.floor(z / CELL)) + physics.VIEW, int(np.floor(x / CELL)) + physics.VIEW]:
-                if _between(of_stage[left - int(flash)], x / SPACING, z / SPACING) > worth:
+                if between(of_stage[left - int(flash)], x / SPACING, z / SPACING) > worth:
                     continue
             elif flash:
                 continue  # where a walk is stopped only the rules know
@@ -268,7 +137,7 @@ def _judge(s: State, ways: Ways, now: Rows) -> int:
         if terminated[e] or truncated[e]:
             continue
         stage, early = _stage(there, buffs, e, order[plan])
-        still = _between(length[field[plan, stage], max(0, most - flashes[e])], xs[e] / SPACING, zs[e] / SPACING)
+        still = between(length[field[plan, stage], max(0, most - flashes[e])], xs[e] / SPACING, zs[e] / SPACING)
         if still < FAR:
             steps, fast = still / STEP, buff_left[e] * physics.BUFF_FACTOR
             now.left[e] = steps - fast + buff_left[e] if steps > fast else steps / physics.BUFF_FACTOR

@@ -1,0 +1,131 @@
+"""One episode of a trained model, for `realm record` and `realm play`: played, told in a line, and drawn to a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from realm.commands.files import writing
+from realm.config.load import RunConfig
+from realm.env import draw, options
+from realm.env.draw import Recording
+from realm.env.realm_env import RealmEnv
+from realm.errors import ConfigError
+from realm.watch.progress import busy
+
+
+def treasure_ids(text: str) -> list[int]:
+    """ "3,7,12" as a list; whether these are ids is checked with the other options."""
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--treasures {text}: it must be ids with commas between, like 3,7,12")
+    return [int(part) for part in parts]
+
+
+def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int) -> dict[str, Any]:
+    """The options `env` (the table [env]) with one certain episode in place of random ones: with these treasures, or
+    `random` ones drawn from `seed`, or as `env` has it."""
+    conf = {key: value for key, value in env.items() if key in options.KEYS}
+    layouts = env.get("layouts")
+    if treasures is not None or random is not None:
+        conf = {key: value for key, value in conf.items() if key not in options.TREASURE_KEYS}
+        conf |= {"treasure_id": treasures} if treasures is not None else {"treasure_num": random}
+        layouts = None
+    drawn = RealmEnv(usr_conf=conf, layouts=layouts, map=env.get("map", "default"), observation="none")
+    drawn.reset(seed=seed)
+    state = drawn.state
+    fixed = {name: int(getattr(state, name)[0]) for name in ("start", "end", "max_step")}
+    fixed |= {"treasure_random": 0, "treasure_id": np.flatnonzero(state.planned[0]).tolist()}
+    rest = {key: value for key, value in env.items() if key not in ("layouts", *options.TREASURE_KEYS)}
+    return {**rest, **fixed}
+
+
+def agent_episode(
+    config: RunConfig,
+    folder: Path,
+    model: int | Literal["latest"],
+    treasures: list[int] | None,
+    random: int | None,
+    seed: int,
+    stochastic: bool,
+) -> Recording:
+    """An episode of a trained model.
+
+    The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
+    gives the same episode, since with treasures fixed nothing in it is random.
+    """
+    if isinstance(names := config.env.get("map"), list):
+        raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
+    env = fixed_options(config.env, treasures, random, seed)
+    with busy("the model plays"):
+        actions = _agent_actions(config, env, folder, model, seed, stochastic)
+    conf = {key: value for key, value in env.items() if key in options.KEYS}
+    recording = draw.record(RealmEnv(conf, map=env.get("map", "default"), observation="none"), actions)
+    last = recording.moments[-1]
+    if not (last.terminated or last.truncated) or len(recording.actions) != len(actions):
+        raise ConfigError(
+            f"{config.app.algo}: its episode of {len(actions)} steps is not one of the realm with the options of "
+            "[env], so it cannot be drawn"
+        )
+    return recording
+
+
+def _agent_actions(
+    config: RunConfig,
+    env: dict[str, Any],
+    folder: Path,
+    model: int | Literal["latest"],
+    seed: int,
+    stochastic: bool,
+) -> list[int]:
+    """The actions of a checkpoint's model in one episode with the options `env`."""
+    # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from realm.contract import PredictContext
+    from realm.learn.checkpoint import find
+    from realm.learn.evaluate import load_player
+
+    checkpoint = find(folder, model)
+    envs, agent = load_player(config, checkpoint, env, 1, seed)
+    slot, explore, first = np.zeros(1, np.int64), np.full(1, float(stochastic), np.float32), np.ones(1, np.bool_)
+    obs, _ = envs.reset(seed=seed)
+    actions: list[int] = []
+    # one step more than an episode can have: then it is not an episode of the realm
+    while len(actions) <= env["max_step"]:
+        action, _ = agent.predict(obs, PredictContext(slot, first, explore))
+        obs, _, terminated, truncated, _ = envs.step(action)
+        actions.append(int(action[0]))
+        first = terminated | truncated
+        if first[0]:
+            break
+    envs.close()
+    return actions
+
+
+def summary(recording: Recording) -> str:
+    """What happened in an episode, in a line."""
+    last = recording.moments[-1]
+    taken = sum(p and not t for p, t in zip(last.planned, last.there, strict=True))
+    end = "reached the end" if last.terminated else "ran out of time" if last.truncated else "stopped"
+    return (
+        f"{end} in {last.steps} steps: score {last.score:.1f}, treasures {taken} of {sum(last.planned)}, "
+        f"flashes {int(recording.route[:, 2].sum())}"
+    )
+
+
+def write_recording(recording: Recording, out: Path) -> None:
+    """Draw an episode to `out`: the whole of it (.gif) or its end (.png)."""
+    if out.suffix.lower() == ".gif":
+        with busy("drawing"), writing(out):
+            pictures = draw.frames(recording)
+            draw.write_gif(pictures, out)
+        what = f"{len(pictures)} frames"
+    else:
+        picture, what = draw.draw(recording.map, recording.moments[-1], recording.route, scale=2), "the end"
+        with writing(out):
+            draw.write_png(picture, out)
+    print(f"drawn in {out} ({what}, {out.stat().st_size / 1e6:.1f} MB)")

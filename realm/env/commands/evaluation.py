@@ -1,0 +1,256 @@
+"""The realm's report of `realm eval`: layouts against the oracle, as tables, as columns of a file, and as a picture.
+
+`evaluate` is called with a model that is ready to play; `realm/env/report.py` has the numbers, the helpers of
+`realm/commands/evaluate.py` print and write them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from realm.commands.evaluate import ROUNDS, Evaluation, make_console, title_of, write_json
+from realm.commands.files import writing
+from realm.env import draw, report
+from realm.env.draw.evaluation import Curve, Tile, draw_evaluation
+from realm.env.map import Map
+from realm.env.options import Episode
+from realm.env.oracle import CACHE
+from realm.env.realm_env import RealmEnv
+from realm.env.report import Limits, Row
+from realm.errors import ConfigError
+from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
+from realm.watch.progress import busy, counting
+
+ORACLES = {
+    False: "regret and excess are against the oracle's bound, which no policy can beat and none may reach",
+    True: "regret and excess are against the oracle's executed play",
+}
+MORE_STATS = ("treasures", "flashes", "buffs", "walls")
+
+
+class Played(NamedTuple):
+    """All that the report is about. Rounds are in the order of `Request.explores`."""
+
+    map: Map
+    layouts: list[Episode]  # [K]
+    limits: Limits
+    names: list[str]  # of the rounds
+    rounds: list[Outcome]
+    tables: list[list[Row]]  # of the rounds
+    worst: list[int]  # layouts with the greatest regret in the first round, worst first
+
+
+def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
+    """Play, print and write; False, before any of that, where the environments play no layouts on one map."""
+    console = make_console()
+    if why := _unfit(evaluation):
+        asked = {name: getattr(options, name) for name in ("all", "sets", "executed", "out")}
+        for name, value in asked.items():
+            if value:
+                raise ConfigError(f"--{name}: {why}")
+        if isinstance(evaluation.config.env.get("map"), list):
+            console.print(f"without the oracle: {why}")
+        return False
+    played = _play(evaluation, options)
+    kind = f"{title_of(evaluation.checkpoint)}: {_kind(evaluation, options, played)}"
+    console.print(kind)
+    console.print(f"map {played.map.name}, {_places(played.layouts)}; {ORACLES[options.executed]}")
+    console.print(_table(played))
+    if played.worst:
+        console.print(_worst_table(played))
+    for name, outcome in zip(played.names, played.rounds, strict=True):
+        means = ", ".join(f"{key} {outcome.stats[key].mean():.2f}" for key in MORE_STATS if key in outcome.stats)
+        console.print(f"mean of an episode, {name}: {means}")
+    _write_json(evaluation, options, played)
+    if options.out:
+        with busy("drawing"):
+            picture = draw_evaluation(kind, ORACLES[options.executed], _curves(played), _tiles(played))
+            with writing(options.out):
+                draw.write_png(picture, options.out)
+        console.print(f"drawn in {options.out} ({options.out.stat().st_size / 1e6:.1f} MB)")
+    return True
+
+
+def _unfit(evaluation: Evaluation) -> str:
+    """Why the oracle cannot be asked about these environments; empty if it can."""
+    maps = evaluation.config.env.get("map")
+    if isinstance(maps, list):
+        return (
+            f"the oracle is asked about one map, and [env] has {len(maps)}: --set env.map={maps[0]} takes one, and "
+            "tools/unseen_maps.py plays maps one by one"
+        )
+    if not plays_layouts(evaluation.envs):
+        return f"needs the realm, and the environments of {evaluation.config.app.algo} play no layouts of it"
+    return ""
+
+
+def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
+    """Ask the oracle about the layouts, and play them in each round."""
+    env, request = evaluation.config.env, evaluation.request
+    map_ = report.resolve_map(env)
+    if options.all:
+        layouts = report.all_layouts(env)
+    elif options.sets:
+        layouts = report.all_sets(env)
+    else:
+        layouts = report.sampled_layouts(env, evaluation.episodes, request.seed)
+    if options.executed:
+        with counting("the oracle's play", len(layouts), "layouts") as show:
+            limits = report.executed_limits(map_, layouts, CACHE, show)
+    else:
+        with busy("the oracle's bounds (once for a map, a start and an end: about two minutes)"):
+            limits = report.bound_limits(map_, layouts, CACHE)
+    confs = [report.as_option(layout) for layout in layouts]
+    rounds = list[Outcome]()
+    for explore in request.explores:
+        keep = options.out is not None and not rounds  # the picture shows routes of the first round
+        with counting(ROUNDS[explore], len(layouts)) as show:
+            rounds.append(
+                evaluate_layouts(evaluation.envs, evaluation.predict, confs, explore, request.seed, show, keep)
+            )
+    return Played(
+        map_,
+        layouts,
+        limits,
+        [ROUNDS[explore] for explore in request.explores],
+        rounds,
+        [report.rows(layouts, outcome, limits) for outcome in rounds],
+        report.worst_layouts(rounds[0], limits, options.worst),
+    )
+
+
+# ---- what is printed ----
+
+
+def _kind(evaluation: Evaluation, options: argparse.Namespace, played: Played) -> str:
+    how, count = " and ".join(played.names), f"{len(played.layouts):,}"
+    if options.all:
+        return f"all {count} layouts of {played.layouts[0].treasure_num} treasures, {how}"
+    if options.sets:
+        return f"all {count} sets of treasures, {how}"
+    return f"{count} episodes as [env] has them, {how}, seed {evaluation.request.seed}"
+
+
+def _places(layouts: Sequence[Episode]) -> str:
+    pairs = {(layout.start, layout.end) for layout in layouts}
+    if len(pairs) > 1:
+        return f"{len(pairs)} pairs of start and end"
+    ((start, end),) = pairs
+    return f"start {start}, end {end}"
+
+
+def _ids(layout: Episode) -> str:
+    return ",".join(map(str, layout.treasure_id or ())) or "none"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _add_numbers(view: Table, *names: str) -> None:
+    for name in names:
+        view.add_column(name, justify="right", no_wrap=True)
+
+
+def _table(played: Played) -> Table:
+    """A line for each number of treasures: all of the first round, and next to it less of the second."""
+    view = Table(box=box.SIMPLE_HEAD)
+    _add_numbers(view, "treasures", "episodes", "end %", "missed", "steps", "score")
+    _add_numbers(view, "regret", "worst", "excess %", "worst")
+    view.add_column("worst layout")
+    for name in played.names[1:]:
+        _add_numbers(view, *(f"{name.split()[0]}:\n{key}" for key in ("end %", "missed", "score", "regret", "worst")))
+    for lines in zip(*played.tables, strict=True):
+        row, last = lines[0], lines[0].treasures is None
+        cells = ["all" if last else str(row.treasures), f"{row.episodes:,}", _number(100 * row.reached_end)]
+        cells += [_number(row.missed, 2), _number(row.steps), _number(row.score, 2), _number(row.regret, 2)]
+        cells += [_number(row.worst_regret), _number(row.excess), _number(row.worst_excess)]
+        cells.append(_ids(played.layouts[row.worst]))
+        for other in lines[1:]:
+            cells += [_number(100 * other.reached_end), _number(other.missed, 2), _number(other.score, 2)]
+            cells += [_number(other.regret, 2), _number(other.worst_regret)]
+        if last:
+            view.add_section()
+        view.add_row(*cells)
+    return view
+
+
+def _worst_table(played: Played) -> Table:
+    outcome, limits = played.rounds[0], played.limits
+    view = Table(title=f"the worst layouts, {played.names[0]}", title_justify="left", box=box.SIMPLE_HEAD)
+    _add_numbers(view, "regret", "score", "oracle", "steps", "oracle", "missed")
+    view.add_column("")
+    view.add_column("treasures")
+    for k in played.worst:
+        score, steps = float(outcome.score[k]), int(outcome.steps[k])
+        end = "" if outcome.reached_end[k] else "out of time"
+        least = f"{limits.steps[k]}" if limits.steps[k] else "-"
+        numbers = [_number(limits.score[k] - score), _number(score), _number(limits.score[k]), str(steps), least]
+        view.add_row(*numbers, str(outcome.missed[k]), end, _ids(played.layouts[k]))
+    return view
+
+
+# ---- what is written ----
+
+
+def _write_json(evaluation: Evaluation, options: argparse.Namespace, played: Played) -> None:
+    explores = evaluation.request.explores
+    rows = [
+        {"explore": explore, **row._asdict()}
+        for explore, lines in zip(explores, played.tables, strict=True)
+        for row in lines
+    ]
+    more = {"map": played.map.name, "oracle": "executed" if options.executed else "bound", "table": rows}
+    columns = [_columns(played.layouts, outcome, played.limits) for outcome in played.rounds]
+    write_json(evaluation, columns, more)
+
+
+def _columns(layouts: Sequence[Episode], outcome: Outcome, limits: Limits) -> dict[str, list[Any]]:
+    """Column name -> a value for each episode of a round."""
+    columns: dict[str, list[Any]] = {
+        name: [getattr(layout, name) for layout in layouts] for name in ("start", "end", "max_step")
+    }
+    columns["treasure_id"] = [list(layout.treasure_id or ()) for layout in layouts]
+    columns |= {name: values.tolist() for name, values in outcome.stats.items() if name not in ("layout", "turn")}
+    columns["oracle_score"] = limits.score.tolist()
+    columns["oracle_steps"] = [int(steps) or None for steps in limits.steps]
+    columns["regret"] = report.regret(outcome, limits).tolist()
+    columns["excess_percent"] = [None if value != value else float(value) for value in report.excess(outcome, limits)]
+    return columns
+
+
+FIGURES: dict[str, Callable[[Row], str]] = {
+    "mean score": lambda row: f"{row.score:,.2f}",
+    "mean regret": lambda row: f"{row.regret:,.2f}",
+    "worst regret": lambda row: f"{row.worst_regret:,.1f}",
+    "reached the end": lambda row: f"{100 * row.reached_end:.1f} %",
+    "missed treasures": lambda row: f"{row.missed:.2f}",
+    "mean steps": lambda row: f"{row.steps:,.1f}",
+    "excess steps, mean": lambda row: "-" if row.excess is None else f"{row.excess:.1f} %",
+    "excess steps, worst": lambda row: "-" if row.worst_excess is None else f"{row.worst_excess:.1f} %",
+}
+"""The figures of the picture, out of the last row of a round's table."""
+
+
+def _curves(played: Played) -> list[Curve]:
+    return [
+        Curve(name, report.regret(outcome, played.limits), {key: text(rows[-1]) for key, text in FIGURES.items()})
+        for name, outcome, rows in zip(played.names, played.rounds, played.tables, strict=True)
+    ]
+
+
+def _tiles(played: Played) -> list[Tile]:
+    """The routes of the worst layouts."""
+    outcome, limits, tiles = played.rounds[0], played.limits, []
+    for k in played.worst:
+        env = RealmEnv(report.as_option(played.layouts[k]), map=played.map, observation="none")
+        note = f"oracle {limits.score[k]:,.1f}" + (f" in {limits.steps[k]} steps" if limits.steps[k] else "")
+        ids = ",".join(map(str, played.layouts[k].treasure_id or ()))
+        regret = float(limits.score[k] - outcome.score[k])
+        tiles.append(Tile(draw.record(env, outcome.actions[k]), regret, ids, note))
+    return tiles
