@@ -1,20 +1,26 @@
-"""Write a file so that nobody ever reads half of it. Used by everything that keeps files which others read."""
+"""Writes a file in one go: whoever reads it sees the old content or the new one, never half of it."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write `data` to a draft next to `path`, flush it to the disk, and rename it to `path`. Raises OSError."""
-    draft = path.with_name(f".writing-{os.getpid()}-{path.name}")
+def replace_file(path: Path, data: bytes, mode: int = 0o666, sync: bool = True) -> None:
+    """Write `data` to a draft next to `path` and rename it. Raises OSError; then nothing is left of it.
+
+    mode: permissions of a new file, less the umask. sync: wait for the disk, so that it survives a power cut.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()  # a full disk needs the room
         raise
