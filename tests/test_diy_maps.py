@@ -294,7 +294,7 @@ def test_excess_is_against_the_oracle(tool: ModuleType, monkeypatch: pytest.Monk
         (["--first", "4"], "--first 4: the model was trained on generated:4"),
         (["--first", "500", "--maps", "3"], "--first 500: the model was chosen on generated:501"),
         (["--first", str(10**19)], f"map is 'generated:{10**19}', after generated: comes a seed"),
-        (["--json", "no/such/unseen.json"], "--json no/such/unseen.json: cannot be written"),
+        (["--json", "no/such/unseen.json"], "--json no/such/unseen.json: there is no folder no/such"),
         (["--id", "x"], "--id x: must be a number of updates, latest or best"),
         (["--id", "5"], "no checkpoint of update 5 is there"),
         (["--set", "diy.tours=false"], "was trained with other shapes"),

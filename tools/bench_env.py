@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import realm.env  # noqa: F401  (registers Realm-v0)
-from realm.env import physics
+from realm.env import observe
 from realm.env.physics import State, World
 from realm.env.realm_env import RealmVectorEnv, make_observation_space, observation_names, step_obs
 from realm.jit import jit
@@ -53,7 +53,7 @@ def slice_full(s: State, w: World, image: NDArray[np.uint8], vector: NDArray[np.
                     image[e, 2, dz, dx] = 255
                 if i == end[e]:
                     image[e, 3, dz, dx] = 255
-    physics.write_vector(s, w, vector)
+    observe.write_vector(s, w, vector)
 
 
 class Empty(gymnasium.Env[dict[str, NDArray[Any]], np.int64]):
@@ -153,7 +153,7 @@ def main() -> None:
 
     def vector(envs: RealmVectorEnv, actions: NDArray[np.int64], t: int) -> None:
         envs.games.step(actions)
-        physics.write_vector(envs.state, envs.world, rows[t % length]["vector"])
+        observe.write_vector(envs.state, envs.world, rows[t % length]["vector"])
 
     def api_vector(envs: RealmVectorEnv, actions: NDArray[np.int64], t: int) -> None:
         envs.step(actions)

@@ -31,9 +31,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from realm.config.load import RunConfig, load_config, to_toml
-from realm.env.commands import CACHE
 from realm.env.map import MapError
 from realm.env.options import OptionError
+from realm.env.oracle import CACHE
 from realm.errors import CheckpointError, ConfigError, UserCodeError
 from realm.launch.rundir import read_run
 from realm.user import load_hyper
@@ -78,7 +78,7 @@ def end_in_order() -> None:
 
 def check_judged(config: RunConfig) -> None:
     """Refuse a configuration whose models cannot be judged, before one is trained."""
-    from realm.env import eval_report as report
+    from realm.env import report
 
     load_hyper(config.app.algo, config.hyper, config.places)
     env = judged_env(config.env)
@@ -334,7 +334,7 @@ def judged_env(env: Mapping[str, Any]) -> dict[str, Any]:
 
 def figures(layouts: Sequence[Any], played: Any, limits: Any) -> dict[str, Any]:
     """What became of some layouts, in numbers. `limits`: what the oracle reaches in them."""
-    from realm.env import eval_report as report
+    from realm.env import report
 
     row = report.rows(layouts, played, limits)[-1]
     ids = layouts[row.worst].treasure_id or ()
@@ -355,7 +355,7 @@ class Examiner:
     """Plays the models of one run on all layouts of nine treasures, and on all sets."""
 
     def __init__(self, run: Path) -> None:
-        from realm.env import eval_report as report
+        from realm.env import report
 
         self.config = load_config(run / "config.toml")
         self._env = judged_env(self.config.env)
@@ -368,7 +368,7 @@ class Examiner:
     def nine(self, model: Path, explore: float = 0.0) -> dict[str, Any]:
         """Figures of the layouts of nine treasures against the oracle's own play; `bound` has those against its
         bound."""
-        from realm.env import eval_report as report
+        from realm.env import report
 
         if self._executed is None:
             self._executed = report.executed_limits(self._map, self._nine, CACHE, told("the oracle's play", 715))
@@ -378,7 +378,7 @@ class Examiner:
 
     def sets(self, model: Path, executed: bool = False) -> dict[str, Any]:
         """Figures of all sets of treasures, as of `nine`; only `bound` unless `executed`."""
-        from realm.env import eval_report as report
+        from realm.env import report
 
         layouts = report.all_sets(self._env)
         played = self._play(model, layouts, 0.0)
@@ -389,7 +389,7 @@ class Examiner:
         return {**figures(layouts, played, limits), **found}
 
     def _play(self, model: Path, layouts: Sequence[Any], explore: float) -> Any:
-        from realm.env import eval_report as report
+        from realm.env import report
         from realm.learn.checkpoint import load, load_bytes
         from realm.learn.evaluate import evaluate_layouts, load_player
 

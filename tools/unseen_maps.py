@@ -26,15 +26,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from realm.commands.evaluate import check_file
+from realm.commands.files import check_file
 from realm.commands.models import ID_HELP, LOG_DIR_HELP, MODEL_HELP, chosen_model
 from realm.config.load import RunConfig
 from realm.contract import Array
-from realm.env import eval_report as report
 from realm.env import map as maps
-from realm.env.commands import CACHE
+from realm.env import report
 from realm.env.map import Map, MapError
 from realm.env.options import DEFAULTS, IDS, Episode, OptionError
+from realm.env.oracle import CACHE
 from realm.errors import CheckpointError, ConfigError, UserCodeError
 from realm.learn.checkpoint import Checkpoint, find
 from realm.learn.evaluate import Outcome, evaluate_layouts, load_player
