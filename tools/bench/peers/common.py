@@ -1,8 +1,8 @@
 """What the peers' scripts share: the options, the environment as most peers want it, and lines of progress.
 
-A script is started by tools/bench_train.py, in the peer's own Python environment, as `python -m tools.peers.<name>`. It
+A script is started by tools/bench/train.py, in the peer's own Python environment, as `python -m tools.bench.peers.<name>`. It
 trains PPO with the numbers of our configuration until it is killed, and prints a line of JSON after each update, which
-tools/plain_ppo.py does as well.
+tools/bench/plain_ppo.py does as well.
 """
 
 from __future__ import annotations

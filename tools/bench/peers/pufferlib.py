@@ -22,7 +22,7 @@ from gymnasium import spaces
 from pufferlib.pufferl import PuffeRL
 from torch import Tensor, nn
 
-from tools.peers.common import Realms, network, read_setup, report, row_space
+from tools.bench.peers.common import Realms, network, read_setup, report, row_space
 
 
 class Envs(pufferlib.PufferEnv):

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Installs the peers that tools/bench_train.py compares with, each into an environment of its own:
-#   tools/bench_peers.sh [NAME ...]      all that tools/peers/ has, or these
+# Installs the peers that tools/bench/train.py compares with, each into an environment of its own:
+#   tools/bench/peers.sh [NAME ...]      all that tools/bench/peers/ has, or these
 # .cache/peers/<name> holds the environment; a file `failed` in it says why a peer could not be installed. What a peer
 # needs stands in its script, in the lines `# requires:` and, installed last and without a look at what others ask for,
 # `# afterwards:`. A second call does only what is missing.
-source "$(dirname "$0")/setup.sh"
+source "$(dirname "$0")/../setup.sh"
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 if [ $# -gt 0 ]; then
     names=("$@")
 else
     names=()
-    for script in tools/peers/*.py; do
+    for script in tools/bench/peers/*.py; do
         if grep -q '^# requires:' "$script"; then names+=("$(basename "$script" .py)"); fi
     done
 fi
@@ -24,7 +24,7 @@ shared="numba numpy gymnasium msgspec loguru pyyaml pillow psutil setuptools"  #
 install() {
     set -e
     options=""
-    if [ -e "tools/peers/$name.sh" ]; then source "tools/peers/$name.sh"; fi
+    if [ -e "tools/bench/peers/$name.sh" ]; then source "tools/bench/peers/$name.sh"; fi
     # shellcheck disable=SC2086  # words
     "$folder/bin/python" -m pip install --no-input $options $wanted $shared
     if [ -n "$afterwards" ]; then
@@ -35,7 +35,7 @@ install() {
 
 failed=0
 for name in "${names[@]}"; do
-    script=tools/peers/$name.py folder=.cache/peers/$name
+    script=tools/bench/peers/$name.py folder=.cache/peers/$name
     if ! requires=$(sed -n 's/^# requires: //p' "$script" 2> /dev/null) || [ -z "$requires" ]; then
         echo "error: there is no peer '$name' (no line '# requires:' in $script)" >&2
         exit 2

@@ -17,7 +17,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from tools.peers.common import IMAGE, VECTOR, Realms, Trunk, read_setup, report, row_space, unpack
+from tools.bench.peers.common import IMAGE, VECTOR, Realms, Trunk, read_setup, report, row_space, unpack
 
 
 class Envs(VecEnv):

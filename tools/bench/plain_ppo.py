@@ -1,0 +1,222 @@
+"""PPO in one process, without the framework and written for speed: the yardstick of tools/bench/train.py.
+
+    python tools/bench/plain_ppo.py --seconds 120 --num-envs 128 --seed 1 --set lr_start=3e-4
+    python tools/bench/plain_ppo.py --config conf/reference.toml --json
+
+The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It does what a
+cluster cannot do: it converts weights once a rollout, takes values from one pass of the critic over the whole batch, and
+draws random numbers for a whole rollout. The first updates try how many threads are best, to act and to learn. Prints env
+steps/s and the mean score of the episodes that ended; with `--json` a line after each update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from diy.algorithm.agent import Agent
+from diy.algorithm.choose import choose
+from diy.config import Config
+from diy.feature.definition import make_envs, spec
+from realm.chunk import ChunkBuilder
+from realm.config.load import load_config
+from realm.config.plan import make_plan, this_machine
+from realm.contract import Array, Arrays, Chunk, Prediction, SampleInfo, Version
+from realm.errors import ConfigError
+from realm.launch.environment import enter_learner_environment
+from realm.user import load_hyper
+from tools import common
+
+SHOWN = ("entropy", "approx_kl", "clip_fraction", "explained_variance", "value_loss", "grad_norm", "lr", "skipped")
+SHOW_EVERY_S = 5.0
+TRIALS = 3  # updates for each number of threads that is tried; the first of them is not counted
+
+# ---- acting ----
+
+
+def newest_policy(agent: Agent) -> Any:
+    """The one place that uses the agent's internals: the policy network with the newest weights, converted once."""
+    with torch.no_grad():
+        return agent.player.model().actor
+
+
+def act(policy: Any, obs: Arrays, explore: Array, uniform: Array, version: Version) -> Prediction:
+    """Sample an action of each environment. obs: name -> [E, ...]; explore, uniform: f32 [E]"""
+    with torch.inference_mode():
+        logits = policy({name: torch.from_numpy(array) for name, array in obs.items()}).numpy()
+    action, log_prob = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+    choose(logits, obs["legal"], explore, uniform, action, log_prob)
+    return Prediction(action, {"log_prob": log_prob}, version)
+
+
+def rollouts(
+    config: Config, options: dict[str, Any], num_envs: int, agent: Agent, seed: int, episodes: dict[str, list[float]]
+) -> Iterator[Chunk]:
+    """Act for ever; every T steps, yield the chunks of all environments. Statistics of episodes go into `episodes`."""
+    envs = make_envs(num_envs, seed, config, options)
+    obs, _ = envs.reset()
+    chunks, random = ChunkBuilder(spec(envs, config), obs), np.random.default_rng(seed)
+    explore = np.ones(num_envs, np.float32)
+    while True:
+        policy = newest_policy(agent)
+        for uniform in random.random((config.chunk_length, num_envs), np.float32):
+            prediction = act(policy, obs, explore, uniform, Version(1, agent.updates))
+            obs, reward, terminated, truncated, info = envs.step(prediction.action)
+            chunks.step(prediction, reward, terminated, truncated, obs)
+            if "_episode" in info:
+                for name, values in info["episode"].items():
+                    episodes.setdefault(name, []).extend(values[info["_episode"]])
+        yield chunks.take()
+
+
+# ---- how many threads ----
+
+
+class Threads:
+    """Says how many threads a phase ("act" or "learn") uses: tries each candidate, then the fastest one stays."""
+
+    def __init__(self, candidates: list[int]) -> None:
+        self._waiting = [n for n in candidates for _ in range(TRIALS)] if len(candidates) > 1 else []
+        self.best = {"act": candidates[0], "learn": candidates[0]}
+        self._seconds: dict[str, dict[int, list[float]]] = {"act": {}, "learn": {}}
+
+    @property
+    def chosen(self) -> bool:
+        return not self._waiting
+
+    def use(self, phase: str) -> None:
+        torch.set_num_threads(self._waiting[0] if self._waiting else self.best[phase])
+
+    def took(self, act_s: float, learn_s: float) -> None:
+        """One update is done."""
+        threads = self._waiting.pop(0)
+        for phase, seconds in (("act", act_s), ("learn", learn_s)):
+            self._seconds[phase].setdefault(threads, []).append(seconds)
+        if not self._waiting:
+            for phase, tried in self._seconds.items():
+                self.best[phase] = min(tried, key=lambda n: min(tried[n][1:]))
+
+
+def candidates(text: str, cores: int) -> list[int]:
+    """The numbers of threads that are tried: one, or for "auto" powers of two up to the number of cores."""
+    if text != "auto":
+        return [int(text)]
+    return sorted({cores, *(2**k for k in range(cores.bit_length()) if 2**k <= cores)})
+
+
+# ---- the loop ----
+
+
+class Report:
+    """Prints how far training is."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+        self.restart(0)
+
+    def restart(self, env_steps: int) -> None:
+        self._began = self._shown = time.perf_counter()
+        self._before = env_steps
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def update(self, agent: Agent, metrics: dict[str, float], episodes: dict[str, list[float]], last: bool) -> None:
+        """One update is done. Clears `episodes` where it has printed their means."""
+        scores = episodes.get("score", [])
+        if self._json:
+            line = {
+                "time": time.time(), "env_steps": agent.env_steps, "updates": agent.updates, "episodes": len(scores),
+                "score": float(np.mean(scores)) if scores else None,
+            }  # fmt: skip
+            print(json.dumps(line), flush=True)
+        elif last or time.perf_counter() - self._shown >= SHOW_EVERY_S:
+            self._shown = time.perf_counter()
+            score = f"score {np.mean(scores):.1f} missed {np.mean(episodes['missed']):.2f}" if scores else "score -"
+            rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
+            rate = (agent.env_steps - self._before) / self.seconds()
+            print(f"{self.seconds():5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
+        else:
+            return
+        episodes.clear()
+
+
+def main() -> None:
+    args = arguments()
+    loaded = load_config(args.config)
+    if loaded.app.algo != "diy":
+        raise ConfigError(f"{args.config}: algo is {loaded.app.algo!r}; it must be diy")
+    plan = make_plan(loaded.app, this_machine())
+    enter_learner_environment(plan)  # threads and allocator, as a learner has them
+    hyper = load_hyper("diy", loaded.hyper, loaded.places)
+    try:
+        config = dataclasses.replace(hyper, **{**pairs(args.set), "value_source": "learner"})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--set: {error}") from error
+    options, num_envs = loaded.env | pairs(args.env), args.num_envs or plan.round_size
+    agent = Agent(spec(make_envs(1, args.seed, config, options), config), config, "cpu", args.seed)
+    threads = Threads(candidates(args.threads, plan.cores))
+    info = SampleInfo(np.zeros(num_envs, np.uint64), np.ones(num_envs), np.ones(num_envs, int))
+    episodes: dict[str, list[float]] = {}
+    experience = rollouts(config, options, num_envs, agent, args.seed, episodes)
+    report, last = Report(args.json), False
+    while not last:
+        started = time.perf_counter()
+        threads.use("act")
+        chunk = next(experience)
+        acted = time.perf_counter()
+        threads.use("learn")
+        metrics, _ = agent.learn(chunk, info)
+        if threads.chosen:
+            last = report.seconds() >= args.seconds or agent.env_steps >= args.env_steps
+            report.update(agent, metrics, episodes, last)
+            continue
+        threads.took(acted - started, time.perf_counter() - acted)
+        if threads.chosen:  # the trials count for nothing
+            print(f"threads: {threads.best['act']} to act, {threads.best['learn']} to learn", flush=True)
+            report.restart(agent.env_steps)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=common.ROOT / "conf" / "local.toml", help="features, network")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--env-steps", type=float, default=float("inf"), help="stop then, if that is earlier")
+    parser.add_argument("--num-envs", type=int, default=0, help="default: all that the configuration has")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of diy.config.Config")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment")
+    parser.add_argument("--threads", default="auto", help="auto tries; or a number, to act and to learn")
+    parser.add_argument("--json", action="store_true", help="a line of JSON after each update")
+    args = parser.parse_args()
+    if args.threads != "auto" and not (args.threads.isdecimal() and int(args.threads) > 0):
+        parser.error(f"--threads {args.threads}: must be auto or a number from 1")
+    return args
+
+
+def pairs(texts: list[str]) -> dict[str, Any]:
+    """key=value texts to a dict; a value that is no Python literal is a string."""
+    values = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        try:
+            values[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[key] = value
+    return values
+
+
+if __name__ == "__main__":
+    common.command_line(main)

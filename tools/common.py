@@ -1,0 +1,266 @@
+"""What the scripts of tools/bench and tools/study share: errors and Ctrl+C, files of results, runs as processes, and
+the curves that a run has written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from realm.env.map import MapError
+from realm.env.options import OptionError
+from realm.errors import ConfigError, UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "conf" / "configure_app.toml"
+CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two seconds
+STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
+TELL_S = 30.0  # between two lines of progress in a log
+
+# ---- the command line ----
+
+USER_ERRORS = (UserError, MapError, OptionError, OSError)
+
+
+def command_line(run: Callable[[], None]) -> None:
+    """Run a script; a user's error ends it with one sentence and exit code 2, Ctrl+C with exit code 1."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def end_in_order() -> None:
+    """Treat SIGTERM as Ctrl+C from now on; ignore a second one, as `timeout` and a killed process group send it: it must
+    not interrupt the end of what was started."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+class Progress:
+    """Shows how far something is: one line that changes in a terminal, a line every half minute in a log."""
+
+    def __init__(self) -> None:
+        self._tty = sys.stderr.isatty()
+        self._shown = time.monotonic()
+
+    def show(self, text: str) -> None:
+        if time.monotonic() - self._shown >= (1 if self._tty else TELL_S):
+            self._shown = time.monotonic()
+            print(f"\r\x1b[K{text}" if self._tty else text, end="" if self._tty else "\n", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._tty:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, on stdout."""
+        self.clear()
+        print(text, flush=True)
+
+
+def counting(what: str, of: int) -> Callable[[int, int], None]:
+    """A `show(done, new)` for long loops. new: how many of `done` were made since the loop began."""
+    begin, progress = time.monotonic(), Progress()
+
+    def show(done: int, new: int) -> None:
+        left = (of - done) * (time.monotonic() - begin) / max(1, new) / 60
+        progress.show(f"{what}: {done:,} of {of:,}, about {left:.0f} min left")
+
+    return show
+
+
+# ---- files of results ----
+
+
+def check_out(out: Path) -> None:
+    """Refuse a file that cannot be written; make its folder."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError(f"--out {out}: cannot be written; it must be a file")
+
+
+def read_json(path: Path, key: str) -> dict[str, Any]:
+    """Read results of a script, which must have this key."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or key not in content:
+        raise ConfigError(f"{path}: holds no results of this script")
+    return content
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write in one go, so that a script that is stopped leaves a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(json.dumps(content, indent=1, default=str))
+    draft.replace(path)
+
+
+def open_results(out: Path, setup: dict[str, Any], key: str) -> dict[str, Any]:
+    """Read the results to go on with, {about, setup, key: {}}; refuse those of another setup."""
+    if not out.exists():
+        return {"about": about(), "setup": setup, key: {}}
+    results = read_json(out, key)
+    if results["setup"] != setup:
+        raise ConfigError(f"{out} was made with {results['setup']}, now {setup}; take another --out")
+    return results
+
+
+def about() -> dict[str, Any]:
+    """Say where and when, for the JSON and the line below a table."""
+    model = None
+    if Path("/proc/cpuinfo").exists():
+        model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {model[1] if model else 'unknown'}",
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def number(value: float | None, form: str, none: str = "-") -> str:
+    """Format a cell of a table."""
+    return none if value is None else format(value, form)
+
+
+# ---- runs as processes ----
+
+
+def start_command(config: Path, overrides: Iterable[str]) -> list[str]:
+    words = [sys.executable, "-m", "realm", "start", "--config", str(config)]
+    return words + [word for one in overrides for word in ("--set", one)]
+
+
+def run_process(
+    command: Sequence[str],
+    log: Path | None = None,
+    core: int | None = None,
+    stop: threading.Event | None = None,
+    every_second: Callable[[], None] = lambda: None,
+) -> int:
+    """Run to the end and return the exit code. Ctrl+C here, or `stop`, ends it in order and raises KeyboardInterrupt.
+
+    log: gets its output (appended) in place of the terminal. core: it and all its children run there alone.
+    """
+    environment = {"NUMBA_CACHE_DIR": str(ROOT / ".cache" / "numba"), **os.environ}
+    if core is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        if shutil.which("taskset"):
+            command = ["taskset", "-c", str(core), *command]
+    with open(log, "ab") if log else nullcontext() as output:
+        # a session of its own: Ctrl+C reaches it once, from here, since a second one kills a run
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            while not (stop and stop.is_set()):
+                try:
+                    return process.wait(1.0)
+                except subprocess.TimeoutExpired:
+                    every_second()
+            raise KeyboardInterrupt
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+
+
+# ---- curves ----
+
+
+class Curve(NamedTuple):
+    env_steps: np.ndarray
+    minutes: np.ndarray  # of training: pauses between the starts of a run do not count
+    value: np.ndarray
+
+
+NO_CURVE = Curve(np.empty(0), np.empty(0), np.empty(0))
+
+
+class Event(NamedTuple):
+    start: int  # of the run: 0 is the first
+    time: float  # seconds since 1970
+    env_steps: int
+    values: dict[str, float]
+
+
+def read_events(run: Path) -> Iterator[Event]:
+    """Read what a run has written for TensorBoard, in order; each start of the run has a file."""
+    # as in realm/watch: without this, tensorboard imports TensorFlow where that is installed
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for start, path in enumerate(sorted((run / "log" / "tensorboard").glob("events.out.tfevents.*"))):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            values = {value.tag: value.simple_value for value in event.summary.value}
+            yield Event(start, event.wall_time, int(event.step), values)
+
+
+def read_curves(run: Path) -> dict[str, Curve]:
+    """Tag -> curve."""
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    begin = before = minutes = 0.0
+    start, reached = -1, 0
+    for event in read_events(run):
+        if event.start != start:
+            start, begin, before = event.start, event.time, before + minutes
+        minutes = (event.time - begin) / 60
+        if event.env_steps == 0 and reached:
+            continue  # a run that goes on says 0 until its learner has reported
+        reached = max(reached, event.env_steps)
+        for tag, value in event.values.items():
+            rows.setdefault(tag, []).append((event.env_steps, before + minutes, value))
+    return {tag: Curve(*np.array(points, float).T) for tag, points in rows.items()}
+
+
+def minutes_at(clock: Curve, env_steps: float) -> float:
+    """When the run had trained on that many steps for good: after a crash it makes some again. Each start of the run
+    counts, some seconds without a step."""
+    if not len(clock.minutes):
+        return 0.0
+    last_time = np.minimum.accumulate(clock.env_steps[::-1])[::-1]
+    steps, first = np.unique(last_time, return_index=True)
+    return float(np.interp(env_steps, steps, clock.minutes[first]))
+
+
+def mean_rate(clock: Curve) -> float:
+    """Env steps a second from the first update to the last."""
+    moving = clock.env_steps[clock.env_steps > 0]
+    if not len(moving) or moving[-1] == moving[0]:
+        return 0.0
+    seconds = 60 * (minutes_at(clock, moving[-1]) - minutes_at(clock, moving[0]))
+    return float((moving[-1] - moving[0]) / max(seconds, 1e-9))
