@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tools.bench_train import Point, Row
+from tools.peers import common
 
 from diy.algorithm.model import ReferenceModel, SmallModel
 from realm.config.load import load_config
@@ -21,8 +23,6 @@ from realm.errors import ConfigError
 from realm.user import load_hyper
 from realm.watch.tensorboard import TensorBoard
 from tools import bench_train, plain_ppo
-from tools.bench_train import Point, Row
-from tools.peers import common
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ROOT / "conf" / "smoke.toml"

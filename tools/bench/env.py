@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import realm.env  # noqa: F401  (registers Realm-v0)
-from realm.env import observe, physics
+from realm.env import physics
 from realm.env.physics import State, World
 from realm.env.realm_env import RealmVectorEnv, make_observation_space, observation_names, step_obs
 from realm.errors import ConfigError
