@@ -237,6 +237,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> 
     return calls
 
 
+@pytest.mark.slow
 def test_oracle_says_what_it_knows_and_draws_it(
     asked: list[tuple[Any, ...]], prepared: Oracle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

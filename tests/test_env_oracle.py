@@ -107,6 +107,7 @@ def flashed(grid: lattice.Lattice, before: NDArray[np.int32]) -> NDArray[np.int3
     return after.ravel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fine", [lattice.FINE, lattice.FINEST])
 def test_distances_are_the_shortest(fine: int) -> None:
     map_ = next(map_ for seed in itertools.count() if (map_ := small_map(seed)))
@@ -188,6 +189,7 @@ def least_steps(map_: Map, treasure: int | None, most: int) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_bound_and_play_against_every_possible_play() -> None:
     played = exact = tight = 0
     for seed in itertools.count():
@@ -248,6 +250,7 @@ def brute_steps(oracle: Oracle, treasures: tuple[int, ...]) -> int:
     return -(-best // lattice.STEP)
 
 
+@pytest.mark.slow
 def test_table_equals_enumeration(oracle: Oracle) -> None:
     for part in subsets(TREASURES):
         assert oracle.steps[oracles.set_index(oracle, part)] == brute_steps(oracle, part)
@@ -426,6 +429,7 @@ def test_cache_gives_the_same(tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(made[0][5:], made[1][5:], strict=True))
 
 
+@pytest.mark.slow
 def test_damaged_files_of_the_cache_are_made_anew(tmp_path: Path) -> None:
     def made() -> tuple[Oracle, oracles.Played]:
         one = oracles.make_oracle(maps.default(), treasures=(15,), cache=tmp_path, fine=lattice.FINE)
@@ -485,6 +489,7 @@ def test_a_buff_entered_by_flash_counts_from_the_landing() -> None:
     assert limit.score >= run.score
 
 
+@pytest.mark.slow
 def test_what_only_a_second_flash_reaches_is_in_the_bound() -> None:
     """The end bars a junction: two flashes, 607 steps apart, take all treasures."""
     road = np.zeros((128, 128), np.uint8)

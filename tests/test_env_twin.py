@@ -13,6 +13,7 @@ from realm.env import map as maps
 STEPS = int(os.environ.get("REALM_TWIN_STEPS", "48000")) // 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "generated", "rough"])
 def test_kernels_agree_with_the_twin_to_the_bit(name: str) -> None:
     map_ = {"default": maps.default, "generated": lambda: maps.generate(3), "rough": lambda: rough_map(0)}[name]()

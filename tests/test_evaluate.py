@@ -77,6 +77,7 @@ def played_literally(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 4, 7, 60])
 def test_every_layout_is_played_once_and_told_from_the_others(num_envs: int) -> None:
     layouts = layouts_of_all_kinds(40)
@@ -181,6 +182,7 @@ def cache(bounds_folder: Path) -> Path:
     return bounds_folder / oracle.CACHE
 
 
+@pytest.mark.slow
 def test_nobody_beats_the_bound(cache: Path) -> None:
     """Not even the oracle's own play, which comes near it."""
     map_ = maps.default()

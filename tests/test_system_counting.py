@@ -50,6 +50,7 @@ def check_accounts(run, samples_once):
     assert all(run.totals(role)["wire/bad_frames"] == 0 for role in ("buffer", "model_pool"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", FLOWS)
 def test_local(tmp_path, flow):
     with Run(tmp_path, "wrapper_type=local", ENOUGH, *FLOWS[flow]) as run:
@@ -57,7 +58,9 @@ def test_local(tmp_path, flow):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize(
+    "flow", [pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow) for name in FLOWS]
+)
 def test_cluster(tmp_path, flow, backend):
     with Run(tmp_path, f"buffer_backend={backend}", ENOUGH, *FLOWS[flow]) as run:
         assert run.finish() == 0, run.text()
@@ -69,6 +72,7 @@ def test_cluster(tmp_path, flow, backend):
             assert abs((inserted - 100) * 2 / 16 - updates) <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ["strict", "part", "free"])
 def test_local_prediction(tmp_path, flow):
     with Run(tmp_path, "predict_local_or_remote=local", "buffer_backend=native", ENOUGH, *FLOWS[flow]) as run:
@@ -76,6 +80,7 @@ def test_local_prediction(tmp_path, flow):
         check_accounts(run, samples_once=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ["strict", "part", "free"])
 def test_learner_killed(tmp_path, flow):
     """Chunks of the former epoch are refused and counted; training resumes from the last checkpoint."""

@@ -89,6 +89,7 @@ def test_a_definition_that_raises(tmp_path, old, new, text):
     assert text in got
 
 
+@pytest.mark.slow
 def test_models_of_another_network_or_other_shapes(tmp_path):
     """A refused resume leaves the run as it was: its configuration still fits its models."""
     assert start(tmp_path, "run_name=one").returncode == 0

@@ -34,6 +34,7 @@ def best_names(run):
     return sorted(path.name for path in (run.dir / "best_ckpt").iterdir())
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_run(tmp_path):
     with Run(tmp_path, *SETTINGS) as run:
         run.wait_running()

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(path.name for path in (ROOT / "tools").glob("*.py") if "\nif __name__ ==" in path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_says_how_it_is_used(name: str, tmp_path: Path) -> None:
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

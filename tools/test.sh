@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Sets up and runs the tests: tools/test.sh [--all] [--setup-only | arguments for pytest]
-# Without --all it leaves out the slow ones (marked `slow`), and takes a few minutes.
+# Without --all it leaves out those marked `slow`, and takes a few minutes.
 source "$(dirname "$0")/setup.sh"
 case "${1:-}" in
     --setup-only) exit 0 ;;
     --all) shift ;;
     *) set -- -m "not slow" "$@" ;;
 esac
-exec "$python" -m pytest "$@"
+exec "$python" -m pytest -n 2 "$@"  # two at a time; -n 0 for a debugger
