@@ -1,7 +1,7 @@
 """Returns and losses: from rewards, values and log-probabilities to what a gradient is taken of.
 
 Pure functions on torch tensors, called by an agent's `learn`; no state, no networks, no options read from elsewhere.
-One of the two modules of `realm` that import torch, so only processes that hold weights import it.
+It imports torch, so only processes that hold weights import it.
 Axes: B chunks, T steps, A actions, n rows of a minibatch. `value` has T + 1 columns because `obs` has: column t is
 V(obs[t]). Bootstrapping follows the drawing in `contract`: V(obs[t+1]) unless `terminated[t]`, and a trace ends where
 an episode ends or where the next row is not valid. Rows that are not valid get zeros.
@@ -102,9 +102,11 @@ def _goes_on(terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:
     return ~terminated & ~truncated & next_valid
 
 
-def masked_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
-    """Log-probabilities over the legal actions. logits: float [n, A]; legal: bool [n, A]; returns f32 [n, A]."""
-    return torch.log_softmax(torch.where(legal, logits.float(), ILLEGAL_LOGIT), dim=-1)
+def masked_log_softmax(logits: Tensor, legal: Tensor | None) -> Tensor:
+    """Log-probabilities over the legal actions. logits: float [n, A]; legal: bool [n, A], or None: all are; returns
+    f32 [n, A]."""
+    masked = logits.float() if legal is None else torch.where(legal, logits.float(), ILLEGAL_LOGIT)
+    return torch.log_softmax(masked, dim=-1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:

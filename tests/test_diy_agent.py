@@ -129,7 +129,7 @@ def play(agent: Agent, num_envs: int = 8) -> Iterator[Chunk]:
     while True:
         action, extra = agent.predict(obs, context(num_envs))
         reward, terminated, truncated, obs = game.step(action)
-        chunks.step(Prediction(action, extra, Version(1, agent.updates)), reward, terminated, truncated, obs)
+        chunks.step(Prediction(action, extra, Version(1, agent.ppo.updates)), reward, terminated, truncated, obs)
         if chunks.full:
             yield chunks.take()
 
@@ -280,7 +280,7 @@ def test_the_loss_of_an_update_is_the_literal_one(fields: dict[str, Any]) -> Non
     agent = make_agent(config, seed=4)
     with torch.no_grad():  # another policy than the one that acted
         agent.model.actor_head.weight.normal_(0, 0.3)
-    agent.updates = 1
+    agent.ppo.updates = 1
     chunk = recorded(3)[2]
     assert (~chunk.valid).any()
     assert chunk.terminated.any()
@@ -321,12 +321,12 @@ def test_weights_that_go_out_early_lack_half_of_the_gradient_steps(fields: dict[
 
     def learned(epochs: int) -> dict[str, torch.Tensor]:
         other = make_agent(dataclasses.replace(config, epochs=epochs), seed=4)
-        other.updates = 7  # the chunk is of an older version
+        other.ppo.updates = 7  # the chunk is of an older version
         learn(other, chunk, info(8))
         return weights(other)
 
     agent, sent = make_agent(config, seed=4), []
-    agent.updates = 7
+    agent.ppo.updates = 7
     metrics, _ = learn(agent, chunk, info(8), lambda: sent.append((weights(agent), agent.save_model())))
     assert metrics["skipped"] == 0
     ((early, state),) = sent
@@ -336,7 +336,7 @@ def test_weights_that_go_out_early_lack_half_of_the_gradient_steps(fields: dict[
         torch.testing.assert_close(agent.model.state_dict()[name], whole[name], rtol=0, atol=0)
     # a checkpoint there is one of this version, and one after it of the next
     assert (state["updates"], state["env_steps"]) == (8, int(chunk.valid.sum()))
-    assert (agent.save_model()["updates"], agent.env_steps) == (9, int(chunk.valid.sum()))
+    assert (agent.save_model()["updates"], agent.ppo.env_steps) == (9, int(chunk.valid.sum()))
 
 
 def test_a_policy_that_has_moved_on_is_another_than_the_one_that_went_out() -> None:
@@ -346,7 +346,7 @@ def test_a_policy_that_has_moved_on_is_another_than_the_one_that_went_out() -> N
     asked, actor = [], agent.model.actor
     for early, computed in ((False, 0), (True, 0), (True, 1), (False, 1), (False, 0)):
         chunk = copied(next(stream))
-        assert (chunk.version[..., 1] == agent.updates).all()
+        assert (chunk.version[..., 1] == agent.ppo.updates).all()
         asked.clear()
 
         def forward(obs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -378,7 +378,7 @@ def test_vtrace_of_the_acting_policy_has_the_targets_of_gae() -> None:
     for fields in ({"value_source": "learner"}, VTRACE):
         other = make_agent(dataclasses.replace(TINY, **fields))
         other.model.load_state_dict(agent.model.state_dict())
-        by[other.config.advantage] = other._rows(chunk, other._now(), older=False)
+        by[other.config.advantage] = other.ppo.rows(chunk, other.ppo.schedule(), older=False)
     torch.testing.assert_close(by["vtrace"].log_centre, by["vtrace"].log_prob)
     torch.testing.assert_close(by["vtrace"].target, by["gae"].target)
     assert by["gae"].log_centre is by["gae"].log_prob
@@ -455,7 +455,7 @@ def test_schedules_follow_the_env_steps() -> None:
     first, _ = learn(agent, chunk, info(8))
     second, _ = learn(agent, chunk, info(8))
     assert (first["lr"], first["entropy_coef"]) == (pytest.approx(3e-3), pytest.approx(0.2))
-    assert agent.env_steps == 2 * rows
+    assert agent.ppo.env_steps == 2 * rows
     assert rows >= 100
     assert (second["lr"], second["entropy_coef"]) == (pytest.approx(1e-3), pytest.approx(0.1))
 
@@ -538,7 +538,7 @@ def test_resuming_is_exact_to_the_bit() -> None:
         learn(second, batch, info(8))
     for name, x in straight.model.state_dict().items():
         assert torch.equal(x, second.model.state_dict()[name]), name
-    assert (second.env_steps, second.updates) == (straight.env_steps, straight.updates)
+    assert (second.ppo.env_steps, second.ppo.updates) == (straight.ppo.env_steps, straight.ppo.updates)
     obs = {name: x[:, 0] for name, x in batches[0].obs.items()}
     np.testing.assert_array_equal(straight.predict(obs, context(8))[0], second.predict(obs, context(8))[0])
 

@@ -41,13 +41,13 @@ OWNERS = {
     "numba": {"realm.jit"},
     "reverb": set[str](),  # realm.data.reverb loads its C++ half alone
     "tensorflow": set[str](),
-    "torch": {"realm.returns", "realm.learn.checkpoint"},
+    "torch": {"realm.returns", "realm.algorithms.ppo", "realm.algorithms.adam", "realm.learn.checkpoint"},
     "safetensors": {"realm.learn.checkpoint"},
 }
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
-    "contract", "chunk", "returns", "wire/codec", "wire/sockets", "wire/predict", "wire/samples", "wire/models",
-    "data/gate", "data/buffer", "data/reverb", "learn/trainer",
+    "contract", "chunk", "returns", "algorithms/ppo", "wire/codec", "wire/sockets", "wire/predict", "wire/samples",
+    "wire/models", "data/gate", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ class Player:
     """A model for acting: with bf16 a copy whose hidden layers have their weights in bfloat16 already. (Autocast would
     convert all of them again at each forward, which takes longer than the forward itself of a few rows.)"""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._weights: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._stale = False
@@ -40,7 +40,7 @@ class Player:
         """To be called when weights have changed otherwise than by being loaded."""
         self._stale = True
 
-    def model(self) -> nn.Module:
+    def model(self) -> Model:
         """It, with the newest weights."""
         if self._stale:
             self._stale = False
@@ -49,7 +49,7 @@ class Player:
         return self._model
 
 
-def make_model(spec: Spec, config: Config, bf16: bool) -> nn.Module:
+def make_model(spec: Spec, config: Config, bf16: bool) -> Model:
     """The network for the features that `config.features` names."""
     if config.features == "small":
         if config.shared_trunk:
@@ -132,6 +132,9 @@ class ReferenceModel(nn.Module):
             image = obs["image"].to(torch.bfloat16 if self.bf16 else torch.float32) / 255.0
             hidden = conv(image.to(memory_format=torch.channels_last))  # three times as fast on a CPU
             return body(torch.cat([hidden, obs["vector"].to(hidden.dtype)], dim=1))  # type: ignore[no-any-return]
+
+
+Model = SmallModel | SharedModel | ReferenceModel
 
 
 def _mlp(inputs: int, hidden: int) -> nn.Sequential:

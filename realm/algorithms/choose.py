@@ -1,4 +1,4 @@
-"""How an action is chosen from the policy's logits; called by `agent.py` wherever it acts.
+"""How an action is chosen from the policy's logits; called by `ppo.py: act`.
 
 A kernel, since a forward of a few rows takes no longer than the twenty torch operations that this would be.
 """

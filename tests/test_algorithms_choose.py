@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diy.algorithm.choose import choose
 from realm import returns
+from realm.algorithms.choose import choose
 from realm.contract import Array
 
 ACTIONS = 7

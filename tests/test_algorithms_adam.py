@@ -1,4 +1,4 @@
-"""diy's Adam against torch.optim.Adam."""
+"""The project's Adam against torch.optim.Adam."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diy.algorithm.adam import Adam
+from realm.algorithms.adam import Adam
 
 EPS = 1e-5
 RATES = (1e-2, 3e-3, 1e-3)

@@ -1,4 +1,4 @@
-"""Adam, by torch's own fused kernel. Made by `agent.py`, for whoever trains."""
+"""Adam, by torch's own fused kernel. Made by `ppo.py`, for whoever trains."""
 
 from __future__ import annotations
 
