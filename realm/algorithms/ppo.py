@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,15 +151,27 @@ class PPO:
         Yields after half of the gradient steps, as `contract.Agent.learn` may. A network whose loss or gradient is not
         finite leaves that gradient step out, which is counted as `skipped`.
         """
-        now = self.schedule()
+        settings, now = self.settings, self.schedule()
+        steps: list[Metrics | None] = []
         with self.two_threads():
             rows = self.rows(batch, now, older=self.moved_on or bool((batch.version[..., 1] != self.updates).any()))
             count = len(rows.index)
             minibatches = self._minibatches(rows)
-            steps = self.gradient_steps(islice(minibatches, self.settings.epochs * self._of_a_pass(count) // 2), now)
-            self.env_steps, self.updates, self.moved_on = self.env_steps + count, self.updates + 1, False
-            self.moved_on = yield
-            steps += self.gradient_steps(minibatches, now)
+            first_half = islice(minibatches, (settings.epochs * self._of_a_pass(count) + 1) // 2)
+            for half in (first_half, minibatches):
+                pending: list[tuple[Metrics | None, Future[Metrics | None]]] = []
+                for minibatch in half:
+                    if settings.shared_trunk:
+                        steps.append(self._joint_step(minibatch, now))
+                        continue
+                    # they share no weights: the critic makes its steps in another thread, and neither waits
+                    critic = self.beside.submit(self._critic_step, minibatch, now)
+                    loss = policy_loss(minibatch, self.network.actor(minibatch.obs), settings, now.entropy_coef)
+                    pending.append((self._descend(self.optimizers[0], loss, now.lr), critic))
+                steps += [_of_both(policy, critic.result()) for policy, critic in pending]
+                if half is first_half:
+                    self.env_steps, self.updates, self.moved_on = self.env_steps + count, self.updates + 1, False
+                    self.moved_on = yield
         made = [step for step in steps if step is not None]
         result = dataclasses.asdict(now) | {"skipped": float(len(steps) - len(made)), "rows": float(count)}
         if made:
@@ -202,20 +214,6 @@ class PPO:
             yield minibatch
         yield ahead.result()
 
-    def gradient_steps(self, minibatches: Iterable[Rows], now: Schedule) -> list[Metrics | None]:
-        """A step of policy and critic on each minibatch. Returns the metrics of each; None where one was left out.
-
-        They share no weights unless the trunk is shared, so the critic's steps are made beside the policy's, which wait
-        for none of them.
-        """
-        if self.settings.shared_trunk:
-            return [self._joint_step(rows, now) for rows in minibatches]
-        made: list[tuple[Metrics | None, Future[Metrics | None]]] = []
-        for rows in minibatches:
-            critic = self.beside.submit(self._critic_step, rows, now)
-            made.append((self._policy_step(rows, now), critic))
-        return [_of_both(policy, critic.result()) for policy, critic in made]
-
     def _of_all(self, steps: list[Metrics]) -> Metrics:
         """The mean of each number over the gradient steps; and from the ratios of all rows, once for all steps instead
         of a dozen small operations in each, how far the policy went. f32 [] each."""
@@ -226,10 +224,6 @@ class PPO:
             "clip_fraction": returns.clip_fraction(log_clipped, self.settings.clip),
             "ess": returns.effective_sample_size(log_ratio),
         }
-
-    def _policy_step(self, rows: Rows, now: Schedule) -> Metrics | None:
-        loss = policy_loss(rows, self.network.actor(rows.obs), self.settings, now.entropy_coef)
-        return self._descend(self.optimizers[0], loss, now.lr)
 
     def _critic_step(self, rows: Rows, now: Schedule) -> Metrics | None:
         if not torch.isfinite(rows.advantage).all():
