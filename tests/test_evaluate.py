@@ -183,6 +183,30 @@ def cache(bounds_folder: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
+    ids = [point for point in range(1, 16) if point not in (2, 1)]
+    shipped = report.shipped_bounds(maps.default(), 2, 1, ids, 2000)
+    assert shipped is not None
+    assert np.array_equal(shipped["steps"], oracle.make_oracle(maps.default(), 2, 1, ids, 2000).steps)
+
+
+def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("the oracle was asked")
+
+    monkeypatch.setattr(oracle, "make_oracle", never)
+    layouts = report.all_layouts({"treasure_num": 9, "treasure_random": 1})
+    limits = report.bound_limits(maps.default(), layouts, None)
+    assert len(limits.score) == 715
+    assert (limits.steps > 0).all()
+    ids = [point for point in range(1, 16) if point not in (2, 1)]
+    assert report.shipped_bounds(maps.generate(1), 2, 1, ids, 2000) is None
+    assert report.shipped_bounds(maps.default(), 3, 1, ids, 2000) is None
+    assert report.shipped_bounds(maps.default(), 2, 1, ids, 1999) is None
+    assert report.shipped_bounds(maps.default(), 2, 1, ids[1:], 2000) is None
+
+
+@pytest.mark.slow
 def test_nobody_beats_the_bound(cache: Path) -> None:
     """Not even the oracle's own play, which comes near it."""
     map_ = maps.default()

@@ -97,7 +97,8 @@ def _print_statistics(evaluation: Evaluation) -> None:
             statistics = evaluate(config, evaluation.envs, evaluation.predict, episodes, explore, request.seed, show)
         columns.append({name: values.tolist() for name, values in statistics.items()})
         title = f"{title_of(evaluation.checkpoint)}, {episodes} episodes, {ROUNDS[explore]}, seed {request.seed}"
-        view = Table("statistic", "mean", "± s.e.", "least", "greatest", title=title)
+        console.print(title, soft_wrap=True)
+        view = Table("statistic", "mean", "± s.e.", "least", "greatest")
         for name, *numbers in table(statistics):
             view.add_row(name, *(f"{number:,.2f}" for number in numbers))
         console.print(view)

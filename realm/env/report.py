@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from loguru import logger
+from numpy.typing import NDArray
 
 from realm.contract import Array
 from realm.env import map as maps
@@ -160,9 +161,9 @@ def _extent(layouts: Sequence[Episode]) -> tuple[list[int], int]:
 def _every_bound(
     map_: Map, start: int, end: int, ids: Sequence[int], max_step: int, cache: Path | None
 ) -> oracle.Oracle:
-    """An oracle that knows the least steps of all sets; from the cache it knows nothing else (its ways are empty)."""
+    """An oracle that knows the least steps of all sets; from a file it knows nothing else (its ways are empty)."""
     file = cache and cache / f"bounds-{key_of(map_, (start, end, max_step, *ids), BOUND_SOURCES)}.npz"
-    kept = kept_arrays(file) if file else None
+    kept = shipped_bounds(map_, start, end, ids, max_step) or (kept_arrays(file) if file else None)
     if kept is not None:
         ways, block, value = (
             np.zeros((2, 0, 0, 0), np.int32),
@@ -177,6 +178,20 @@ def _every_bound(
         with suppress(OSError):  # where nothing can be kept, it is made again
             keep_arrays(file, steps=found.steps)
     return found
+
+
+def shipped_bounds(
+    map_: Map, start: int, end: int, ids: Sequence[int], max_step: int
+) -> dict[str, NDArray[Any]] | None:
+    """The least steps of all sets of treasures, as they come with the default map for its own start and end; i32
+    [8192] under the name `steps`. None for every other question."""
+    everything = list(ids) == [point for point in options.IDS if point not in (start, end)]
+    if (start, end, max_step, everything) != (2, 1, DEFAULT_MAX_STEP, True):
+        return None
+    default = maps.default()
+    if not (np.array_equal(map_.road, default.road) and np.array_equal(map_.points, default.points)):
+        return None
+    return kept_arrays(maps.DEFAULT_DIR / "bounds-2-1.npz")
 
 
 def _kept(cache: Path | None, ask: Callable[..., T]) -> T:

@@ -103,7 +103,7 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
         with counting("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
     else:
-        with busy("the oracle's bounds (once for a map, a start and an end: about two minutes)"):
+        with busy("the oracle's bounds; a new map, start or end takes about two minutes, once"):
             limits = report.bound_limits(map_, layouts, CACHE)
     confs = [report.as_option(layout) for layout in layouts]
     rounds = list[Outcome]()
