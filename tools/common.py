@@ -30,7 +30,6 @@ from realm.errors import ConfigError, UserError
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
 CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two seconds
-STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 TELL_S = 30.0  # between two lines of progress in a log
 
 # ---- the command line ----

@@ -3,9 +3,9 @@
     python tools/bench/env.py --out train/env.json
     python tools/bench/env.py --rounds 2
 
-A line is the median over rounds in which all variants alternate, with random legal actions. Observation rows go into a
-rollout buffer of 512 MB that is cycled through, so nothing written is still in a cache. The reference is a simple slicing
-kernel for the full observation. The clock is the thread's processor time: a neighbour on the machine does not count.
+A line is the median over rounds in which all variants alternate, with random legal actions. Observations go into a
+rollout buffer of 512 MB that is cycled through, so nothing written is still in a cache. The reference is a simple
+slicing kernel for the full observation. The clock is the thread's processor time, so neighbours do not count.
 """
 
 from __future__ import annotations
@@ -61,21 +61,6 @@ def slice_full(s: State, w: World, image: NDArray[np.uint8], vector: NDArray[np.
     physics.write_vector(s, w, vector)
 
 
-class Empty(gymnasium.Env[dict[str, NDArray[Any]], np.int64]):
-    """Does nothing, with the realm's spaces."""
-
-    def __init__(self) -> None:
-        self.observation_space = make_observation_space(observation_names("full"))
-        self.action_space = gymnasium.spaces.Discrete(16)
-        self.obs = self.observation_space.sample()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self.obs, {}
-
-    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.obs, 0.0, False, False, {}
-
-
 class Player:
     """One variant: environments in mid-episode, random legal actions and a clock around the call only."""
 
@@ -128,9 +113,7 @@ def make_calls(n: int) -> dict[str, Call]:
     buffer = {name: np.ones((length, n, *box.shape), box.dtype) for name, box in spaces.items()}
 
     def row(t: int) -> dict[str, NDArray[Any]]:
-        return rows[t % length]
-
-    rows = [{name: array[t] for name, array in buffer.items()} for t in range(length)]
+        return {name: array[t % length] for name, array in buffer.items()}
 
     def copy_rows(envs: RealmVectorEnv, actions: NDArray[np.int64], t: int) -> None:
         for name, source in envs._buffer.items():
@@ -147,9 +130,6 @@ def make_calls(n: int) -> dict[str, Call]:
         COPY: copy_rows,
         "full observation": lambda envs, actions, t: step_obs(envs.games, actions, row(t)),
         REFERENCE: reference,
-        "reference into the rows": lambda envs, _, t: slice_full(
-            envs.state, envs.world, row(t)["image"], row(t)["vector"]
-        ),
         "rules + rewards": lambda envs, actions, t: envs.games.step(actions),
         "vector features": vector,
         "envs.step, full observation, out=": lambda envs, actions, t: envs.step(actions, out=row(t)),
@@ -160,11 +140,9 @@ def measure(n: int, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Steps a second of each variant in each round."""
     players = {name: Player(n, call) for name, call in make_calls(n).items()}
     players["envs.step, observation='vector'"] = Player(n, lambda envs, actions, t: envs.step(actions), "vector")
-    gymnasium.register("Empty-v0", entry_point=Empty)
     singles = {
         "gym.make, env.step": gymnasium.make("Realm-v0"),
         "gym.make, observation='vector'": gymnasium.make("Realm-v0", observation="vector"),
-        "gym.make, an empty environment": gymnasium.make("Empty-v0"),
     }
     rates: dict[str, list[float]] = {name: [] for name in [*players, *singles]}
     progress = common.Progress()

@@ -3,10 +3,10 @@
     python tools/bench/parts.py --out train/parts.json
     python tools/bench/parts.py --network reference --only roundtrip buffer
 
-For two networks: conf/configure_app.toml (numbers, two MLPs) and conf/reference.toml (an image, two conv trunks). Parts
-and bounds alternate in rounds, so that a neighbour on the machine disturbs both. A time is the median over the rounds of
-a round's median, with the least and the greatest. Actor and model pool are real processes; this one is their supervisor,
-worker and learner.
+For two networks: conf/configure_app.toml (numbers, two MLPs) and conf/reference.toml (an image, two conv trunks).
+Parts and bounds alternate in rounds, so a neighbour on the machine disturbs both. A time is the median over the rounds
+of a round's median, with the least and the greatest. Actor and model pool are real processes; this one is their
+supervisor, worker and learner.
 """
 
 from __future__ import annotations
@@ -46,19 +46,10 @@ from tools.bench.stage import Stage
 
 NETWORKS = {"default": common.CONFIG, "reference": common.ROOT / "conf" / "reference.toml"}
 ASKED = 32  # environments of a round trip
-CROWD = 16  # workers that ask an actor at once
 PASS_ROWS = 4096  # of a forward without gradients
 TIMES = ("seconds", "p99_seconds", "cpu_seconds", "bound_seconds")  # of a call, each a list with an entry per round
 
 Call = Callable[[], Any]
-"""Does a part once. A `Took` that it returns is what counts, where it had to do something else, too."""
-
-
-class Took(NamedTuple):
-    """Of one call, or of one on average."""
-
-    seconds: float
-    cpu_s: float  # of this process, all threads
 
 
 class Line(NamedTuple):
@@ -133,30 +124,16 @@ def copying(arrays: Arrays) -> tuple[str, Call]:
     return f"copy of {sum(source.nbytes for source, _ in pairs):,} bytes", call
 
 
-def after(prepare: Call, call: Call) -> Call:
-    """Do both; only `call` counts."""
-
-    def both() -> Took:
-        prepare()
-        begin, cpu = time.perf_counter(), time.process_time()
-        call()
-        return Took(time.perf_counter() - begin, time.process_time() - cpu)
-
-    return both
-
-
 # ---- the parts ----
 
 
 def env_lines(bench: Bench) -> Iterator[Line]:
-    """A step of a worker's environments: the rules, the features, both with the reward."""
+    """A step of a worker's environments: the rules, and everything."""
     n = bench.plan.envs_per_worker
     bare, whole = bench.setting.envs(n, 0), bench.setting.envs(n, 1)
-    step, both = limits.make_env_step(bare.game, "action_mask"), limits.make_env_step(whole)
-    obs = copying(whole._observe())
-    yield Line(f"env step, {n} envs", n, "env steps", step, *copying(bare.game._buffer))
-    yield Line(f"features, {n} envs", n, "env steps", whole._observe, *obs)
-    yield Line(f"env step, features, reward, {n} envs", n, "env steps", both, *obs)
+    rules, both = limits.make_env_step(bare.game, "action_mask"), limits.make_env_step(whole)
+    yield Line(f"env step, {n} envs", n, "env steps", rules, *copying(bare.game._buffer))
+    yield Line(f"env step, features, reward, {n} envs", n, "env steps", both, *copying(both()[0]))
 
 
 def asked(bench: Bench) -> tuple[Arrays, Message]:
@@ -181,27 +158,25 @@ def codec_lines(bench: Bench) -> Iterator[Line]:
     yield line(f"{envs} chunks, with crc32", Message("add", 1, {}, bench.round()), True)
 
 
-def forward_line(bench: Bench, name: str, obs: Arrays) -> Line:
-    """`Agent.predict` of these rows, next to its networks alone."""
+def forward_lines(bench: Bench) -> Iterator[Line]:
+    """`Agent.predict` of 1 to 1024 rows, one thread as in an actor, next to its networks alone."""
     import torch
 
-    agent, rows = bench.agent, len(obs["legal"])
-    seen = {key: torch.from_numpy(array).to(agent.device) for key, array in obs.items()}
+    agent, many = bench.agent, limits.observations(bench.setting, 1024)
     both = agent.config.value_source == "actor"
 
-    @torch.inference_mode()
-    def network() -> Any:
-        model = agent.player.model()
-        return (model(seen)[0] if both else model.actor(seen)).cpu()
+    def line(rows: int) -> Line:
+        obs = {name: array[:rows] for name, array in many.items()}
+        seen = {name: torch.from_numpy(array).to(agent.device) for name, array in obs.items()}
 
-    return Line(name, rows, "rows", limits.make_predict(agent, obs), "network alone", network)
+        @torch.inference_mode()
+        def network() -> Any:
+            model = agent.player.model()
+            return (model(seen)[0] if both else model.actor(seen)).cpu()
 
+        return Line(f"predict, {rows} rows", rows, "rows", limits.make_predict(agent, obs), "network alone", network)
 
-def forward_lines(bench: Bench) -> Iterator[Line]:
-    """1 to 1024 rows, one thread as in an actor."""
-    obs = limits.observations(bench.setting, 1024)
-    for rows in (1, 4, 16, 64, 256, 1024):
-        yield forward_line(bench, f"predict, {rows} rows", {name: one[:rows] for name, one in obs.items()})
+    yield from map(line, (1, 4, 16, 64, 256, 1024))
 
 
 def roundtrip_lines(bench: Bench) -> Iterator[Line]:
@@ -215,59 +190,39 @@ def roundtrip_lines(bench: Bench) -> Iterator[Line]:
     while learner.unanswered:
         wait_any([learner], 50)
         writer.tick()
-    actor = stage.start("actor")
-    client = stage.client("aisrv-0", actor)
+    client = stage.client("aisrv-0", stage.start("actor"))
     policy = RemotePolicy(client, bench.spec, 0, ASKED, VersionGate(None, 1, 1), stage.tick, lambda seconds: None)
-    obs, question = asked(bench)
-    first = np.zeros(ASKED, np.bool_)
-    prediction = policy.predict(obs, first)
-    raw = stage.raw(question, 400 + sum(one.nbytes for one in (prediction.action, *prediction.extra.values())))
-    yield Line(f"worker, actor, worker, {ASKED} envs", ASKED, "rows", lambda: policy.predict(obs, first), *raw)
-    forward = forward_line(bench, f"the forward in it, {ASKED} rows", obs)
-    # each after a raw round trip: like the actor's, on a core that has slept until a message came
-    yield forward._replace(call=after(raw[1], forward.call))
-
-    askers = [stage.client(f"aisrv-{1 + number}", actor) for number in range(CROWD)]
-
-    def ask_all() -> None:
-        stage.tick()
-        for number, asker in enumerate(askers):
-            asker.ask("predict", question.meta | {"worker": 1 + number}, question.arrays)
-        for asker in askers:
-            while asker.collect() is None:
-                wait_any([asker], 50)
-
-    rows, name = CROWD * ASKED, f"{CROWD} workers at once, {ASKED} envs each"
-    of_all = limits.make_predict(bench.agent, {key: np.concatenate(CROWD * [one]) for key, one in obs.items()})
-    yield Line(name, rows, "rows", ask_all, f"a forward of {rows} rows", of_all)
+    obs, first = asked(bench)[0], np.zeros(ASKED, np.bool_)
+    yield Line(
+        f"worker, actor, worker, {ASKED} envs", ASKED, "rows", lambda: policy.predict(obs, first),
+        f"predict, {ASKED} rows", limits.make_predict(bench.agent, obs),
+    )  # fmt: skip
 
 
 def buffer_lines(bench: Bench) -> Iterator[Line]:
-    """`ReplayBuffer.add` of a round and `.draw` of a batch, as the buffer's process calls them."""
-    batch, envs = bench.plan.batch, bench.plan.envs_per_worker
+    """`ReplayBuffer.add` of a batch, round by round, and `.draw` of it, as the buffer's process calls them."""
+    batch = bench.plan.batch
     # rounds of any age, and room for four batches
     plan = dataclasses.replace(bench.plan, max_version_lag=None, capacity=4 * batch, preload=batch)
-    for backend in bench.backends:
+
+    def line(backend: str) -> Line:
         buffer = make_replay_buffer(dataclasses.replace(plan, backend=backend), bench.spec, secrets.token_hex(8), 0)
         bench.end.callback(buffer.storage.close)
 
-        def add(buffer: Any = buffer) -> None:
-            assert buffer.add(bench.round()) == ACCEPTED
-
-        def draw(buffer: Any = buffer) -> None:
+        def add_and_draw() -> None:
+            while buffer.size < batch:
+                assert buffer.add(bench.round()) == ACCEPTED
             assert buffer.draw(batch, Version(1, bench.number())) is not None
 
-        def make_room(buffer: Any = buffer, draw: Call = draw) -> None:
-            while buffer.size + envs > 4 * batch:
-                draw()
+        bound, copy = copying(bench.items)
 
-        def fill(buffer: Any = buffer, add: Call = add) -> None:
-            while buffer.size < batch:
-                add()
+        def twice() -> None:
+            copy()
+            copy()
 
-        one_round, whole = copying(bench.round()), copying(bench.items)
-        yield Line(f"add {envs} chunks, {backend}", envs, "chunks", after(make_room, add), *one_round)
-        yield Line(f"sample {batch} chunks, {backend}", batch, "chunks", after(fill, draw), *whole)
+        return Line(f"add and draw {batch} chunks, {backend}", batch, "chunks", add_and_draw, f"2 x {bound}", twice)
+
+    yield from map(line, bench.backends)
 
 
 def learner_lines(bench: Bench) -> Iterator[Line]:
@@ -328,19 +283,14 @@ def timed(call: Call, seconds: float) -> tuple[list[float], float]:
     from torch import cuda
 
     took: list[float] = []
-    own_cpu: list[float] = []
     begin, cpu = time.perf_counter(), time.process_time()
     while not took or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
-        own = call()
+        call()
         if cuda.is_initialized():
             cuda.synchronize()
-        if isinstance(own, Took):
-            took.append(own.seconds)
-            own_cpu.append(own.cpu_s)
-        else:
-            took.append(time.perf_counter() - start)
-    return took, statistics.fmean(own_cpu) if own_cpu else (time.process_time() - cpu) / len(took)
+        took.append(time.perf_counter() - start)
+    return took, (time.process_time() - cpu) / len(took)
 
 
 def measure(bench: Bench, parts: Sequence[str], rounds: int, seconds: float) -> list[dict[str, Any]]:

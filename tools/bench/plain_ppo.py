@@ -1,18 +1,17 @@
 """PPO in one process, without the framework and written for speed: the yardstick of tools/bench/train.py.
 
-    python tools/bench/plain_ppo.py --seconds 120 --num-envs 128 --seed 1 --set lr_start=3e-4
+    python tools/bench/plain_ppo.py --seconds 120 --num-envs 128 --seed 1 --set diy.lr_start=3e-4
     python tools/bench/plain_ppo.py --config conf/reference.toml --json
 
-The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It does what a
-cluster cannot do: it converts weights once a rollout, takes values from one pass of the critic over the whole batch, and
-draws random numbers for a whole rollout. The first updates try how many threads are best, to act and to learn. Prints env
-steps/s and the mean score of the episodes that ended; with `--json` a line after each update.
+The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It does what
+a cluster cannot do: it converts weights once a rollout, takes values from one pass of the critic over the whole batch,
+and draws random numbers for a whole rollout. The first updates try how many threads are best, to act and to learn.
+Prints env steps/s and the mean score of the episodes that ended; with `--json` a line after each update.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import json
 import sys
@@ -119,103 +118,77 @@ def candidates(text: str, cores: int) -> list[int]:
 # ---- the loop ----
 
 
-class Report:
-    """Prints how far training is."""
+def tell(agent: Agent, began: float, before: int, metrics: dict[str, float], episodes: dict[str, list[float]]) -> None:
+    """Print a line for people. began, before: time and env steps since which the rate is counted."""
+    seconds = time.perf_counter() - began
+    score = (
+        f"score {np.mean(episodes['score']):.1f} missed {np.mean(episodes['missed']):.2f}" if episodes else "score -"
+    )
+    rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
+    rate = (agent.env_steps - before) / seconds
+    print(f"{seconds:5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
 
-    def __init__(self, as_json: bool) -> None:
-        self._json = as_json
-        self.restart(0)
 
-    def restart(self, env_steps: int) -> None:
-        self._began = self._shown = time.perf_counter()
-        self._before = env_steps
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def update(self, agent: Agent, metrics: dict[str, float], episodes: dict[str, list[float]], last: bool) -> None:
-        """One update is done. Clears `episodes` where it has printed their means."""
-        scores = episodes.get("score", [])
-        if self._json:
-            line = {
-                "time": time.time(), "env_steps": agent.env_steps, "updates": agent.updates, "episodes": len(scores),
-                "score": float(np.mean(scores)) if scores else None,
-            }  # fmt: skip
-            print(json.dumps(line), flush=True)
-        elif last or time.perf_counter() - self._shown >= SHOW_EVERY_S:
-            self._shown = time.perf_counter()
-            score = f"score {np.mean(scores):.1f} missed {np.mean(episodes['missed']):.2f}" if scores else "score -"
-            rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
-            rate = (agent.env_steps - self._before) / self.seconds()
-            print(f"{self.seconds():5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
-        else:
-            return
-        episodes.clear()
+def tell_json(agent: Agent, scores: list[float]) -> None:
+    """Print a line for tools/bench/train.py."""
+    line = {
+        "time": time.time(), "env_steps": agent.env_steps, "updates": agent.updates, "episodes": len(scores),
+        "score": float(np.mean(scores)) if scores else None,
+    }  # fmt: skip
+    print(json.dumps(line), flush=True)
 
 
 def main() -> None:
     args = arguments()
-    loaded = load_config(args.config)
+    loaded = load_config(args.config, args.set)
     if loaded.app.algo != "diy":
         raise ConfigError(f"{args.config}: algo is {loaded.app.algo!r}; it must be diy")
     plan = make_plan(loaded.app, this_machine())
     enter_learner_environment(plan)  # threads and allocator, as a learner has them
     hyper = load_hyper("diy", loaded.hyper, loaded.places)
-    try:
-        config = dataclasses.replace(hyper, **{**pairs(args.set), "value_source": "learner"})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"--set: {error}") from error
-    options, num_envs = loaded.env | pairs(args.env), args.num_envs or plan.round_size
+    config, options = dataclasses.replace(hyper, value_source="learner"), loaded.env
+    num_envs = args.num_envs or plan.round_size
     agent = Agent(spec(make_envs(1, args.seed, config, options), config), config, "cpu", args.seed)
     threads = Threads(candidates(args.threads, plan.cores))
     info = SampleInfo(np.zeros(num_envs, np.uint64), np.ones(num_envs), np.ones(num_envs, int))
     episodes: dict[str, list[float]] = {}
     experience = rollouts(config, options, num_envs, agent, args.seed, episodes)
-    report, last = Report(args.json), False
-    while not last:
+    began, shown, before = time.perf_counter(), 0.0, 0
+    while not threads.chosen or time.perf_counter() - began < args.seconds:
         started = time.perf_counter()
         threads.use("act")
         chunk = next(experience)
         acted = time.perf_counter()
         threads.use("learn")
         metrics, _ = agent.learn(chunk, info)
-        if threads.chosen:
-            last = report.seconds() >= args.seconds or agent.env_steps >= args.env_steps
-            report.update(agent, metrics, episodes, last)
-            continue
-        threads.took(acted - started, time.perf_counter() - acted)
-        if threads.chosen:  # the trials count for nothing
-            print(f"threads: {threads.best['act']} to act, {threads.best['learn']} to learn", flush=True)
-            report.restart(agent.env_steps)
+        now = time.perf_counter()
+        if not threads.chosen:
+            threads.took(acted - started, now - acted)
+            if threads.chosen:  # the trials count for nothing
+                print(f"threads: {threads.best['act']} to act, {threads.best['learn']} to learn", flush=True)
+                began, before = now, agent.env_steps
+        elif args.json:
+            tell_json(agent, episodes.get("score", []))
+            episodes.clear()
+        elif now - shown >= SHOW_EVERY_S or now - began >= args.seconds:
+            tell(agent, began, before, metrics, episodes)
+            shown = now
+            episodes.clear()
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=common.ROOT / "conf" / "local.toml", help="features, network")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--env-steps", type=float, default=float("inf"), help="stop then, if that is earlier")
     parser.add_argument("--num-envs", type=int, default=0, help="default: all that the configuration has")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of diy.config.Config")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of realm start, repeatable")
     parser.add_argument("--threads", default="auto", help="auto tries; or a number, to act and to learn")
     parser.add_argument("--json", action="store_true", help="a line of JSON after each update")
     args = parser.parse_args()
     if args.threads != "auto" and not (args.threads.isdecimal() and int(args.threads) > 0):
         parser.error(f"--threads {args.threads}: must be auto or a number from 1")
     return args
-
-
-def pairs(texts: list[str]) -> dict[str, Any]:
-    """key=value texts to a dict; a value that is no Python literal is a string."""
-    values = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        try:
-            values[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            values[key] = value
-    return values
 
 
 if __name__ == "__main__":

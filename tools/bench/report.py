@@ -7,28 +7,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.bench import limits
 from tools.common import number
 
 Results = dict[str, Any]
-"""{about, setup, limits, rows: {name: entry}}; entry: of train.py's `new_entry`, and with `add_ratios` what it adds;
-limits: of `middle_limits`, or None"""
-
-
-def median(entry: Mapping[str, Any], key: str) -> float:
-    return statistics.median(one[key] for one in entry["rounds"])
+"""{about, setup, rows: {name: entry}}; entry: of train.py's `new_entry`, and with `add_ratios` what it adds"""
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     return {"median": statistics.median(values), "least": min(values), "greatest": max(values), "rounds": len(values)}
-
-
-def middle_limits(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the measurements of tools/bench/limits.py in several rounds: the median of each limit, and all in `rounds`."""
-    middle = {name: statistics.median(one[name] for one in rounds) for name in ("s_train", "s_infer", "s_env")}
-    return {"epochs": rounds[0]["epochs"], **middle, "rounds": list(rounds)}
 
 
 def to_score(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,25 +30,16 @@ def to_score(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def add_ratios(results: Results) -> None:
     """Add to each row: `ratios`, each of the same rounds of two rows, and `to_score`."""
-    rows, of_machine = results["rows"], results["limits"]
+    rows = results["rows"]
     rates = {name: {one["round"]: one["env_steps_per_s"] for one in entry["rounds"]} for name, entry in rows.items()}
-    alone = {one["round"]: one for one in of_machine["rounds"]} if of_machine else {}
 
     def over(name: str, base: str) -> dict[str, float] | None:
         mine, others = rates[name], rates.get(base, {})
         return spread([mine[n] / others[n] for n in mine if n in others])
 
     for name, entry in rows.items():
-        eta = None
-        if of_machine and entry["same"] and entry["kind"] != "peer":
-            epochs = of_machine["epochs"]
-            eta = spread([limits.eta(rate, epochs, alone[n]) for n, rate in rates[name].items()])
-        entry["ratios"] = {
-            "eta": eta,
-            "tau": over(name, "local") if entry["same"] and entry["kind"] == "cluster" else None,
-            "of_plain": over(name, "plain"),
-            "of_tuner": over(name, "tuner"),
-        }
+        tau = over(name, "local") if entry["same"] and entry["kind"] == "cluster" else None
+        entry["ratios"] = {"tau": tau, "of_plain": over(name, "plain"), "of_tuner": over(name, "tuner")}
         entry["to_score"] = to_score(entry)
 
 
@@ -68,14 +47,14 @@ def table(results: Results) -> str:
     """Markdown: a line for each row. results: with `add_ratios`."""
     lines = [
         "| | env steps/s | range | of the tuner's | of the plain loop | CPU s per 1000 | cores in use | peak MB (PSS) "
-        "| s to score | eta | tau | threads of a peer |",
-        "|---|" + "---:|" * 10 + "---|",
+        "| s to score | tau | threads of a peer |",
+        "|---|" + "---:|" * 9 + "---|",
     ]
     for name, entry in results["rows"].items():
         why = "; ".join(f"round {one['round']}: {one['why']}" for one in entry["failures"])
         why = " ".join(why.replace("|", "/").split())
         if not entry["rounds"]:
-            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 10)
+            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 9)
             continue
         rates = [one["env_steps_per_s"] for one in entry["rounds"]]
         cores = [one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000 for one in entry["rounds"]]
@@ -86,11 +65,10 @@ def table(results: Results) -> str:
             f"{min(rates):,.0f} - {max(rates):,.0f}" if len(rates) > 1 else "-",
             ratio_cell(ratios["of_tuner"]),
             ratio_cell(ratios["of_plain"]),
-            f"{median(entry, 'cpu_s_per_1000'):.3f}",
+            f"{statistics.median(one['cpu_s_per_1000'] for one in entry['rounds']):.3f}",
             f"{statistics.median(cores):.1f}",
-            f"{median(entry, 'pss_mb'):,.0f}",
+            f"{statistics.median(one['pss_mb'] for one in entry['rounds']):,.0f}",
             score_cell(entry["to_score"]) if results["setup"]["to_score"] else "-",
-            ratio_cell(ratios["eta"]),
             ratio_cell(ratios["tau"]),
             trials_cell(entry) if entry["kind"] == "peer" else "-",
         ]
@@ -119,11 +97,9 @@ def trials_cell(entry: Mapping[str, Any]) -> str:
 def told(results: Results) -> str:
     """Table and caption, with the ratios worked out; these are in the results then."""
     add_ratios(results)
-    about, setup, of_machine = results["about"], results["setup"], results["limits"]
+    about, setup = results["about"], results["setup"]
     text = (
         f"`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}; medians of "
         f"{setup['rounds']} rounds of {setup['seconds']:g} s, {setup['num_envs']} environments."
     )
-    if of_machine:
-        text += " Alone: " + ", ".join(f"{name} {of_machine[name]:,.0f}/s" for name in ("s_train", "s_infer", "s_env"))
     return f"{table(results)}\n\n{text}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -24,19 +22,10 @@ from tools.bench import limits
 
 PATIENCE_S = 120.0
 MAX_BYTES = 1 << 30
-ECHO = """
-import zmq
-socket = zmq.Context.instance().socket(zmq.ROUTER)
-socket.bind("tcp://127.0.0.1:*")
-print(socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
-while True:
-    peer, head, *_ = socket.recv_multipart(copy=False)
-    socket.send_multipart([peer.bytes, bytes(int(head.bytes))])
-"""  # answers every message with as many bytes as its first frame says
 
 
 class Stage:
-    """Role processes whose supervisor is this process, and a process that answers through a bare socket."""
+    """Role processes whose supervisor is this process."""
 
     def __init__(self, setting: limits.Setting, folder: Path) -> None:
         self._setting, self._folder, self._run_id = setting, folder, secrets.token_hex(8)
@@ -47,15 +36,6 @@ class Stage:
         (folder / "log").mkdir(parents=True)
         (folder / "config.toml").write_text(to_toml(setting.config))
 
-    def _spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE  # a role ends when its stdin is closed
-        with open(log, "ab") as errors:
-            process = subprocess.Popen(
-                command, cwd=common.ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=errors
-            )
-        self._processes.append(process)
-        return process
-
     def start(self, role: str) -> str:
         """Start a role and wait until it works. Returns its address; raises ConfigError if it does not work."""
         options = {
@@ -65,7 +45,12 @@ class Stage:
         command = [sys.executable, "-m", "realm", "role", role, *(f"--{name}={one}" for name, one in options.items())]
         log, until = self._folder / "log" / f"{role}.log", time.monotonic() + PATIENCE_S
         environment = role_environment(role, self._setting.plan) | {RUN_ID_VARIABLE: self._run_id}
-        process = self._spawn(command, environment, log)
+        pipe = subprocess.PIPE  # a role ends when its stdin is closed
+        with open(log, "ab") as errors:
+            process = subprocess.Popen(
+                command, cwd=common.ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=errors
+            )
+        self._processes.append(process)
         while role not in self._ready:
             wait_any([self._server], 100)
             self.tick()
@@ -97,22 +82,6 @@ class Stage:
 
     def codec(self, sender: str) -> Codec:
         return Codec(self._run_id, self._setting.spec.schema, sender, 1, MAX_BYTES)
-
-    def raw(self, question: Message, answer_bytes: int) -> tuple[str, Callable[[], None]]:
-        """A bound: frames of this message's sizes there, and one of `answer_bytes` back."""
-        process = self._spawn([sys.executable, "-c", ECHO], dict(os.environ), self._folder / "log" / "echo.log")
-        assert process.stdout
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(process.stdout.readline().decode().strip())
-        head, *bodies = self.codec("raw-0").encode(question)
-        frames = [str(answer_bytes).encode().ljust(len(head)), *bodies]
-
-        def call() -> None:
-            socket.send_multipart(frames)
-            socket.recv_multipart(copy=False)
-
-        return f"raw ZeroMQ, {sum(map(len, frames)):,} bytes", call
 
     def close(self) -> None:
         for process in self._processes:

@@ -4,22 +4,20 @@
     python tools/bench/train.py --out train/bench.json
     python tools/bench/train.py --rows plain tuner pufferlib --to-score 1150
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
-    python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row batch='aisrv_connect_to_kaiwu_env_count=4'
+    python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
     python tools/bench/train.py --table train/bench.json        # print the table of an earlier run again
 
-Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), a row for each
-peer, and with `-malloc` the peer with our allocator settings. `--row NAME='KEY=VALUE ...'` adds the tuner's cluster with
-these changes. All rows train the same environments with the same features, network, chunk length, minibatch and epochs,
-those of `--config`. Each round starts every row once, from scratch; what counts begins after its first updates and lasts
-`--seconds`. The table has medians over the rounds; the JSON has everything, after each row. A row that fails is tried
+Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), one for each
+peer, and with `-malloc` the peer with our allocator settings. `--row NAME='KEY=VALUE ...'` adds the tuner's cluster
+with these changes. All train the same environments with the features, network, chunk length, minibatch and epochs of
+`--config`. Each round starts every row once, from scratch; what counts begins after its first updates and lasts
+`--seconds` (ours are seen every two seconds: take 60 for the published network). The table has medians over the rounds; the JSON has everything, after each row. A row that fails is tried
 again in the next round. Peers compute in float32: `--set diy.precision='"fp32"'` says what our bfloat16 is worth. Each
 peer is first tried with every number of threads for some seconds, and keeps the fastest.
 
-s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds, is
-             that high. Seconds count from the start of the command; a round that does not get there counts as infinite
+s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds,
+             is that high. Seconds count from the start of the command; a round that does not get there is infinite
 ratios       of two rows in the same round: the median over the rounds, and the range
-eta          share of the time that gradient steps, forward passes and environments need alone (tools/bench/limits.py,
-             measured at the start of the round); of rows with the network of --config
 tau          env steps/s of a cluster over those of one process (the row `local`), if both train the same
 cores        CPU seconds a second: where cores are left, a row waits
 MB           the peak of the sum of all processes' PSS, in which shared memory counts once
@@ -50,7 +48,7 @@ from realm.launch.environment import role_environment
 from tools import common
 from tools.bench import limits, report
 from tools.bench.report import Results
-from tools.bench.watch import Curves, Lines, Point, Processes, Source, Status, reached
+from tools.bench.watch import Curves, Lines, Point, Processes, Source, reached
 
 PEERS = common.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench/peers.sh
 SCRIPTS = common.ROOT / "tools" / "bench"
@@ -186,9 +184,9 @@ class Wanted(NamedTuple):
 
 
 def window(points: Sequence[Point]) -> tuple[Point, Point] | None:
-    """What counts: from the end of the first updates to the last one."""
-    warm = [one for one in points if one.updates >= WARM_UPDATES]
-    return (warm[0], warm[-1]) if len(warm) > 1 else None
+    """What counts: from the end of the first updates to the last one, each when it was seen first."""
+    warm = {one.env_steps: one for one in reversed(points) if one.updates >= WARM_UPDATES}
+    return (warm[min(warm)], warm[max(warm)]) if len(warm) > 1 else None
 
 
 def measure(
@@ -275,11 +273,8 @@ def new_entry(row: Row) -> dict[str, Any]:
 class Bench:
     """Runs rows in rounds and keeps the results."""
 
-    def __init__(
-        self, rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, tuner: Sequence[str], results: Results
-    ) -> None:
-        """tuner: of `tuner_settings`, with which the limits are measured."""
-        self._rows, self._args, self._tuner, self._results = rows, args, tuner, results
+    def __init__(self, rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, results: Results) -> None:
+        self._rows, self._args, self._results = rows, args, results
         self._plan = make_plan(config.app, this_machine())
         self._folder: Path = args.out.parent.absolute() / f"{args.out.stem}-runs"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -292,21 +287,10 @@ class Bench:
     def run(self) -> None:
         """All rounds; every second one in the other order."""
         for number in range(1, self._args.rounds + 1):
-            self._measure_limits(number)
             for row in self._rows if number % 2 else self._rows[::-1]:
                 self._progress.say(self._line(row, number, self._one(row, number, self._results["rows"][row.name])))
                 common.write_json(self._args.out, self._results)
                 self._done += 1
-
-    def _measure_limits(self, number: int) -> None:
-        if not self._args.limit_seconds:
-            return
-        self._progress.say(f"round {number}: what the machine can do of each part alone (tools/bench/limits.py) ...")
-        measured = limits.measure(self._args.config, [*self._args.set, *self._tuner], self._args.limit_seconds)
-        before = self._results["limits"]
-        self._results["limits"] = report.middle_limits(
-            [*(before["rounds"] if before else []), {"round": number, **measured}]
-        )
 
     def _one(self, row: Row, number: int, entry: dict[str, Any]) -> str:
         """Run a row once; returns what to say of it."""
@@ -347,9 +331,7 @@ class Bench:
         shutil.rmtree(run, ignore_errors=True)  # of a measurement that was interrupted
 
         def source() -> Source:
-            if row.kind in ("plain", "peer"):
-                return Lines(log)
-            return Curves(run) if row.kind == "local" else Status(run)
+            return Lines(log) if row.kind in ("plain", "peer") else Curves(run)
 
         with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as temporary:
             try:
@@ -381,9 +363,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--to-score", type=float, metavar="POINTS", nargs="?", const=1150.0,
                         help="go on until the mean score of the training episodes is this high (1150)")  # fmt: skip
     parser.add_argument("--score-minutes", type=float, default=20.0, help="after these it is not waited for any longer")
-    parser.add_argument(
-        "--limit-seconds", type=float, default=2.0, help="a round for each way to measure eta's limits; 0: none"
-    )
     parser.add_argument("--out", type=Path, default=Path("train/bench.json"), help="where to write the figures")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print table and ratios of this JSON again, and end")
     args = parser.parse_args()
@@ -398,8 +377,6 @@ def main() -> None:
         print(report.told(common.read_json(args.table, "rows")))
         return
     common.end_in_order()
-    for name in set(os.environ) - set(inherited(os.environ)):
-        del os.environ[name]  # the limits are measured without them, too
     config = load_config(args.config, args.set)
     if config.app.algo != "diy":
         raise ConfigError(f"{args.config}: algo is {config.app.algo!r}; it must be diy, whose network all rows have")
@@ -411,11 +388,11 @@ def main() -> None:
         "config": args.config.name, "set": args.set, "rounds": args.rounds, "seconds": args.seconds,
         "num_envs": plan.round_size, "to_score": args.to_score, "tuner": list(plan.why),
     }  # fmt: skip
-    results = {"about": common.about(), "setup": setup, "limits": None, "rows": {}}
+    results = {"about": common.about(), "setup": setup, "rows": {}}
     results["rows"] = {row.name: new_entry(row) for row in rows}
     stopped = False
     try:
-        Bench(rows, args, config, tuner, results).run()
+        Bench(rows, args, config, results).run()
     except KeyboardInterrupt:
         stopped = True
     text = report.told(results)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import psutil
 
-from realm.launch.rundir import read_run
 from realm.watch.board import RECENT_EPISODES, RecentMean
-from realm.wire.codec import Codec
-from realm.wire.control import CONTROL_MAX_BYTES
-from realm.wire.sockets import Client
 from tools import common
 
-LOOK_S = 2.0  # between two looks at a score: as often as a run in one process writes its curves
+LOOK_S = 2.0  # between two looks at a score: as often as a run writes its curves
 MEMORY_S = 2.0  # between two looks at memory, which cost more than those at CPU time
+STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 
 
 class Point(NamedTuple):
@@ -35,8 +32,8 @@ class Point(NamedTuple):
 def reached(points: Sequence[Point], score: float | None) -> Point | None:
     """When the score was reached first: on the line between the two points around it.
 
-    Points that follow another much sooner than LOOK_S are passed over, since a run in one process has no others, and
-    who looks at a noisy mean after each update finds it high sooner.
+    Points that follow another much sooner than LOOK_S are passed over, since ours have no others, and who looks at a
+    noisy mean after each update finds it high sooner.
     """
     if score is None:
         return None
@@ -97,46 +94,11 @@ class Lines:
         self._file.close()
 
 
-class Status:
-    """What a cluster's supervisor answers; env steps change there when the learner reports, right after an update."""
-
-    def __init__(self, run: Path) -> None:
-        self._run, self._env_steps = run, 0
-        self._client: Client | None = None
-
-    def poll(self) -> list[Point]:
-        if self._client is None:
-            known = read_run(self._run)
-            if known is None or known.state != "running":
-                return []
-            self._client = Client(Codec(known.run_id, "", "bench", 1, CONTROL_MAX_BYTES), known.control)
-            self._client.ask("status", {})
-        answer = self._client.collect()
-        if answer is None:
-            return []
-        self._client.ask("status", {})
-        totals = answer.mapping("roles")["learner-0"]["totals"]
-        env_steps, updates = int(totals.get("env_steps_trained", 0)), int(totals.get("updates", 0))
-        if env_steps == self._env_steps:
-            return []
-        self._env_steps = env_steps
-        line = answer.mapping("line")
-        enough = int(line["episodes"].replace(",", "")) >= RECENT_EPISODES
-        score = float(line["mean score"]) if enough and line["mean score"] != "-" else None
-        return [Point(time.time(), env_steps, updates, score)]
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-
-
 class Curves:
-    """The curves of a run in one process, which are written right after an update, every two seconds."""
+    """The curves of a run, which are written every two seconds."""
 
     def __init__(self, run: Path) -> None:
-        self._run = run
-        self._seen = 0
-        self._looked = 0.0
+        self._run, self._seen, self._looked = run, 0, 0.0
         self._before: float | None = None  # when the event before was written
         self._score = Score()
 
@@ -166,49 +128,37 @@ class Processes:
         self._known = {self._root}
         self._cpu: dict[psutil.Process, float] = {}  # stays when a process ends
         self.history: list[tuple[float, float]] = []  # time, CPU seconds of all until then
-        self.pss_mb = 0.0  # peak
+        self.pss_mb = 0.0  # peak; memory that is shared counts once
         self._memory_at = 0.0
 
     def sample(self) -> None:
         now = time.time()
         with contextlib.suppress(psutil.NoSuchProcess):
             self._known |= set(self._root.children(recursive=True))
+        look_at_memory, pss = now - self._memory_at >= MEMORY_S, 0
         for process in self.alive():
             with contextlib.suppress(psutil.Error):
                 self._cpu[process] = sum(process.cpu_times()[:2])
+                pss += process.memory_full_info().pss if look_at_memory else 0
         self.history.append((now, sum(self._cpu.values())))
-        if now - self._memory_at >= MEMORY_S:
-            self._memory_at = now
-            self.pss_mb = max(self.pss_mb, sum(pss_mb(one.pid) for one in self.alive()))
+        if look_at_memory:
+            self._memory_at, self.pss_mb = now, max(self.pss_mb, pss / 2**20)
 
     def alive(self) -> list[psutil.Process]:
         return [one for one in self._known if one.is_running()]
 
     def cpu_at(self, when: float) -> float:
         """CPU seconds used until then, between two looks in proportion."""
-        before = [one for one in self.history if one[0] <= when] or self.history[:1]
-        after = [one for one in self.history if one[0] > when] or self.history[-1:]
-        (t0, c0), (t1, c1) = before[-1], after[0]
-        return c0 + (c1 - c0) * (when - t0) / (t1 - t0) if t1 > t0 else c0
+        return float(np.interp(when, *zip(*self.history, strict=True)))
 
     def end(self) -> None:
         """End the first process, in order, and then whatever is left."""
         self.sample()
         with contextlib.suppress(psutil.NoSuchProcess):
             self._root.terminate()
-        psutil.wait_procs([self._root], common.STOP_S)
-        left = self.alive()
-        psutil.wait_procs(left, 5)  # they end by themselves when the first one is gone
+        psutil.wait_procs([self._root], STOP_S)
+        _, left = psutil.wait_procs(self.alive(), 5)  # they end by themselves when the first one is gone
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, 10)
-
-
-def pss_mb(pid: int) -> float:
-    """Memory of a process, shared pages in proportion; 0 where it has just ended."""
-    try:
-        match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:
-        return 0.0
-    return int(match[1]) / 1024 if match else 0.0

@@ -1,13 +1,13 @@
 """Ablations: the default configuration with one change at a time, all with the same env steps, several seeds each.
 
-    python tools/experiments.py --env-steps 3e6 --seeds 1 2
-    python tools/experiments.py --only gae lag shared-trunk
-    python tools/experiments.py --list
+    python tools/study/experiments.py --env-steps 3e6 --seeds 1 2
+    python tools/study/experiments.py --only gae lag shared-trunk
+    python tools/study/experiments.py --list
 
 Each run is the folder train/experiments/<name>-<seed>. Runs go side by side, one on each core of `--cores`, in one
 process where the change allows it and as a cluster where it is about one. Then the last model plays all 715 layouts of
-nine treasures. Results stand in the JSON as soon as a run is finished; the same command goes on where it was stopped.
-At the end: a table in Markdown and a picture with a panel for each group, for docs/experiments.md.
+nine treasures. Results are in the JSON as soon as a run is finished; the same command goes on where it was stopped. At
+the end: a table in Markdown and a picture with a panel for each group, for docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.load import RunConfig, load_config
 from realm.config.plan import Machine, make_plan
 from realm.errors import ConfigError
 from realm.user import load_hyper
-from tools import runs
+from tools import common
+from tools.study import runs
 
 COMMON = ("wrapper_type=local", "eval_cpu_share=0", "dump_model_freq=50", "modelpool_max_save_model_count=2")
-CURVES = {"score": "episode/score", "length": "episode/length", "lag": "learner/policy_lag_updates"}
+SCORE, LAG = "episode/score", "learner/policy_lag_updates"
 POINTS = 200  # of a curve in the JSON
 LAST_SHARE = 0.1  # of a run: what its score at the end is the mean of
 LIVE_LINE = re.compile(r"env steps ([\d,]+) \| steps/s ([\d,]+)")
 
 Results = dict[str, Any]
-"""{about, setup, runs: {"lam-0-1": {group, name, seed, change, ...}}}"""
+"""{about, setup, runs: {"lam-0-1": {group, name, says, seed, change, ...}}}"""
 
 
 class Change(NamedTuple):
@@ -154,7 +155,7 @@ def run_all(
     save: Callable[[], None],
     watch: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Run what is not in the results yet, a lane for each core; the names of those that failed, each with its error.
+    """Run what is not in the results yet, a thread for each core; the names of those that failed, each with its error.
 
     watch: is called about once a second, in the caller's thread.
     """
@@ -165,14 +166,14 @@ def run_all(
     failed: list[str] = []
     lock = threading.Lock()
 
-    def lane(core: int) -> None:
+    def work(core: int) -> None:
         while True:
             try:
                 task = waiting.get_nowait()
             except queue.Empty:
                 return
             try:
-                found = runner(task, core)
+                figures = runner(task, core)
             except KeyboardInterrupt:
                 return
             except Exception as error:
@@ -181,13 +182,13 @@ def run_all(
             with lock:
                 one = task.change
                 known = {"group": one.group, "name": one.name, "says": one.says, "change": list(one.settings)}
-                results["runs"][task.name] = {**known, "seed": task.seed, **found}
+                results["runs"][task.name] = {**known, "seed": task.seed, **figures}
                 save()
 
-    lanes = [threading.Thread(target=lane, args=(core,)) for core in cores]
-    for one in lanes:
+    threads = [threading.Thread(target=work, args=(core,)) for core in cores]
+    for one in threads:
         one.start()
-    for one in lanes:
+    for one in threads:
         while one.is_alive():
             one.join(1.0)
             watch()
@@ -197,11 +198,11 @@ def run_all(
 class Runner:
     """Trains and plays one task, in processes on one core."""
 
-    def __init__(self, args: argparse.Namespace, common: Sequence[str]) -> None:
-        self._args, self._common = args, common
+    def __init__(self, args: argparse.Namespace, common_settings: Sequence[str]) -> None:
+        self._args, self._common = args, common_settings
         self.folder: Path = args.out.parent.absolute()
         self.stop = threading.Event()
-        self.active: dict[str, tuple[int, float]] = {}  # name -> (env steps, env steps/s) of those that run now
+        self.active: dict[str, Path] = {}  # name -> log of those that run now
 
     def overrides(self, task: Task) -> list[str]:
         place = [f"log_dir={self.folder}", f"run_name={task.name}", f"seed={task.seed}"]
@@ -213,185 +214,133 @@ class Runner:
 
     def __call__(self, task: Task, core: int) -> dict[str, Any]:
         run, log = self.folder / task.name, self.folder / f"{task.name}.log"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.active[task.name] = (0, 0.0)
-
-        def look() -> None:
-            self.active[task.name] = progress(log) or self.active[task.name]
-
+        self.active[task.name] = log
         try:
-            code = runs.run_process(
-                runs.start_command(self._args.config, self.overrides(task)), log, core, self.stop, look
-            )
-            if code != 0:
+            command = common.start_command(self._args.config, self.overrides(task))
+            if code := common.run_process(command, log, core, self.stop):
                 raise RuntimeError(f"exit code {code}, see {log}")
-            self.active[task.name] = (int(self._args.env_steps), 0.0)  # it is played now
             with tempfile.TemporaryDirectory() as scratch:
                 answer = Path(scratch) / "answer"
-                command = [sys.executable, str(runs.ROOT / "tools" / "runs.py"), str(run), "--explore", "0", "1"]
-                if runs.run_process(command, answer, core, self.stop) != 0:
+                command = [sys.executable, str(Path(runs.__file__)), str(run), "--explore", "0", "1"]
+                if common.run_process(command, answer, core, self.stop) != 0:
                     raise RuntimeError(f"its model could not be played: {answer.read_text()[-500:]}")
                 played = json.loads(answer.read_text().splitlines()[-1])["explore"]
         finally:
             self.active.pop(task.name, None)
-        return {**summary(run), "best": played["0"], "drawn": played["1"], "commit": runs.commit()}
+        return {**summary(run), "greedy": played["0"], "sampled": played["1"], "commit": common.commit()}
+
+    def line(self, done: int, of: int, began: float) -> str:
+        """How far it is. done: of the tasks that this command has started, as `of`."""
+        steps = {name: progress(log) for name, log in sorted(self.active.items())}
+        share = done + sum(made for made, _ in steps.values()) / self._args.env_steps
+        minutes = (time.monotonic() - began) / 60
+        left = f"about {(of - share) * minutes / share:.0f} min left" if share else "time left unknown yet"
+        running = ", ".join(f"{name} {made / 1e6:.2f} M ({rate:,.0f}/s)" for name, (made, rate) in steps.items())
+        return f"{done} of {of} runs done; {running}; {left}"
 
 
-def progress(log: Path) -> tuple[int, float] | None:
-    """Env steps and env steps/s of the last live line in a log."""
+def progress(log: Path) -> tuple[int, float]:
+    """Env steps and env steps/s of the last live line in a log; 0 before there is one."""
     if not log.exists():
-        return None
+        return 0, 0.0
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
-        found = LIVE_LINE.findall(file.read().decode(errors="replace"))
-    return (int(found[-1][0].replace(",", "")), float(found[-1][1].replace(",", ""))) if found else None
+        lines = LIVE_LINE.findall(file.read().decode(errors="replace"))
+    return (int(lines[-1][0].replace(",", "")), float(lines[-1][1].replace(",", ""))) if lines else (0, 0.0)
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """Curves of a run, thinned out, and what is left of them at its end."""
-    curves = runs.read_curves(run, [runs.CLOCK, *CURVES.values()])
-    clock = curves[runs.CLOCK]
+    """The score's curve of a run, thinned out, and its mean at the end; rate and lag."""
+    curves = common.read_curves(run)
+    clock, score, lag = (curves.get(tag, common.NO_CURVE) for tag in (common.CLOCK, SCORE, LAG))
     steps = float(clock.env_steps[-1])
-    kept, last = {}, {}
-    for name, tag in CURVES.items():
-        curve = curves[tag]
-        kept[name] = thin(curve.env_steps, curve.value, POINTS)
-        end = curve.value[curve.env_steps >= (1 - LAST_SHARE) * steps]
-        last[name] = float(end.mean()) if len(end) else None
-    lag = curves[CURVES["lag"]].value
+    end = score.value[score.env_steps >= (1 - LAST_SHARE) * steps]
     return {
         "env_steps": int(steps),
-        "minutes": runs.minutes_at(clock, steps),
-        "steps_per_s": runs.mean_rate(clock),
-        "mean_lag": float(lag.mean()) if len(lag) else None,
-        "last": last,
-        "curves": kept,
+        "minutes": common.minutes_at(clock, steps),
+        "steps_per_s": common.mean_rate(clock),
+        "mean_lag": float(lag.value.mean()) if len(lag.value) else None,
+        "last_score": float(end.mean()) if len(end) else None,
+        "curve": thin(score.env_steps, score.value, POINTS),
     }
 
 
 def thin(x: np.ndarray, y: np.ndarray, number: int) -> list[list[float]]:
-    """Means of at most so many parts with equally many points: [x, y] of each."""
-    parts = np.array_split(np.arange(len(x)), max(1, min(number, len(x))))
-    return [[round(float(x[i].mean()), 4), round(float(y[i].mean()), 4)] for i in parts if len(i)]
+    """Means of at most `number` pieces with equally many points: [x, y] of each."""
+    pieces = np.array_split(np.arange(len(x)), max(1, min(number, len(x))))
+    return [[round(float(x[i].mean()), 4), round(float(y[i].mean()), 4)] for i in pieces if len(i)]
 
 
-# ---- what is shown meanwhile ----
+# ---- table and picture ----
 
-
-class Watch:
-    """A line with progress, rate and remaining time."""
-
-    def __init__(self, runner: Runner, tasks: Sequence[Task], results: Results, env_steps: float) -> None:
-        self._runner, self._tasks, self._results, self._env_steps = runner, tasks, results, env_steps
-        self._began = self._shown = time.monotonic()
-        self._before = sum(one.name in results["runs"] for one in tasks)
-
-    def __call__(self) -> None:
-        now, tty = time.monotonic(), sys.stdout.isatty()
-        if now - self._shown < (1 if tty else 30):
-            return
-        self._shown = now
-        line = self.line(now - self._began)
-        print(f"\r\x1b[K{line}" if tty else line, end="" if tty else "\n", flush=True)
-
-    def line(self, seconds: float) -> str:
-        active = dict(self._runner.active)
-        done = sum(one.name in self._results["runs"] for one in self._tasks)
-        steps = (done - self._before) * self._env_steps + sum(steps for steps, _ in active.values())
-        left = (len(self._tasks) - self._before) * self._env_steps - steps
-        remaining = f"about {clock(left * seconds / steps)} left" if steps else "time left unknown yet"
-        running = ", ".join(f"{name} {n / 1e6:.2f} M ({rate:,.0f}/s)" for name, (n, rate) in sorted(active.items()))
-        return f"{done} of {len(self._tasks)} runs done; {running}; {remaining}"
-
-
-def clock(seconds: float) -> str:
-    """h:mm."""
-    return f"{int(seconds) // 3600}:{int(seconds) % 3600 // 60:02d} h"
-
-
-# ---- what comes out ----
+COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
+    "regret": (".1f", lambda one: one["greedy"]["regret"]),
+    "sampled": (".1f", lambda one: one["sampled"]["regret"]),
+    "worst": (".0f", lambda one: one["greedy"]["worst_regret"]),
+    "out of time": ("d", lambda one: one["greedy"]["time_outs"]),
+    "missed": ("d", lambda one: one["greedy"]["missed"]),
+    "steps above %": (".1f", lambda one: one["greedy"]["excess_percent"]),
+    "last score": (".0f", lambda one: one["last_score"]),
+    "lag": (".2f", lambda one: one["mean_lag"]),
+    "steps/s": (",.0f", lambda one: one["steps_per_s"]),
+}
 
 
 def table(results: Results) -> str:
     """Markdown: a line for each change; the seeds' values with a stroke between them."""
-    lines = [
-        "| | change | regret | drawn | worst | out of time | missed | steps above % | last score | lag | steps/s |",
-        "|---|---|" + "---:|" * 9,
-    ]
-    every = list(results["runs"].values())
+    lines = [f"| | change | {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * len(COLUMNS)]
+    every = sorted(results["runs"].values(), key=lambda one: one["seed"])
     for group in ["default", *GROUPS]:
         of_group = [one for one in every if one["group"] == group]
         for name in dict.fromkeys(one["name"] for one in of_group):
-            seeds = sorted((one for one in of_group if one["name"] == name), key=lambda one: one["seed"])
+            seeds = [one for one in of_group if one["name"] == name]
             cells = [GROUPS.get(group, group), seeds[0]["says"]]
-            for form, value in COLUMNS:
-                cells.append(" / ".join("-" if value(one) is None else format(value(one), form) for one in seeds))
+            for form, value in COLUMNS.values():
+                cells.append(" / ".join(common.number(value(one), form) for one in seeds))
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-COLUMNS: Sequence[tuple[str, Callable[[dict[str, Any]], Any]]] = (
-    (".1f", lambda one: one["best"]["regret"]),
-    (".1f", lambda one: one["drawn"]["regret"]),
-    (".0f", lambda one: one["best"]["worst_regret"]),
-    ("d", lambda one: one["best"]["time_outs"]),
-    ("d", lambda one: one["best"]["missed"]),
-    (".1f", lambda one: one["best"]["excess_percent"]),
-    (".0f", lambda one: one["last"]["score"]),
-    (".2f", lambda one: one["mean_lag"]),
-    (",.0f", lambda one: one["steps_per_s"]),
-)
-
-
-def caption(results: Results) -> str:
-    """Where the table comes from."""
     about, setup = results["about"], results["setup"]
-    commits = sorted({one["commit"] for one in results["runs"].values()})
-    return (
-        f"`{about['command']}`, {about['date']}, {about['machine']}; each run on one core, {setup['env_steps']:,} env "
-        f"steps, commit {', '.join(commits)}."
+    commits = ", ".join(sorted({one["commit"] for one in every}))
+    return "\n".join(lines) + (
+        f"\n\n`{about['command']}`, {about['date']}, {about['machine']}; each run on one core, {setup['env_steps']:,} env "
+        f"steps, commit {commits}."
     )
 
 
-def draw(results: Results, out: Path, curve: str = "score") -> None:
+def draw(results: Results, out: Path) -> None:
     """A panel for each group: thin lines for the seeds of each change, the default in grey."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    every = list(results["runs"].values())
+    every = sorted(results["runs"].values(), key=lambda one: (one["seed"], one["name"]))
     groups = [group for group in GROUPS if any(one["group"] == group for one in every)]
     if not groups:
         return
-    columns = min(3, len(groups))
-    height = -(-len(groups) // columns)
+    width = min(3, len(groups))
+    height = -(-len(groups) // width)
+    size = (4.2 * width, 3.1 * height)
     figure, panels = plt.subplots(
-        height, columns, figsize=(4.2 * columns, 3.1 * height), sharex=True, sharey=True, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+        height, width, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     for panel in panels.flat[len(groups) :]:
         panel.axis("off")
     for group, panel in zip(groups, panels.flat, strict=False):
-        names = list(dict.fromkeys(one["name"] for one in every if one["group"] == group))
-        for one in sorted(every, key=lambda one: one["seed"]):
-            if one["group"] not in ("default", group):
-                continue
-            x, y = np.array(one["curves"][curve]).reshape(-1, 2).T
-            grey = one["group"] == "default"
-            color = "0.6" if grey else f"C{names.index(one['name'])}"
-            first = not any(line.get_label() == one["says"] for line in panel.lines)
-            label = ("default" if grey else one["says"]) if first else None
-            if grey and any(line.get_label() == "default" for line in panel.lines):
-                label = None
-            panel.plot(x / 1e6, y, color=color, linewidth=1.0, label=label, zorder=1 if grey else 2)
+        names = ["default", *dict.fromkeys(one["name"] for one in every if one["group"] == group)]
+        colors = dict(zip(names, ["0.6", *(f"C{k}" for k in range(len(names)))], strict=False))
+        said: set[str] = set()
+        for one in (one for one in every if one["name"] in names):
+            x, y = np.array(one["curve"]).reshape(-1, 2).T
+            label = None if one["name"] in said else "default" if one["name"] == "default" else one["says"]
+            said.add(one["name"])
+            panel.plot(x / 1e6, y, color=colors[one["name"]], linewidth=1.0, label=label)
         panel.set_title(GROUPS[group], fontsize=10)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)
     for panel in panels[-1]:
         panel.set_xlabel("million env steps")
     for panel in panels[:, 0]:
-        panel.set_ylabel({"score": "training score", "length": "episode length"}.get(curve, curve))
+        panel.set_ylabel("training score")
     figure.savefig(out, dpi=110)
     plt.close(figure)
 
@@ -405,28 +354,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", default=list(GROUPS), metavar="GROUP",
                         help=f"with the default; groups ({', '.join(GROUPS)}) or names of --list")  # fmt: skip
-    parser.add_argument("--config", type=Path, default=runs.ROOT / "conf" / "configure_app.toml")
+    parser.add_argument("--config", type=Path, default=common.CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run, repeatable")
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0))[:2], metavar="CORE")
     parser.add_argument("--out", type=Path, default=Path("train/experiments/experiments.json"))
-    parser.add_argument("--curve", choices=("score", "length"), default="score", help="what to draw")
     parser.add_argument("--list", action="store_true", help="say what would run, and end")
     return parser.parse_args()
 
 
 def open_results(out: Path, setup: dict[str, Any], tasks: Sequence[Task]) -> Results:
-    """What is known from before, which must have been asked for in the same way."""
-    if not out.exists():
-        return {"about": runs.about(), "setup": setup, "runs": {}}
-    results: Results = runs.read_json(out, "runs")
-    if results["setup"] != setup:
-        raise ConfigError(f"{out} was made with {results['setup']}, now {setup}; take another --out")
+    """Read the results to go on with; refuse those that were asked for in another way."""
+    results: Results = common.open_results(out, setup, "runs")
     for task in tasks:
-        known = results["runs"].get(task.name)
-        if known and known["change"] != list(task.change.settings):
-            raise ConfigError(
-                f"{out}: {task.name} was made with {known['change']}, now {task.change.settings}; take another --out"
-            )
+        known, now = results["runs"].get(task.name), list(task.change.settings)
+        if known and known["change"] != now:
+            raise ConfigError(f"{out}: {task.name} was made with {known['change']}, now {now}; take another --out")
     return results
 
 
@@ -441,8 +383,8 @@ def chosen(every: Sequence[Change], only: Sequence[str]) -> list[Change]:
 def main() -> None:
     args = arguments()
     args.config = args.config.absolute()
-    common = [*COMMON, *args.set]
-    some = chosen(changes(args.config, common), args.only)
+    settings = [*COMMON, *args.set]
+    some = chosen(changes(args.config, settings), args.only)
     tasks = [Task(one, seed) for seed in args.seeds for one in some]
     if args.list:
         for one in some:
@@ -450,10 +392,10 @@ def main() -> None:
         print(f"{len(tasks)} runs")
         return
     setup = {"config": args.config.name, "set": args.set, "env_steps": int(args.env_steps)}
-    runs.check_out(args.out)
-    runs.check_judged(load_config(args.config, common))
+    common.check_out(args.out)
+    runs.check_judged(load_config(args.config, settings))
     results = open_results(args.out, setup, tasks)
-    runner = Runner(args, common)
+    runner = Runner(args, settings)
     for task in tasks:
         runner.check(task)
 
@@ -464,11 +406,16 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    watch = Watch(runner, tasks, results, args.env_steps)
-    failed = run_all(tasks, results, runner, args.cores, lambda: runs.write_json(args.out, results), watch)
+    shown, began, before = common.Progress(), time.monotonic(), len(results["runs"])
+    todo = sum(task.name not in results["runs"] for task in tasks)
+
+    def watch() -> None:
+        shown.show(runner.line(len(results["runs"]) - before, todo, began))
+
+    failed = run_all(tasks, results, runner, args.cores, lambda: common.write_json(args.out, results), watch)
     picture = args.out.with_suffix(".png")
-    draw(results, picture, args.curve)
-    print(f"\n\n{table(results)}\n\n{caption(results)}\n\n{args.out}\n{picture}")
+    draw(results, picture)
+    shown.say(f"\n{table(results)}\n\n{args.out}\n{picture}")
     if failed:
         sys.exit("error: " + "\n".join(failed))
     if runner.stop.is_set():
@@ -476,4 +423,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    runs.command_line(main)
+    common.command_line(main)

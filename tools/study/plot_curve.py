@@ -1,13 +1,13 @@
-"""Draws curves of runs from their TensorBoard files: tools/plot_curve.py RUN... [--tag episode/score] [--out curve.png]
+"""Draws a curve of runs from their TensorBoard files: a line per run, against env steps (left) and minutes (right).
 
-One line a run, against env steps (left) and against minutes (right). A mark draws a horizontal line.
+python tools/study/plot_curve.py train/my_run
+python tools/study/plot_curve.py train/a train/b --tag evaluation/score --smooth 1 --mark 1350 --out curve.png
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import types
 from pathlib import Path
 
 import matplotlib
@@ -16,56 +16,50 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-def read(run: Path, tag: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(env steps, minutes since the run's start, value) of one curve of a run."""
-    # as in realm/monitor.py: without this, tensorboard imports TensorFlow where that is installed
-    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run / "log" / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    if tag not in events.Tags()["scalars"]:
-        names = ", ".join(sorted(events.Tags()["scalars"])) or "none"
-        sys.exit(f"error: {run} has no curve {tag!r}; it has: {names}")
-    scalars = events.Scalars(tag)
-    minutes = (np.array([one.wall_time for one in scalars]) - events.FirstEventTimestamp()) / 60
-    return np.array([one.step for one in scalars]), minutes, np.array([one.value for one in scalars])
+from realm.errors import ConfigError
+from tools import common
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
     """Running mean over the last `width` values."""
     sums = np.cumsum(np.insert(values, 0, 0.0))
-    begin = np.maximum(np.arange(1, len(values) + 1) - width, 0)
     end = np.arange(1, len(values) + 1)
+    begin = np.maximum(end - width, 0)
     return (sums[end] - sums[begin]) / (end - begin)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--tag", default="episode/score")
     parser.add_argument("--out", type=Path, default=Path("curve.png"))
-    parser.add_argument("--mark", type=float, action="append", default=[], help="draw a line at this value")
-    parser.add_argument("--smooth", type=int, default=5, help="running mean over so many values")
-    arguments = parser.parse_args()
+    parser.add_argument("--mark", type=float, action="append", default=[], help="draw a horizontal line at this value")
+    parser.add_argument("--smooth", type=int, default=5, help="running mean over that many values")
+    args = parser.parse_args()
+    common.check_out(args.out)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    for run in arguments.runs:
-        steps, minutes, values = read(run, arguments.tag)
-        for axes, x in ((left, steps / 1e6), (right, minutes)):
-            line = axes.plot(x, smooth(values, arguments.smooth), label=run.name)[0]
-            axes.plot(x, values, color=line.get_color(), alpha=0.15, linewidth=0.8)
+    for run in args.runs:
+        curves = common.read_curves(run)
+        if args.tag not in curves:
+            raise ConfigError(f"{run} has no curve {args.tag!r}, only: {', '.join(sorted(curves)) or 'none'}")
+        curve = curves[args.tag]
+        for axes, x in ((left, curve.env_steps / 1e6), (right, curve.minutes)):
+            line = axes.plot(x, smooth(curve.value, args.smooth), label=run.name)[0]
+            axes.plot(x, curve.value, color=line.get_color(), alpha=0.15, linewidth=0.8)
+        print(f"{run}: {len(curve.value)} values to {curve.env_steps[-1]:,.0f} env steps, last {curve.value[-1]:.4g}")
     for axes, label in ((left, "million env steps"), (right, "minutes")):
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
-        for value in arguments.mark:
+        for value in args.mark:
             axes.axhline(value, color="black", linestyle="--", linewidth=0.8)
             axes.annotate(f"{value:g}", (0, value), xytext=(3, 3), textcoords="offset points", fontsize=8)
-    left.set_ylabel(arguments.tag)
+    left.set_ylabel(args.tag)
     left.legend()
-    figure.savefig(arguments.out, dpi=120)
-    print(arguments.out)
+    figure.savefig(args.out, dpi=120)
+    print(args.out)
 
 
 if __name__ == "__main__":
-    main()
+    common.command_line(main)

@@ -1,8 +1,8 @@
-"""What the peers' scripts share: the options, the environment as most peers want it, and lines of progress.
+"""What the peers' scripts share: the options, the environments, the published network, and lines of progress.
 
-A script is started by tools/bench/train.py, in the peer's own Python environment, as `python -m tools.bench.peers.<name>`. It
-trains PPO with the numbers of our configuration until it is killed, and prints a line of JSON after each update, which
-tools/bench/plain_ppo.py does as well.
+tools/bench/train.py starts a script in the peer's own Python environment, as `python -m tools.bench.peers.<name>`. It
+trains PPO with the numbers of our configuration until it is killed, and prints a line of JSON after each update, as
+tools/bench/plain_ppo.py does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
-import gymnasium.vector
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-if not hasattr(gymnasium.vector, "AutoresetMode"):  # gymnasium before 1.1, which some peers ask for
-    gymnasium.vector.AutoresetMode = type("AutoresetMode", (), {"NEXT_STEP": "NextStep"})
 
 from diy.config import Config
 from diy.feature.definition import REFERENCE, as_float32, make_envs
@@ -82,24 +78,10 @@ def pack(obs: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([image.reshape(len(image), -1), np.ascontiguousarray(vector).view(np.uint8)], 1)
 
 
-def unpack(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Image u8 [E, 4, 51, 51] and vector f32 [E, 31] of such bytes."""
-    vector = np.ascontiguousarray(rows[:, IMAGE_BYTES:]).view(np.float32)
-    return rows[:, :IMAGE_BYTES].reshape(-1, *IMAGE), vector
-
-
 def row_space(size: int, dtype: Any) -> gymnasium.spaces.Box:
     """Of rows with `size` numbers, as `pack` makes them, with or without a mask behind."""
     low, high = (0, 255) if dtype == np.uint8 else (-1.0, 1.0)
     return gymnasium.spaces.Box(low, high, (size,), dtype)
-
-
-def shapes(envs: Any) -> tuple[int, Any, int]:
-    """Numbers of a row, their type, and actions."""
-    spaces = envs.single_observation_space
-    small = "features" in spaces.spaces
-    size = spaces["features"].shape[0] if small else IMAGE_BYTES + 4 * VECTOR
-    return size, np.dtype(np.float32 if small else np.uint8), spaces["legal"].shape[0]
 
 
 class Step(NamedTuple):
@@ -114,18 +96,20 @@ class Step(NamedTuple):
 
 
 class Realms:
-    """E realms with diy's features; those that have ended begin anew in the same step."""
+    """E realms with diy's features; those that have ended begin again in the same step."""
 
-    def __init__(self, setup: Setup, num_envs: int = 0, seed: int = 0) -> None:
-        """num_envs: 0 makes all of them."""
-        self.num_envs = num_envs or setup.num_envs
-        self._envs = make_envs(self.num_envs, setup.seed + seed, setup.ppo, setup.env)
-        self.size, self.dtype, self.actions = shapes(self._envs)
+    def __init__(self, setup: Setup) -> None:
+        self.num_envs = setup.num_envs
+        self._envs = make_envs(self.num_envs, setup.seed, setup.ppo, setup.env)
+        spaces = self._envs.single_observation_space.spaces
+        small = "features" in spaces
+        self.size = spaces["features"].shape[0] if small else IMAGE_BYTES + 4 * VECTOR  # numbers of a row
+        self.dtype, self.actions = np.dtype(np.float32 if small else np.uint8), spaces["legal"].shape[0]
         self.scores: list[float] = []  # of the episodes that have ended
 
-    def reset(self, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def reset(self) -> tuple[np.ndarray, np.ndarray]:
         """Features [E, F] of `pack`, and legal actions bool [E, A]."""
-        obs, _ = self._envs.reset(seed=seed)
+        obs, _ = self._envs.reset()
         return pack(obs), obs["legal"]
 
     def step(self, actions: np.ndarray) -> Step:
@@ -144,49 +128,30 @@ class Realms:
 
 def network(ppo: Config, inputs: int, outputs: int) -> nn.Module:
     """Policy or critic, as diy/algorithm/model.py makes them: rows of `pack` [..., inputs] -> f32 [..., outputs]."""
-    return mlp(inputs, ppo.hidden, outputs) if ppo.features == "small" else cnn(outputs)
-
-
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """f32 [..., inputs] -> f32 [..., outputs]"""
-    body = [linear(inputs, hidden), nn.ReLU(), linear(hidden, hidden), nn.ReLU()]
-    return nn.Sequential(*body, head(hidden, outputs))
-
-
-def cnn(outputs: int) -> nn.Sequential:
-    """The published network: bytes of image and vector, u8 [..., F] -> f32 [..., outputs]."""
-    return nn.Sequential(Bytes(), head(Trunk.size, outputs))
-
-
-class Bytes(nn.Module):
-    """u8 [..., F] of `pack` -> f32 [..., 512]"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = Trunk()
-
-    def forward(self, rows: Tensor) -> Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        image = flat[:, :IMAGE_BYTES].reshape(-1, *IMAGE).float() / 255.0
-        vector = flat[:, IMAGE_BYTES:].contiguous().view(torch.float32)
-        return self.trunk(image, vector).reshape(*rows.shape[:-1], Trunk.size)
+    if ppo.features != "small":
+        return nn.Sequential(Trunk(), head(Trunk.size, outputs))
+    body = [linear(inputs, ppo.hidden), nn.ReLU(), linear(ppo.hidden, ppo.hidden), nn.ReLU()]
+    return nn.Sequential(*body, head(ppo.hidden, outputs))
 
 
 class Trunk(nn.Module):
-    """image f32 [n, 4, 51, 51], 0 to 1, and vector f32 [n, 31] -> f32 [n, 512]"""
+    """The published one: bytes of image and vector, u8 [..., F] of `pack` -> f32 [..., 512]."""
 
     size = 512
 
     def __init__(self) -> None:
         super().__init__()
         convs = [nn.Conv2d(4, 32, 7, 2), nn.Conv2d(32, 64, 5, 2), nn.Conv2d(64, 64, 3, 1)]
-        parts = [part for conv in convs for part in (orthogonal(conv, math.sqrt(2)), nn.ReLU())]
-        self.conv = nn.Sequential(*parts, nn.Flatten(), linear(64 * 8 * 8, 512), nn.ReLU())
+        layers = [layer for conv in convs for layer in (orthogonal(conv, math.sqrt(2)), nn.ReLU())]
+        self.conv = nn.Sequential(*layers, nn.Flatten(), linear(64 * 8 * 8, 512), nn.ReLU())
         self.body = nn.Sequential(linear(512 + VECTOR, self.size), nn.ReLU())
 
-    def forward(self, image: Tensor, vector: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        image = flat[:, :IMAGE_BYTES].reshape(-1, *IMAGE).float() / 255.0
         image = image.contiguous(memory_format=torch.channels_last)  # as ours: three times as fast on a CPU
-        return self.body(torch.cat([self.conv(image), vector], 1))
+        vector = flat[:, IMAGE_BYTES:].contiguous().view(torch.float32)
+        return self.body(torch.cat([self.conv(image), vector], 1)).reshape(*rows.shape[:-1], self.size)
 
 
 def linear(inputs: int, outputs: int) -> nn.Module:
