@@ -25,8 +25,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from diy.algorithm.agent import Agent
 from diy.algorithm.choose import choose
+
+from diy.algorithm.agent import Agent
 from diy.config import Config
 from diy.feature.definition import make_envs, spec
 from realm.chunk import ChunkBuilder
