@@ -1,9 +1,9 @@
-"""The debug run: the whole pipeline in one process, in under a minute. Exit code 0 only if it really trained.
+"""The debug run: the whole pipeline in one process, in under a minute. Exit code 0 means that it really trained.
 
     python train_test.py [--config conf/smoke.toml] [--set key=value]...
 
-Checks that updates happened, that losses are finite, and that a checkpoint was saved and loads again. Put a breakpoint
-anywhere in `diy/`: there is one process, and it stops there.
+It checks that updates happened, that losses are finite, and that a saved checkpoint loads again. A breakpoint anywhere
+in `diy/` works, because there is only one process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
         config = load_config(arguments.config, [*arguments.set, "wrapper_type=local"])
         decided = decide(config.app, this_machine(), load_preferences(config.app.algo))
         enter_learner_environment(make_plan(decided.app))
-        from realm.launch import local  # imports torch, whose threads are set by now
+        from realm.launch import local  # late: it imports torch, and the thread settings must come first
 
         prepared = prepare(config, decided)
         end = local.run(prepared)
@@ -41,7 +41,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
-    from realm.learn import checkpoint  # imports torch: after the checks, which need none
+    from realm.learn import checkpoint  # late: it imports torch, which the checks do not need
 
     failures = []
     if end.updates < 1:
@@ -51,13 +51,13 @@ def main() -> int:
         failures.append(f"losses are not finite numbers: {losses}")
     saved, skipped = checkpoint.load_newest(prepared.run_dir / "ckpt")
     if saved is None or skipped or saved.version != end.version:
-        failures.append(f"the last version {end.version} has no good checkpoint {skipped}")
+        failures.append(f"the last version {end.version} has no valid checkpoint {skipped}")
     else:
         app = prepared.config.app
         agent = load_agent(app.algo)(prepared.spec, load_hyper(app.algo, prepared.config.hyper), "cpu", app.seed + 1)
         checkpoint.restore(agent, saved)
         if checkpoint.to_bytes(agent.model) != saved.weights:
-            failures.append(f"{saved.path} loads to other weights than it was saved with")
+            failures.append(f"the weights loaded from {saved.path} differ from the saved ones")
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     if not failures:

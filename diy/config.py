@@ -1,4 +1,4 @@
-"""The hyper-parameters of this agent, with their defaults; made once at start and handed to all user code.
+"""The hyper-parameters of this agent, with their defaults; made once at start and passed to all user code.
 
 Those of PPO are the fields of `Settings` (`realm/algorithms/settings.py`); here are the defaults that differ. The
 framework overrides fields from the table `[diy]` of the TOML file and from `--set diy.lr_start=...`; a value that
@@ -19,20 +19,20 @@ class Config(Settings):
 
     # what the agent sees and is made of
     features: str = "small"  # "small": 549 numbers, for two MLPs; "reference": the published image, for two conv trunks
-    position: bool = True  # small features: where on the map the hero is (130 numbers); holds for one map only
+    position: bool = True  # small features: the hero's position (130 numbers); useful on one map only
     tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers); see below
     hidden: int = 128  # width of the two hidden layers of each small MLP
-    precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 where the machine has it
+    precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 if supported
 
     # the reward, in points
     reward: str = "small"  # "small": the terms below; "reference": the published reward
-    reward_scale: float = 0.1  # points are multiplied by this; returns are near 100 then
+    reward_scale: float = 0.1  # multiplies points, so that returns are near 100
     treasure_points: float = 0.0  # for a treasure
     end_points: float = 50.0  # for reaching the end
-    missed_points: float = 200.0  # taken off at the end for each treasure left behind
-    step_points: float = 2.8  # taken off each step: what a step in the open wins by `way_points`
-    way_points: float = 2.0  # for each cell by which the shortest tour over all treasures left to the end gets shorter
-    flash_share: float = 0.5  # weight of that tour with one flash on the way, if ready, against that on foot; see below
+    missed_points: float = 200.0  # subtracted at the end for each treasure not collected
+    step_points: float = 2.8  # subtracted each step: what a step in the open earns by `way_points`
+    way_points: float = 2.0  # for each cell that the shortest tour over all treasures left to the end gets shorter
+    flash_share: float = 0.5  # weight of that tour with one flash, if ready, against the tour on foot; see below
 
     # PPO: all else is in `Settings`, such as clip, epochs, minibatch_size or max_grad_norm
     chunk_length: int = 128  # T, steps of one environment that travel together
@@ -43,7 +43,7 @@ class Config(Settings):
     lr_end: float = 5e-5
 
     # `tours` puts a planner into the features: the best order of the treasures, for walking without flash and buff, is
-    # worked out and not learned. It makes maps that were never seen playable; the default does without.
+    # computed and not learned. It makes unseen maps playable; the default does without.
     #
     # With `flash_share` 1 a flash in a wrong place costs so much that some agents give flashing up before they know the
     # right one.

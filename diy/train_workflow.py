@@ -1,7 +1,7 @@
-"""How experience is made: the loop that steps the environments. Read this first.
+"""The rollout loop, which steps the environments. Read this first.
 
-The framework calls `workflow` in every worker and sends what it yields to the learner; this file does not know how.
-`envs` comes from `definition.make_envs`; `policy.predict` is a call in this process or a question to the shared actor.
+The framework calls `workflow` in every worker and sends the chunks that it yields to the learner. `envs` comes from
+`definition.make_envs`; `policy.predict` is a call in this process or a request to the shared actor.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from realm.contract import Chunk, Policy, WorkflowContext
 
 
 def workflow(envs: VectorEnv[Any, Any, Any], policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
-    """Play for ever; every T steps, yield the chunks of all E environments (each array with a leading E)."""
+    """Collect rollouts for ever; every T steps yield the chunks of all E environments (arrays with a leading E)."""
     obs, _ = envs.reset()
     chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
     while True:
         prediction = policy.predict(obs, chunks.first)
-        # an environment whose episode is over resets itself in the next step; `chunks` marks that row as not valid
+        # an environment resets itself in the step after an episode's end; `chunks` marks that row as not valid
         obs, reward, terminated, truncated, info = envs.step(prediction.action)
         context.monitor.episodes(info)
         chunks.step(prediction, reward, terminated, truncated, obs)
         if chunks.full:
-            yield chunks.take()  # before the next predict, so that weights may change in between
+            yield chunks.take()  # before the next predict, so that new weights can arrive in between

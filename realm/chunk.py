@@ -1,7 +1,7 @@
-"""Cuts a vector environment's endless stream of steps into chunks: the way from `env.step` to the buffer.
+"""Cuts a vector environment's endless stream of steps into chunks: from `env.step` to the buffer.
 
-Called by a workflow (`diy/train_workflow.py`) once a step; hands out a batch of E chunks every T steps.
-It alone decides which rows are valid and where an episode is first (see the drawing in `contract`).
+A workflow (`diy/train_workflow.py`) calls it once a step and gets a batch of E chunks every T steps.
+Only this module decides which rows are valid and where an episode begins (see the drawing in `contract`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _SETS = 3
 class ChunkBuilder:
     """Collects T steps of E environments that reset in gymnasium's NEXT_STEP mode.
 
-    Three sets of arrays are used in turn: a chunk that `take` gave stays untouched until the second `take` after. That
-    is long enough for a sender that waits for the word on one round before it hands over the next.
+    It rotates three sets of arrays: a chunk from `take` stays untouched until the second `take` after it. That is long
+    enough for a sender that waits for the buffer's answer to one round before it sends the next.
     """
 
     def __init__(self, spec: Spec, obs: Arrays, worker: int = 0, incarnation: int = 0) -> None:
@@ -35,7 +35,7 @@ class ChunkBuilder:
 
     @property
     def first(self) -> Array:
-        """bool [E]: whether the observation that waits for an action begins an episode."""
+        """bool [E]: whether the current observation, which waits for an action, begins an episode."""
         return self._now.first[:, self._t]
 
     @property
@@ -45,8 +45,8 @@ class ChunkBuilder:
     def step(self, prediction: Prediction, reward: Array, terminated: Array, truncated: Array, obs: Arrays) -> None:
         """Record one `envs.step`: reward [E], terminated and truncated bool [E], and the next obs name -> [E, ...].
 
-        The step after an episode's end is the reset: whatever came back with it, its row is not valid, has no
-        reward and no end.
+        The step after an episode's end is the reset. Its row is not valid and holds no reward and no end, whatever
+        the environment returned.
         """
         now, t = self._now, self._t
         valid = ~self._ended
@@ -65,7 +65,7 @@ class ChunkBuilder:
         self._t += 1
 
     def step_reset(self, prediction: Prediction, obs: Arrays) -> None:
-        """For a source that resets by hand: the row that an autoreset would have made, with obs of the new episode."""
+        """Record the row of an autoreset for a source that resets by hand; obs is that of the new episode."""
         self._ended[:] = True
         none = np.zeros(self._num_envs, np.bool_)
         self.step(prediction, np.zeros(self._num_envs, np.float32), none, none, obs)
@@ -73,7 +73,7 @@ class ChunkBuilder:
     def take(self) -> Chunk:
         """The full chunks, every array with a leading E; the next chunk begins with their last observation."""
         if not self.full:
-            raise RuntimeError(f"ChunkBuilder.take: {self._t} of {self._length} steps are there")
+            raise RuntimeError(f"ChunkBuilder.take: {self._t} of {self._length} steps are recorded")
         done = self._now
         done.seq[:] = self._seq
         self._seq += 1
@@ -86,7 +86,7 @@ class ChunkBuilder:
 
 
 def _allocate(spec: Spec, num_envs: int, worker: int, incarnation: int) -> Chunk:
-    flat = {name: np.zeros((num_envs, *one.shape), one.dtype) for name, one in chunk_fields(spec).items()}
+    flat = {name: np.zeros((num_envs, *field.shape), field.dtype) for name, field in chunk_fields(spec).items()}
     flat["worker"][:] = worker
     flat["incarnation"][:] = incarnation
     flat["env"][:] = np.arange(num_envs)

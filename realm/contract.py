@@ -1,9 +1,9 @@
-"""What crosses a border between two parts of Realm: the only vocabulary that every process shares.
+"""The data that processes exchange: the one vocabulary that every process shares.
 
-Frozen dataclasses of integers, strings and NumPy arrays; this module imports nothing of the project.
+Frozen dataclasses of integers, strings and NumPy arrays; from the project this module imports only `errors`.
 Axes: E environments of one worker, N rows of a forward pass, T steps, B chunks of a batch.
 
-Time runs like this in a chunk of T = 4 steps in which an episode ends at step 1:
+A chunk of T = 4 steps, with an episode that ends at step 1:
 
     row            0        1        2        3        (4)
     obs            o0       o1       o2*      p0       p1       T + 1 rows
@@ -14,10 +14,10 @@ Time runs like this in a chunk of T = 4 steps in which an episode ends at step 1
     first          True     -        -        True     -        T + 1 rows
 
 1. On every *valid* row, `obs[t+1]` is the true successor of step t, also at an episode's end (o2* is final).
-2. An environment resets by one row of its own (gymnasium's NEXT_STEP autoreset): row 2 is not valid. Invalid
-   rows count in no statistic, and nothing trains on them.
-3. So there is one bootstrap rule: V(obs[t+1]) unless `terminated[t]`; a trace is cut where `terminated` or
-   `truncated`. V(obs[T]) is computed by the learner.
+2. A reset takes a row of its own (gymnasium's NEXT_STEP autoreset): row 2 is not valid. Invalid rows count in no
+   statistic, and nothing trains on them.
+3. So there is one bootstrap rule: V(obs[t+1]) unless `terminated[t]`. `terminated` or `truncated` cuts a trace.
+   The learner computes V(obs[T]).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Arrays = dict[str, Array]
 
 
 class Version(NamedTuple):
-    """Names one set of weights; ordered as a pair. Each start of a learner raises `epoch`; each update raises `update`,
-    when its weights go out."""
+    """Names one set of weights; ordered as a pair. Each start of a learner raises `epoch`; each published update raises
+    `update`."""
 
     epoch: int
     update: int
@@ -74,7 +74,7 @@ Fields = dict[str, Field]
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action space: one of `n` (discrete), `nvec` (multi-discrete) or `low` and `high` (continuous)."""
+    """The action space: exactly one of `n` (discrete), `nvec` (multi-discrete) or `low` and `high` (continuous)."""
 
     n: int = 0
     nvec: tuple[int, ...] = ()
@@ -84,7 +84,9 @@ class ActionSpec:
     def __post_init__(self) -> None:
         kinds = (self.n > 0) + bool(self.nvec) + bool(self.low or self.high)
         if kinds != 1 or len(self.low) != len(self.high):
-            raise ContractError(f"an ActionSpec has exactly one of n, nvec or (low, high) of equal length, got {self}")
+            raise ContractError(
+                f"an ActionSpec must have exactly one of n, nvec or (low, high) of equal length, got {self}"
+            )
 
     @property
     def field(self) -> Field:
@@ -97,13 +99,13 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class Spec:
-    """The shapes that user code and framework agree on; made by `definition.spec`, checked at every border.
+    """The shapes that user code and framework agree on; `definition.spec` makes it, and every receiver checks it.
 
-    obs     what `predict` sees; the legal-action mask, if there is one, is one of these
+    obs     inputs of `predict`, including the legal-action mask if there is one
     action  the action space
-    extra   what `predict` returns beside the action and `learn` needs again (log-probability, value)
+    extra   outputs of `predict` next to the action that `learn` needs again (log-probability, value)
     chunk_length  T
-    sample  what the buffer holds; empty means a Chunk of T steps
+    sample  fields of one item of the buffer; empty means a Chunk of T steps
     """
 
     obs: Fields
@@ -116,18 +118,18 @@ class Spec:
         if self.chunk_length < 1:
             raise ContractError(f"Spec.chunk_length must be at least 1, got {self.chunk_length}")
         for group in ("obs", "extra", "sample"):
-            for name, one in getattr(self, group).items():
-                if not _is_number(one.dtype) or any(d < 0 for d in one.shape):
-                    raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {one}")
+            for name, entry in getattr(self, group).items():
+                if not _is_number(entry.dtype) or any(d < 0 for d in entry.shape):
+                    raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {entry}")
         if self.sample and not set(ORIGIN_FIELDS) <= set(self.sample):
             raise ContractError(f"Spec.sample must contain {sorted(ORIGIN_FIELDS)}, got {sorted(self.sample)}")
         for name, wanted in ORIGIN_FIELDS.items() if self.sample else ():
-            one = self.sample[name]
-            shape = one.shape[-1:] if name == "version" else one.shape  # an item may hold several rows
-            if np.dtype(one.dtype) != np.int64 or shape != wanted.shape:
+            entry = self.sample[name]
+            shape = entry.shape[-1:] if name == "version" else entry.shape  # an item may hold several rows
+            if np.dtype(entry.dtype) != np.int64 or shape != wanted.shape:
                 raise ContractError(
                     f"Spec.sample[{name!r}] must be int64 of shape {list(wanted.shape)}, "
-                    f"got {one.dtype}{list(one.shape)}"
+                    f"got {entry.dtype}{list(entry.shape)}"
                 )
 
     @property
@@ -137,12 +139,12 @@ class Spec:
 
     @property
     def sample_dim(self) -> int:
-        """Numbers in one item (KaiwuDRL's SAMPLE_DIM): derived, never typed in."""
-        return sum(one.size for one in self.sample_fields.values())
+        """Numbers in one item (KaiwuDRL's SAMPLE_DIM): derived, never configured."""
+        return sum(entry.size for entry in self.sample_fields.values())
 
     @property
     def sample_bytes(self) -> int:
-        return sum(one.nbytes for one in self.sample_fields.values())
+        return sum(entry.nbytes for entry in self.sample_fields.values())
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -150,7 +152,7 @@ class Spec:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Spec:
         def fields(group: Mapping[str, Any]) -> Fields:
-            return {name: Field(tuple(one["shape"]), str(one["dtype"])) for name, one in group.items()}
+            return {name: Field(tuple(entry["shape"]), str(entry["dtype"])) for name, entry in group.items()}
 
         action = data["action"]
         return Spec(
@@ -163,7 +165,7 @@ class Spec:
 
     @property
     def schema(self) -> str:
-        """Eight hex digits that differ when any shape differs: in every message's header."""
+        """Eight hex digits in every message's header; they differ when any shape or dtype differs."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -181,7 +183,7 @@ ORIGIN_FIELDS: Fields = {
     "seq": Field((), "int64"),
     "version": Field((2,), "int64"),
 }
-"""Who made an item, and with which weights; every item carries these (a Chunk has one version a row)."""
+"""Which worker made an item, and with which weights; every item carries these (a Chunk has one version per row)."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Chunk:
     terminated  bool [T]                truncated   bool [T]
     valid       bool [T]                extra       name -> [T, ...]
     version     i64 [T, 2], (epoch, update) of the weights that chose the action
-    worker, incarnation, env, seq       i64 [], where the chunk comes from; seq counts the worker's rounds
+    worker, incarnation, env, seq       i64 [], the chunk's origin; seq counts the worker's rounds
     """
 
     obs: Arrays
@@ -216,28 +218,28 @@ def chunk_fields(spec: Spec) -> Fields:
     t = spec.chunk_length
     action = spec.action.field
     return {
-        **{f"obs.{name}": Field((t + 1, *one.shape), one.dtype) for name, one in spec.obs.items()},
+        **{f"obs.{name}": Field((t + 1, *entry.shape), entry.dtype) for name, entry in spec.obs.items()},
         "first": Field((t + 1,), "bool"),
         "action": Field((t, *action.shape), action.dtype),
         "reward": Field((t,), "float32"),
         "terminated": Field((t,), "bool"),
         "truncated": Field((t,), "bool"),
         "valid": Field((t,), "bool"),
-        **{f"extra.{name}": Field((t, *one.shape), one.dtype) for name, one in spec.extra.items()},
+        **{f"extra.{name}": Field((t, *entry.shape), entry.dtype) for name, entry in spec.extra.items()},
         **ORIGIN_FIELDS,
         "version": Field((t, 2), "int64"),
     }
 
 
 def chunk_to_arrays(chunk: Chunk) -> Arrays:
-    """Flatten a Chunk into name -> array, the form in which it is sent and stored (no copy)."""
+    """Flatten a Chunk into name -> array, the form that is sent and stored (no copy)."""
     flat: Arrays = {}
-    for part in dataclasses.fields(Chunk):
-        value = getattr(chunk, part.name)
+    for group in dataclasses.fields(Chunk):
+        value = getattr(chunk, group.name)
         if isinstance(value, dict):
-            flat.update({f"{part.name}.{name}": array for name, array in value.items()})
+            flat.update({f"{group.name}.{name}": array for name, array in value.items()})
         else:
-            flat[part.name] = value
+            flat[group.name] = value
     return flat
 
 
@@ -253,32 +255,33 @@ def arrays_to_chunk(flat: Arrays) -> Chunk:
     return Chunk(**parts)
 
 
-def check_arrays(arrays: Arrays, fields: Fields, leading: tuple[int, ...], what: str) -> None:
-    """Raise ContractError unless `arrays` has exactly `fields`, each with the axes `leading` in front."""
+def check_arrays(arrays: Arrays, fields: Fields, leading: tuple[int, ...], label: str) -> None:
+    """Raise ContractError, naming `label`, unless `arrays` has exactly `fields`, each with `leading` axes in front."""
     if arrays.keys() != fields.keys():
         missing, unknown = sorted(fields.keys() - arrays.keys()), sorted(arrays.keys() - fields.keys())
-        raise ContractError(f"{what}: missing {missing}, unknown {unknown}")
-    for name, one in fields.items():
+        raise ContractError(f"{label}: missing {missing}, unknown {unknown}")
+    for name, expected in fields.items():
         array = arrays[name]
-        if array.dtype != one.dtype or array.shape != (*leading, *one.shape):
+        if array.dtype != expected.dtype or array.shape != (*leading, *expected.shape):
             raise ContractError(
-                f"{what}: {name} must be {one.dtype}{[*leading, *one.shape]}, got {array.dtype}{list(array.shape)}"
+                f"{label}: {name} must be {expected.dtype}{[*leading, *expected.shape]}, "
+                f"got {array.dtype}{list(array.shape)}"
             )
 
 
-def check_finite(arrays: Arrays, what: str) -> None:
-    """Raise ContractError if a float array holds NaN or infinity."""
+def check_finite(arrays: Arrays, label: str) -> None:
+    """Raise ContractError, naming `label`, if a float array holds NaN or infinity."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ContractError(f"{what}: {name} holds NaN or infinity")
+            raise ContractError(f"{label}: {name} holds NaN or infinity")
 
 
 class PredictRequest(NamedTuple):
     """One question of a worker to a policy.
 
-    slot [E] i64 which environment a row is (recurrent state lives there), first [E] bool, obs name -> [E, ...],
-    explore [E] f32: 1 draws from the policy, 0 takes its best action. The answer waits until the policy
-    serves `min_version` or newer.
+    slot i64 [E] is each row's environment (the key of recurrent state), first bool [E], obs name -> [E, ...],
+    explore f32 [E]: 1 samples the action, 0 takes the greedy one. The answer waits until the policy serves
+    `min_version` or newer.
     """
 
     worker: int
@@ -309,7 +312,7 @@ class PredictContext(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleInfo:
-    """Per item of a batch: key u64 [B], probability f64 [B] of having been drawn, times_sampled i64 [B]."""
+    """Per item of a batch: key u64 [B], probability f64 [B] of being sampled, times_sampled i64 [B]."""
 
     key: Array
     probability: Array
@@ -329,9 +332,9 @@ class ModelTag:
 
 @dataclass(frozen=True)
 class Report:
-    """What a role tells the supervisor every `report_interval_s`.
+    """A role's report to the supervisor, sent every `report_interval_s`.
 
-    env_steps  the learner's: trained on so far, over all epochs; a worker's: played since its start
+    env_steps  learner: trained on so far, over all epochs; worker: collected since its start
     totals     name -> counted since the start of the process
     means      name -> [sum, count] since the last report
     """
@@ -345,11 +348,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the evaluator tells the supervisor of one model that it has played.
+    """The evaluator's result for one model, sent to the supervisor.
 
-    env_steps           those that the model was trained on
-    statistic, score    by which number models are compared, and its mean over the episodes
-    best, best_version  the greatest score in this run's directory so far, and whose it is
+    env_steps           steps that the model was trained on
+    statistic, score    the statistic that compares models, and its mean over the episodes
+    best, best_version  the greatest score in this run's directory so far, and its model
     means               statistic -> mean over the episodes
     """
 
@@ -363,19 +366,19 @@ class Evaluation:
 
 
 Book = dict[str, str]
-"""Role name ("actor", "buffer", "model_pool") -> address; handed to every role before it runs."""
+"""Role name ("actor", "buffer", "model_pool") -> address; every role gets it before it runs."""
 
 
 class Policy(Protocol):
     """The verb `predict`, as a workflow sees it: a plain call in one process, a socket in a cluster."""
 
     def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
-        """obs name -> [E, ...], first bool [E]; explore 1 draws, 0 takes the best action."""
+        """obs name -> [E, ...], first bool [E]; explore 1 samples the action, 0 takes the greedy one."""
         ...
 
 
 class Monitor(Protocol):
-    """Where user code leaves numbers: they show up in TensorBoard and in the live line."""
+    """Takes numbers from user code; they appear in TensorBoard and in the live line."""
 
     def put(self, name: str, value: float) -> None: ...
 
@@ -422,7 +425,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True)
 class WorkflowContext:
-    """What a workflow gets beside environments and policy: `workflow(envs, policy, context)`."""
+    """The third argument of a workflow, next to environments and policy: `workflow(envs, policy, context)`."""
 
     spec: Spec
     config: Any

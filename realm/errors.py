@@ -1,14 +1,14 @@
-"""Errors that a user can cause: each is one sentence, and the process that meets one ends with exit code 2.
+"""Errors that a user can cause: each is one sentence and ends its process with exit code 2.
 
-Raised everywhere, caught at the top of a process (`commands/main.py`, `launch/child.py`). Starting again does not help:
-the configuration, the user's code or a file must change first.
+Raised everywhere, caught at the top of a process (`commands/main.py`, `launch/child.py`). A restart does not help: the
+configuration, the user's code or a file must change first.
 """
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """What the user has to change; the text is one sentence that says what is wrong, where, and what to do."""
+    """The user must change something; the text says in one sentence what is wrong, where, and what to do."""
 
 
 class ConfigError(UserError):
@@ -24,4 +24,4 @@ class CheckpointError(UserError):
 
 
 class ContractError(UserError):
-    """An array, a Spec or a message is not what the contract says; the text names the field and both sides."""
+    """An array, a Spec or a message breaks the contract; the text names the field and both sides."""

@@ -1,4 +1,4 @@
-"""Writes a file in one go: whoever reads it sees the old content or the new one, never half of it."""
+"""Writes a file atomically: a reader sees the old content or the new one, never half of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o666, sync: bool = True) -> None:
-    """Write `data` to a draft next to `path` and rename it. Raises OSError; then nothing is left of it.
+    """Write `data` to a draft next to `path` and rename it. Raises OSError and then leaves no draft.
 
-    mode: permissions of a new file, less the umask. sync: wait for the disk, so that it survives a power cut.
+    mode: permissions of a new file, minus the umask. sync: wait for the disk, so that the file survives a power cut.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -22,5 +22,5 @@ def replace_file(path: Path, data: bytes, mode: int = 0o666, sync: bool = True) 
         os.replace(draft, path)
     except OSError:
         with suppress(OSError):
-            draft.unlink()  # a full disk needs the room
+            draft.unlink()  # free the space on a full disk
         raise

@@ -1,12 +1,12 @@
 """The one place that imports numba.
 
-`jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy. Every kernel of the game uses it; users
-may use it for their own. `copy_bytes` is memcpy for kernels.
+`jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy. Every kernel of the game uses it, and user
+code may. `copy_bytes` is memcpy for kernels.
 
-numba's cache notices a change of the kernel's own file only, not of a constant or a kernel that it takes from another
-one. So machine code is kept in a folder named after all of the source next to the kernel and next to every kernel that
-was imported before it, since a kernel can call only those: below `NUMBA_CACHE_DIR`, else `.cache/numba` of a checkout.
-(Elsewhere, where nobody edits, it is where numba puts it.)
+numba's cache notices changes in the kernel's own file only, not in a file from which it takes a constant or a kernel.
+So the cache folder is named after a hash of all source next to the kernel and next to every kernel imported before it:
+a kernel can call only those. The folder is below `NUMBA_CACHE_DIR`, else below `.cache/numba` of a checkout. (An
+installed package, which nobody edits, uses numba's default folder.)
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-code: Any = cgutils  # untyped, as is the next one
+code: Any = cgutils  # untyped, like numba.config
 settings: Any = numba.config
 F = TypeVar("F", bound=Callable[..., object])
 _ROOT = Path(__file__).resolve().parents[1]
-_folders: list[Path] = []  # of the kernels imported so far, in that order
+_folders: list[Path] = []  # of the kernels imported so far, in import order
 
 
 def jit(function: F) -> F:
-    """Compile `function` at its first call and cache the machine code. No fastmath, so results are exact; while it
-    runs, other threads run, too."""
+    """Compile `function` at its first call and cache the machine code. Without fastmath, so results are exact; without
+    the GIL, so other threads run meanwhile."""
     folder = Path(function.__code__.co_filename).resolve().parent
     if folder not in _folders:
         _folders.append(folder)
-    settings.CACHE_DIR = cache_folder(tuple(sorted(_folders)))  # numba looks at it now
+    settings.CACHE_DIR = cache_folder(tuple(sorted(_folders)))  # numba reads it in the next line
     return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 
 @functools.cache
 def cache_folder(sources: tuple[Path, ...]) -> str:
-    """Where the machine code of a kernel that was made from these folders is kept; "" is numba's own choice."""
+    """The cache folder for a kernel compiled from these source folders; "" is numba's default."""
     base = os.environ.get("NUMBA_CACHE_DIR") or (
         _ROOT / ".cache" / "numba" if (_ROOT / "pyproject.toml").exists() else ""
     )
@@ -70,8 +70,8 @@ def _copy_bytes(_: Any, to: Any, to_at: Any, source: Any, source_at: Any, count:
     return types.void(to, types.intp, source, types.intp, count), generate
 
 
-# In kernels only: copy_bytes(to, to_at, source, source_at, count) copies `count` bytes (a constant, so that a
-# short copy becomes a few wide moves) between arrays, so many bytes after their starts. Nothing is checked.
+# In kernels only: copy_bytes(to, to_at, source, source_at, count) copies `count` bytes between arrays. `to_at` and
+# `source_at` are byte offsets. `count` must be a constant, so that a short copy becomes a few wide moves. No checks.
 copy_bytes = cast(
     Callable[[NDArray[Any], int, NDArray[Any], int, int], None], intrinsic(prefer_literal=True)(_copy_bytes)
 )

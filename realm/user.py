@@ -1,9 +1,9 @@
-"""Loads the user's code by name: `feature/definition.py`, `algorithm/agent.py`, `train_workflow.py`, `config.py`.
+"""Loads the user's package by name: `feature/definition.py`, `algorithm/agent.py`, `train_workflow.py`, `config.py`.
 
-Called by the command line, which checks all four before any process starts, and by each role for the parts that it
-needs: only who holds weights calls `load_agent`, and this module imports no torch itself. In goes the dotted name of
-the package, looked up in the current directory first; out come the objects, or a UserCodeError of one sentence that
-names the file, what is wrong and what is expected.
+The command line calls it to check all four files before any process starts, and each role to load those that it needs.
+Only roles with weights call `load_agent`; this module itself imports no torch. In goes the dotted name of the package,
+which is looked up in the current directory first. Out come the objects, or a UserCodeError of one sentence with the
+file, what is wrong and what is expected.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
 @dataclass(frozen=True)
 class Definition:
-    """What `<algo>/feature/definition.py` provides; neither needs weights."""
+    """The two functions of `<algo>/feature/definition.py`; neither needs weights."""
 
     make_envs: Callable[[int, int, Any, dict[str, Any]], Any]
     """(num_envs, seed, config, options) to a vector environment; config is the Config, options the table [env]."""
     spec: Callable[[Any, Any], Spec]
-    """(envs, config) to the Spec that everybody agrees on."""
+    """(envs, config) to the Spec that all processes share."""
 
 
 def load_definition(algo: str) -> Definition:
@@ -56,15 +56,15 @@ def load_agent(algo: str) -> type[Any]:
     module = _module(algo, "algorithm.agent", "a class Agent")
     agent = _function(module, "Agent", "spec", "config", "device", "seed")
     methods = ("predict", "learn", "save_model", "load_model")
-    missing = [one for one in methods if not callable(getattr(agent, one, None))]
+    missing = [method for method in methods if not callable(getattr(agent, method, None))]
     if not isinstance(agent, type) or missing:
-        lacks = f"has no {', '.join(missing)}" if isinstance(agent, type) else "is no class"
-        raise UserCodeError(f"{module.__file__}: Agent {lacks}; expected is a class with {', '.join(methods)}")
+        lacks = f"has no {', '.join(missing)}" if isinstance(agent, type) else "is not a class"
+        raise UserCodeError(f"{module.__file__}: Agent {lacks}; expected a class with {', '.join(methods)}")
     return agent
 
 
 def folder_of(algo: str) -> Path:
-    """The package's folder, in the current directory first."""
+    """The package's folder; the current directory is searched first."""
     for place in (os.getcwd(), *sys.path):
         if (Path(place) / algo.replace(".", os.sep) / "__init__.py").is_file():
             return Path(place) / algo.replace(".", os.sep)
@@ -72,13 +72,13 @@ def folder_of(algo: str) -> Path:
 
 
 def check_agent(algo: str) -> None:
-    """Whether `<algo>/algorithm/agent.py` is there and is Python, without running it (it imports torch)."""
-    found = importlib.util.find_spec(f"{algo}.algorithm")
-    path = Path(found.origin).parent / "agent.py" if found and found.origin else Path(algo, "algorithm", "agent.py")
+    """Check that `<algo>/algorithm/agent.py` exists and is valid Python, without running it (it imports torch)."""
+    spec = importlib.util.find_spec(f"{algo}.algorithm")
+    path = Path(spec.origin).parent / "agent.py" if spec and spec.origin else Path(algo, "algorithm", "agent.py")
     try:
         compile(path.read_bytes(), str(path), "exec")
     except OSError as error:
-        raise UserCodeError(f"{path}: {error.strerror}; expected is a class Agent") from error
+        raise UserCodeError(f"{path}: {error.strerror}; expected a class Agent") from error
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserCodeError(f"{path}{line}: {type(error).__name__}: {error}") from error
@@ -96,7 +96,7 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
     module = _module(algo, "config", expected)
     config = _attribute(module, "Config", expected)
     if not (isinstance(config, type) and dataclasses.is_dataclass(config)) or not _frozen(config):
-        raise UserCodeError(f"{module.__file__}: Config is something else; expected is {expected}")
+        raise UserCodeError(f"{module.__file__}: Config must be a frozen dataclass")
     try:
         return build_dataclass(config, overrides, algo.rpartition(".")[2], places or {}, str(module.__file__))
     except ConfigError:
@@ -106,17 +106,17 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
 
 
 def load_preferences(algo: str) -> Preferences | None:
-    """The function `preferred(cores, device, workers)` of `<algo>/config.py`, which says what suits the package's
-    agent where a key of [app] is "auto"; None where there is none."""
+    """The function `preferred(cores, device, workers)` of `<algo>/config.py`, or None if it has none. It gives the
+    values that suit the package's agent for keys of [app] that are "auto"."""
     module = _module(algo, "config", "a frozen dataclass Config")
     return _function(module, "preferred", "cores", "device", "workers") if hasattr(module, "preferred") else None
 
 
 def hyper_table(hyper: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of the user's Config as TOML can write it, so that a run does not depend on defaults that change."""
+    """Every field of the user's Config that TOML can write, so that a run does not depend on defaults that change."""
     table = dict(overrides)
     for field in dataclasses.fields(hyper):
-        with suppress(TypeError):  # TOML has no such value; then it stays with the default or the override
+        with suppress(TypeError):  # TOML has no such value: keep the default or the override
             toml_value(value := getattr(hyper, field.name))
             if field.init:
                 table[field.name] = value
@@ -125,10 +125,10 @@ def hyper_table(hyper: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def calling(config: RunConfig, function: str) -> Iterator[None]:
-    """Around calls of `feature/definition.py`: what they raise becomes one sentence.
+    """Turn errors from calls of `feature/definition.py` into one sentence.
 
-    ConfigError with the place of a key of [env] where a ValueError names one (an environment refuses its options so),
-    UserCodeError with the user's line for everything else.
+    A ValueError that names a key of [env] becomes a ConfigError with the key's place: environments refuse their options
+    with such errors. Every other error becomes a UserCodeError with the user's line.
     """
     try:
         yield
@@ -138,18 +138,18 @@ def calling(config: RunConfig, function: str) -> Iterator[None]:
         if isinstance(error, ValueError) and not isinstance(error, ContractError):
             text = one_line(error)
             mentions = {key: _mention(text, key, value) for key, value in config.env.items()}
-            if found := [key for key, where in mentions.items() if where >= 0]:
-                key = min(found, key=lambda one: mentions[one])  # who lists what is allowed does so after it
+            if named := [key for key, position in mentions.items() if position >= 0]:
+                key = min(named, key=lambda name: mentions[name])  # a list of the valid keys comes after the wrong one
                 place = config.places.get(f"env.{key}", "table [env]")
                 raise ConfigError(f"{place}: key 'env.{key}': {text}") from error
         raise _raised(error, config.app.algo, "feature.definition", f"calling {function}") from error
 
 
 def _mention(text: str, key: str, value: Any) -> int:
-    """Where `text` first names a key, or its value if that is a text like the name of a file; -1 if nowhere."""
+    """Where `text` first names a key, or its value if that is text such as a file name; -1 if nowhere."""
     names = [key, value] if isinstance(value, str) and value else [key]
     return min(
-        (found.start() for one in names if (found := re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text))), default=-1
+        (match.start() for name in names if (match := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text))), default=-1
     )
 
 
@@ -172,7 +172,7 @@ def _module(algo: str, name: str, expected: str) -> ModuleType:
 
 
 def _folder(algo: str) -> Path:
-    """Where the package is, or would be if it were in the current directory."""
+    """The package's folder, or where it would be in the current directory."""
     paths = list(getattr(sys.modules.get(algo), "__path__", []))
     return Path(paths[0] if paths else Path.cwd() / algo.replace(".", "/"))
 
@@ -180,15 +180,15 @@ def _folder(algo: str) -> Path:
 def _missing(algo: str, name: str, expected: str) -> UserCodeError:
     if algo in sys.modules:
         file = _folder(algo) / f"{name.replace('.', '/')}.py"
-        return UserCodeError(f"{file}: no such file; expected is one with {expected}")
-    near = did_you_mean(algo, [one.parent.name for one in Path.cwd().glob("*/config.py")])
+        return UserCodeError(f"{file}: no such file; expected a file with {expected}")
+    near = did_you_mean(algo, [path.parent.name for path in Path.cwd().glob("*/config.py")])
     return UserCodeError(
-        f"{_folder(algo)}: no such package, nor elsewhere on the Python path; expected is what algo names{near}"
+        f"{_folder(algo)}: no such package, nor elsewhere on the Python path; algo must name a package{near}"
     )
 
 
 def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeError:
-    """Name the line of the user's code where an error came from: the deepest one in the package's folder."""
+    """A UserCodeError with the line of the user's code that raised: the deepest frame in the package's folder."""
     place = str(_folder(algo) / f"{name.replace('.', '/')}.py")
     for frame in traceback.extract_tb(error.__traceback__):
         if _folder(algo) in Path(frame.filename).parents:
@@ -201,8 +201,8 @@ def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeE
 
 def _attribute(module: ModuleType, name: str, expected: str) -> Any:
     if not hasattr(module, name):
-        near = did_you_mean(name, [one for one in vars(module) if not one.startswith("_")])
-        raise UserCodeError(f"{module.__file__}: has no {name}; expected is {expected}{near}")
+        near = did_you_mean(name, [known for known in vars(module) if not known.startswith("_")])
+        raise UserCodeError(f"{module.__file__}: has no {name}; expected {expected}{near}")
     return getattr(module, name)
 
 
@@ -212,5 +212,5 @@ def _function(module: ModuleType, name: str, *arguments: str) -> Callable[..., A
     try:
         inspect.signature(function).bind(*arguments)
     except (TypeError, ValueError) as error:
-        raise UserCodeError(f"{module.__file__}: {name} is not called so: {error}; expected is {expected}") from error
+        raise UserCodeError(f"{module.__file__}: {name} cannot be called: {error}; expected {expected}") from error
     return function

@@ -208,7 +208,7 @@ def test_the_account_at_the_end(board: Board, tmp_path: Path) -> None:
     assert "version 2.7 " in text["learner-0.1"]
     assert "served 1,234 " in text["model_pool-0.1"]
     assert "version - " in text["buffer-0.2"]
-    assert "'samples': 'not known: a role was started again'" in lines[-1]
+    assert "'samples': 'unknown: a role was started again'" in lines[-1]
     assert json.loads((tmp_path / "summary.json").read_text())["bypassed"] == {
         "actions": 0, "samples": None, "checkpoints": 0,
     }  # fmt: skip

@@ -412,7 +412,7 @@ def test_without_room_nothing_changes(make_buffer: MakeBuffer) -> None:
 def test_a_round_that_never_finds_room_is_an_error(make_buffer: MakeBuffer) -> None:
     buffer = make_buffer(capacity=8)
     before = state(buffer)
-    with pytest.raises(ContractError, match="a round of 9 items, the buffer's capacity is 8"):
+    with pytest.raises(ContractError, match="a round of 9 items, but the buffer's capacity is 8"):
         buffer.add(played(0, count=9))
     assert state(buffer) == before
     assert buffer.add(played(0, count=8)) == ACCEPTED
@@ -445,9 +445,9 @@ def put(name: str, array: Array) -> Callable[[Arrays], Any]:
         (put("first", np.zeros((3, 3), bool)), r"first must be bool\[2, 3\], got bool\[3, 3\]"),
         (put("obs.y", np.zeros(2)), r"missing \[\], unknown \['obs.y'\]"),
         (lambda one: one.pop("seq"), r"missing \['seq'\], unknown \[\]"),
-        (lambda one: one.pop("worker"), "a round has at least one item"),
-        (put("worker", np.array(3)), "a round has at least one item"),
-        (put("worker", np.zeros(0, np.int64)), "a round has at least one item"),
+        (lambda one: one.pop("worker"), "a round must have at least one item"),
+        (put("worker", np.array(3)), "a round must have at least one item"),
+        (put("worker", np.zeros(0, np.int64)), "a round must have at least one item"),
         (put("worker", np.zeros(2)), r"worker must be int64\[2\], got float64\[2\]"),
     ],
 )

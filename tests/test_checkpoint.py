@@ -173,7 +173,7 @@ def test_a_start_names_the_checkpoint_that_it_skips(tmp_path: Path, logged: list
     assert again.version == Version(2, 0)
     warnings = [line for line in logged if line.startswith("WARNING")]
     assert len(warnings) == 1
-    assert f"checkpoint skipped: {spoiled}: its sha256 is not the manifest's" in warnings[0]
+    assert f"checkpoint skipped: {spoiled}: its sha256 differs from the manifest" in warnings[0]
 
 
 def test_a_state_that_another_version_of_the_agent_saved_is_one_sentence(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_state_that_another_version_of_the_agent_saved_is_one_sentence(tmp_pat
             return {"adam": self.optimizer.state_dict()}
 
     trainer(tmp_path, 7, agent=Older(7)).start(1)
-    with pytest.raises(CheckpointError, match=r"does not take back the state .*KeyError: 'optimizer'.* preload_model"):
+    with pytest.raises(CheckpointError, match=r"cannot load the saved state .*KeyError: 'optimizer'.* preload_model"):
         trainer(tmp_path, 7).start(2)
 
 
@@ -215,7 +215,7 @@ def test_preloading_takes_the_weights_and_nothing_else(tmp_path: Path) -> None:
 
 def test_find(tmp_path: Path) -> None:
     one = trainer(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: no good checkpoint is there"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: has no valid checkpoint"):
         find(tmp_path, "latest")
     one.start(1)
     for batch in batches(5):
@@ -223,7 +223,7 @@ def test_find(tmp_path: Path) -> None:
     assert find(tmp_path, "latest").version == Version(1, 5)
     assert find(tmp_path, 0).version == Version(1, 0)
     assert find(tmp_path / "model.ckpt-1-0", "latest").version == Version(1, 0)
-    with pytest.raises(CheckpointError, match="no checkpoint of update 3 is there; those there: 5, 0"):
+    with pytest.raises(CheckpointError, match="has no checkpoint of update 3; it must be one of: 5, 0"):
         find(tmp_path, 3)
 
 

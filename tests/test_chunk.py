@@ -222,9 +222,9 @@ def test_take_waits_for_a_full_chunk() -> None:
     no = np.array([False])
     assert not builder.full
     for steps in range(2):
-        with pytest.raises(RuntimeError, match=f"{steps} of 2 steps are there"):
+        with pytest.raises(RuntimeError, match=f"{steps} of 2 steps are recorded"):
             builder.take()
         builder.step(predict(draw, 1), np.ones(1), no, no, observe(draw, 1))
     builder.take()
-    with pytest.raises(RuntimeError, match="0 of 2 steps are there"):
+    with pytest.raises(RuntimeError, match="0 of 2 steps are recorded"):
         builder.take()

@@ -130,7 +130,7 @@ def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
     text = "\ufeff[app]\nseed = 3 # c\n\n[env]\nstart = 2\n".replace("\n", "\r\n")
     config = load(tmp_path, text)
     assert config == load(tmp_path, "[app]\nseed = 3\n[env]\nstart = 2")
-    assert sentence(tmp_path, text + "[diy]\r\n[app]\r\n").startswith("x.toml:7: table [app]: set before, at line 1;")
+    assert sentence(tmp_path, text + "[diy]\r\n[app]\r\n").startswith("x.toml:7: table [app]: already set at line 1;")
 
 
 def test_a_round_trip_keeps_every_kind_of_value(tmp_path: Path) -> None:
@@ -242,14 +242,14 @@ def test_wrong_overrides(tmp_path: Path, override: str, start: str) -> None:
         ("[app]\nstart = 3\n[env]\nstart=2", "2: key 'start': unknown;", "(did you mean 'env.start'?)"),
         ("[ap]\na = 3", "1: table [ap]: unknown; must be one of [app], [env], [eval_env], ", "(did you mean 'app'?)"),
         ("[app]\n[app.inner]\nx = 1", "2: key 'inner': unknown;", ""),
-        ("seed = 3", "1: key 'seed': it stands in no table;", "[app] above it"),
-        ("[[app]]\nseed = 3", "1: key 'app': it stands in no table;", ""),
-        ("\nenv = 3", "2: key 'env': it stands in no table;", ""),
+        ("seed = 3", "1: key 'seed': not in a table;", "[app] above it"),
+        ("[[app]]\nseed = 3", "1: key 'app': not in a table;", ""),
+        ("\nenv = 3", "2: key 'env': not in a table;", ""),
         # twice
-        ("[app]\nseed = 3\n# c\nseed = 3", "4: key 'seed': set before, at line 2; must be set once", ""),
-        ("[env]\na.b = 3\n[app]\n[env.a]\nb = 4", "4: table [env.a]: set before, at line 2; must be set once", ""),
-        ("[env]\nx = [\n1]\nx = [\n2]", "4: key 'env.x': set before, at line 2;", ""),
-        ("[env]\nx = 1\n[app]\n\n[env]", "5: table [env]: set before, at line 1;", ""),
+        ("[app]\nseed = 3\n# c\nseed = 3", "4: key 'seed': already set at line 2; must be set once", ""),
+        ("[env]\na.b = 3\n[app]\n[env.a]\nb = 4", "4: table [env.a]: already set at line 2; must be set once", ""),
+        ("[env]\nx = [\n1]\nx = [\n2]", "4: key 'env.x': already set at line 2;", ""),
+        ("[env]\nx = 1\n[app]\n\n[env]", "5: table [env]: already set at line 1;", ""),
         # wrong type, out of range
         ("[app]\nseed = 'x'", "2: key 'seed': got \"x\"; must be a whole number", ""),
         ("[app]\nseed = true", "2: key 'seed': got true; must be a whole number", ""),
@@ -433,7 +433,7 @@ def test_hyper_parameters_are_checked_and_converted(tmp_path: Path) -> None:
         ("steps = 2\nnorm = nan", "3: key 'diy.norm': got nan; must be true or false"),
         ("steps = 2\nweights = [1, inf]", "3: key 'diy.weights': got [1, inf]; must be made of finite numbers"),
         ("steps = 2\nfree = {a = [nan]}", "3: key 'diy.free': got {a = [nan]}; must be made of finite numbers"),
-        ("lr = 1", "1: key 'diy.steps': missing; d.py gives it no default"),
+        ("lr = 1", "1: key 'diy.steps': missing, and d.py gives it no default; set it"),
         ("steps = 2\n\nlr = 0", "4: key 'diy.lr': lr must be above 0, got 0.0"),
         ("lr = 1\nsteps = 3", "3: key 'diy.steps': an odd number of steps"),
         ("clip = 7\nsteps = 2", "1: seven"),

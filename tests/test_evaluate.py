@@ -130,7 +130,7 @@ def test_environments_that_do_not_report() -> None:
 
     with pytest.raises(UserCodeError, match=r"without info\['episode'\]"):
         evaluate_layouts(Silent({}), predict, [[3]])
-    with pytest.raises(UserCodeError, match="has no 'turn'"):
+    with pytest.raises(UserCodeError, match="must have 'turn'"):
         evaluate_layouts(Silent({"episode": {"score": np.zeros(2)}, "_episode": np.ones(2, np.bool_)}), predict, [[3]])
     assert plays_layouts(Silent({}))
     assert plays_layouts(make_envs(1, 0, Config(), {}))

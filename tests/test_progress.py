@@ -33,7 +33,7 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         show(0, 3)
         show(1500, 3)
     none, some = capsys.readouterr().err.splitlines(keepends=True)
-    assert re.fullmatch(r"best actions: 0 of 2,000, [\d,.]+ layouts/s, no end in sight yet\n", none)
+    assert re.fullmatch(r"best actions: 0 of 2,000, [\d,.]+ layouts/s, time left not known yet\n", none)
     assert re.fullmatch(r"best actions: 1,500 of 2,000, [\d,.]+ layouts/s, [\d,]+ s left\n", some)
     assert PROGRESS.sub("", none + some) == ""
 

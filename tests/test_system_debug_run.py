@@ -57,7 +57,7 @@ def test_debug_run_fails_if_the_agent_restores_wrongly(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, env={"PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "loads to other weights" in done.stderr
+    assert "differ from the saved ones" in done.stderr
 
 
 def test_eval_counts_each_environment_equally(tmp_path):

@@ -118,7 +118,7 @@ def test_models_of_another_network_or_other_shapes(tmp_path):
 
 def test_a_model_to_begin_with_that_is_not_there(tmp_path):
     got = refused(tmp_path, start(tmp_path, "preload_model=true", "preload_model_dir=nowhere"))
-    assert "key 'preload_model_dir': nowhere: no checkpoint is there" in got
+    assert "key 'preload_model_dir': nowhere: has no checkpoint" in got
 
 
 def test_weights_cannot_go_out_early_from_an_agent_that_does_not_say_when(tmp_path):
@@ -181,4 +181,4 @@ def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, ro
     settings = ["wrapper_type=remote", "buffer_backend=native", f"predict_local_or_remote={place}"]
     done = start(tmp_path, "algo=wrong", *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert f"{role}: what Agent.predict returned: extra.echo must be int64" in done.stderr
+    assert f"{role}: the result of Agent.predict: extra.echo must be int64" in done.stderr

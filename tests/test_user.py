@@ -50,8 +50,8 @@ LOADERS: dict[str, Callable[[str], object]] = {
     "config.py": lambda algo: load_hyper(algo, {}),
 }
 
-MAKE_ENVS = "expected is make_envs(num_envs, seed, config, options)"
-METHODS = "expected is a class with predict, learn, save_model, load_model"
+MAKE_ENVS = "expected make_envs(num_envs, seed, config, options)"
+METHODS = "expected a class with predict, learn, save_model, load_model"
 TOO_MANY = "too many positional arguments"
 
 Write = Callable[..., None]
@@ -119,7 +119,7 @@ def test_the_current_directory_comes_first(
 def test_a_missing_file(write: Write, tmp_path: Path, name: str) -> None:
     write({name: None})
     got = sentence(tmp_path, lambda: LOADERS[name]("mine"))
-    assert got.startswith(f"mine/{name}: no such file; expected is one with ")
+    assert got.startswith(f"mine/{name}: no such file; expected a file with ")
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -176,22 +176,22 @@ def test_an_error_in_the_packages_init_file(write: Write, tmp_path: Path) -> Non
         (
             "feature/definition.py",
             "make_envs = 3",
-            f"make_envs is not called so: 3 is not a callable object; {MAKE_ENVS}",
+            f"make_envs cannot be called: 3 is not a callable object; {MAKE_ENVS}",
         ),
-        ("feature/definition.py", "def make_envs(n): pass", f"make_envs is not called so: {TOO_MANY}; {MAKE_ENVS}"),
-        ("train_workflow.py", "", "has no workflow; expected is workflow(envs, policy, context)"),
-        ("algorithm/agent.py", "class PPO: pass", "has no Agent; expected is Agent(spec, config, device, seed)"),
-        ("algorithm/agent.py", "def Agent(*_): pass", f"Agent is no class; {METHODS}"),
+        ("feature/definition.py", "def make_envs(n): pass", f"make_envs cannot be called: {TOO_MANY}; {MAKE_ENVS}"),
+        ("train_workflow.py", "", "has no workflow; expected workflow(envs, policy, context)"),
+        ("algorithm/agent.py", "class PPO: pass", "has no Agent; expected Agent(spec, config, device, seed)"),
+        ("algorithm/agent.py", "def Agent(*_): pass", f"Agent is not a class; {METHODS}"),
         (
             "algorithm/agent.py",
             "class Agent:\n  def __init__(self, *_): pass\n  def learn(self): pass",
             f"Agent has no predict, save_model, load_model; {METHODS}",
         ),
-        ("config.py", "class Config: pass", "Config is something else; expected is a frozen dataclass Config"),
+        ("config.py", "class Config: pass", "Config must be a frozen dataclass"),
         (
             "config.py",
             "import dataclasses\n@dataclasses.dataclass\nclass Config: pass",
-            "Config is something else; expected is a frozen dataclass Config",
+            "Config must be a frozen dataclass",
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_what_a_package_prefers(write: Write, says: bool) -> None:
 
 def test_a_preference_of_the_wrong_shape_is_one_sentence(write: Write) -> None:
     write({"config.py": GOOD["config.py"].rstrip(" ") + "        def preferred(cores): pass\n"})
-    with pytest.raises(UserCodeError, match=r"expected is preferred\(cores, device, workers\)"):
+    with pytest.raises(UserCodeError, match=r"expected preferred\(cores, device, workers\)"):
         load_preferences("mine")
 
 

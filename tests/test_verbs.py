@@ -454,9 +454,12 @@ def test_requests_that_break_the_contract(
     good = observe(np.random.default_rng(0))
     policy.predict(good, FIRST)
     for obs, text in (
-        ({**good, "x": good["x"].astype(np.float64)}, r"gave to predict: obs.x must be float32\[2, 4\], got float64"),
-        ({**good, "x": good["x"][:1]}, r"gave to predict: obs.x must be float32\[2, 4\], got float32\[1, 4\]"),
-        ({"x": good["x"]}, r"gave to predict: missing \['obs.legal'\]"),
+        (
+            {**good, "x": good["x"].astype(np.float64)},
+            r"arguments of predict: obs.x must be float32\[2, 4\], got float64",
+        ),
+        ({**good, "x": good["x"][:1]}, r"arguments of predict: obs.x must be float32\[2, 4\], got float32\[1, 4\]"),
+        ({"x": good["x"]}, r"arguments of predict: missing \['obs.legal'\]"),
     ):
         with pytest.raises(ContractError, match=text):
             policy.predict(obs, FIRST)
@@ -691,8 +694,8 @@ def test_a_round_that_breaks_the_contract_names_its_sender(cluster: Cluster, doo
             ({"reward": np.full((2, 2), np.nan, np.float32)}, "reward holds NaN or infinity"),
             ({"reward": np.zeros((2, 3), np.float32)}, r"reward must be float32\[2, 2\], got float32\[2, 3\]"),
             ({"reward": np.zeros((2, 2))}, r"reward must be float32\[2, 2\], got float64\[2, 2\]"),
-            ({"worker": np.zeros((), np.int64)}, "a round has at least one item"),
-            ({"worker": np.zeros((2, 2), np.int64)}, "a round has at least one item"),
+            ({"worker": np.zeros((), np.int64)}, "a round must have at least one item"),
+            ({"worker": np.zeros((2, 2), np.int64)}, "a round must have at least one item"),
         ]
     ):
         sender = ItemSender(cluster.client("buffer", f"aisrv-{worker}"), 1, FREE, patience())
@@ -703,7 +706,7 @@ def test_a_round_that_breaks_the_contract_names_its_sender(cluster: Cluster, doo
     del nameless["worker"]
     sender = ItemSender(cluster.client("buffer", "aisrv-9"), 1, FREE, patience())
     sender.add(nameless)
-    with pytest.raises(WireError, match="aisrv-9: a round has at least one item"):
+    with pytest.raises(WireError, match="aisrv-9: a round must have at least one item"):
         until(lambda: sender.poll())
     until(lambda: role.totals["refused_invalid"] == 6)
     honest = ItemSender(cluster.client("buffer", "aisrv-0", 2), 1, FREE, patience())
@@ -734,7 +737,7 @@ def test_questions_that_make_no_sense_do_not_end_the_buffer(cluster: Cluster, do
     reader = BatchReader(cluster.client("buffer", "learner-0", 2), 4, patience())
     reader.set_priorities(SampleInfo(key, priority, key), np.zeros(2))
     reader.request(Version(1, 0))
-    with pytest.raises(WireError, match=r"the buffer refused a question for a batch: priorities: .*\[3\]"):
+    with pytest.raises(WireError, match=r"the buffer refused a request for a batch: priorities: .*\[3\]"):
         reader.receive()
 
 

@@ -1,4 +1,4 @@
-"""`realm start`: trains, as a cluster of processes or in this process."""
+"""`realm start`: trains in a cluster of processes or in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from realm.user import load_preferences
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """Train until a limit, a signal or an error; returns the exit code."""
+    """Train until a limit, a signal or an error; return the exit code."""
     config = load_config(arguments.config, arguments.set)
     app = config.app
     if arguments.detach:
@@ -31,13 +31,13 @@ def start(arguments: argparse.Namespace) -> int:
     decided = decide(app, this_machine(), load_preferences(app.algo))
     plan = make_plan(decided.app)
     if app.wrapper_type == "local":
-        enter_learner_environment(plan)  # before what takes time to import
+        enter_learner_environment(plan)  # before slow imports, since it may start this process again
         from realm.launch import local
         from realm.launch.start import prepare
 
         local.run(prepare(config, decided))
         return 0
-    start_fork_server(role_environment("learner", plan))  # it imports torch while this process checks
+    start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
     from realm.launch.child import EXIT_USER
     from realm.launch.start import prepare
     from realm.launch.supervisor import Supervisor
@@ -59,7 +59,7 @@ def start(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(config: RunConfig) -> int:
-    """`run_mode = "eval"`: only play the model that the configuration names."""
+    """`run_mode = "eval"`: only evaluate the configured model."""
     from realm.commands.evaluate import Request, evaluate_model
 
     app = config.app
@@ -69,21 +69,21 @@ def _evaluate(config: RunConfig) -> int:
 
 
 def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
-    """Start the same command in a session of its own, and wait until it is ready or has ended."""
+    """Start the same command in a new session, and wait until it is ready or has ended."""
     from realm.launch.rundir import find_runs
 
     folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
     log_path = folder / f"start-{os.getpid()}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = open(log_path, "wb")  # noqa: SIM115 - closed below, where it is used
+        log = open(log_path, "wb")  # noqa: SIM115 - closed by the `with log` below
     except OSError as error:
         place = config.places.get("app.log_dir", "[app]")
-        what = f"{error.filename}: {error.strerror}"
-        raise ConfigError(f"{place}: key 'log_dir': {what}; it must be a folder that can be written") from error
+        reason = f"{error.filename}: {error.strerror}"
+        raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
     command = [sys.executable, "-m", "realm", "start", "--config", path]
-    for one in overrides:
-        command += ["--set", one]
+    for override in overrides:
+        command += ["--set", override]
     with log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + timeout_s
@@ -102,14 +102,14 @@ def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
     print(log_path.read_text(errors="replace"), file=sys.stderr, end="")
     code = process.poll()
     if code is None:
-        process.terminate()  # it ends its roles first
+        process.terminate()  # the supervisor ends its roles first
         try:
             process.wait(2 * config.app.stop_timeout_s + 10)
         except subprocess.TimeoutExpired:
-            process.kill()  # its roles notice
+            process.kill()  # its roles notice and end
             process.wait()
-        print(f"error: not ready after {timeout_s:g} s, so it was ended; see {log_path}", file=sys.stderr)
+        print(f"error: the run was not ready after {timeout_s:g} s and was stopped; see {log_path}", file=sys.stderr)
         return 1
     if log_path.parent == folder:
-        log_path.unlink()  # it never got a run's directory, and all that it said has been shown
+        log_path.unlink()  # the run has no directory, and its output has been printed
     return code

@@ -1,7 +1,7 @@
-"""Whether the numbers of the flow between workers, buffer and learner can work together.
+"""Checks that the numbers of the flow between workers, buffer and learner work together.
 
-Called by `plan.make_plan`, before any process starts, with every `auto` decided; the buffer's limiter relies on what it
-proves. Pure functions of numbers. A sample is one item of the buffer (a chunk by default), a round is one sample of
+`plan.make_plan` calls it before any process starts, with every `auto` decided; the buffer's limiter relies on its
+checks. Pure functions of numbers. A sample is one item of the buffer (a chunk by default), a round is one sample of
 every environment of every worker.
 """
 
@@ -16,7 +16,7 @@ Lag = int | Literal["part"] | None
 
 
 def preload_samples(capacity: int, preload_ratio: float) -> int:
-    """Samples that must have arrived before the first update, by the ratio (a batch in any case)."""
+    """Samples that must arrive before the first update, by the ratio; callers raise it to a batch."""
     return max(1, int(capacity / preload_ratio))
 
 
@@ -32,12 +32,12 @@ def check_flow(
     round_size: int,
     max_version_lag: Lag,
 ) -> None:
-    """Raise ConfigError, with the numbers, if a run could stall, lose samples or break its promise about their age.
+    """Raise ConfigError, with the numbers, if a run could stall, lose samples or exceed their age limit.
 
-    On-policy each sample leaves the buffer when it is drawn, and workers wait for room: so preload and one round must
-    fit together, and workers that wait for a newer model must first have played enough for it. Off-policy samples
-    stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no bound, "part" is 0
-    with weights that go out in the middle of an update.
+    On-policy, a drawn sample leaves the buffer, and workers wait for room. So the buffer must hold preload and one
+    round together, and workers must collect enough for an update before they wait for a newer model. Off-policy,
+    samples stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no bound;
+    "part" is 0 with weights that go out in the middle of an update.
     """
     if policy == "on-policy":
         _check_on_policy(sampler, ratio)
@@ -56,15 +56,15 @@ def check_flow(
     )
     if policy == "on-policy" and capacity < preload + round_size:
         raise ConfigError(
-            f"{start}, and the buffer has no room for {one_round} next to them; preload_ratio must be at "
+            f"{start}, and the buffer has no room for {one_round} as well; preload_ratio must be at "
             f"least {_up(capacity / (capacity - round_size))}"
         )
     lag = _updates(max_version_lag)
     ahead = ((lag or 0) + 1) * train_batch_size
     if lag is not None and preload > ahead:
         raise ConfigError(
-            f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {train_batch_size} workers play "
-            f"only {ahead} before the first update; preload_ratio must be at least {_up(capacity / ahead)}"
+            f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {train_batch_size} workers "
+            f"collect only {ahead} before the first update; preload_ratio must be at least {_up(capacity / ahead)}"
         )
 
 
@@ -72,12 +72,12 @@ def _check_on_policy(sampler: str, ratio: float) -> None:
     if ratio != 1:
         raise ConfigError(
             f"production_consume_ratio is {ratio:g}, but on-policy training uses each sample once; it must be 1 "
-            "(the algorithm itself may pass over a batch several times), or the policy off-policy"
+            "(the algorithm itself may pass over a batch several times), or training off-policy"
         )
     if sampler != "Fifo":
         raise ConfigError(
-            f"reverb_sampler is {sampler}, but on-policy training takes samples in the order in which they were made; "
-            "it must be Fifo, or the policy off-policy"
+            f"reverb_sampler is {sampler}, but on-policy training takes samples in the order of their arrival; "
+            "it must be Fifo, or training off-policy"
         )
 
 
@@ -85,17 +85,17 @@ def _check_off_policy(sampler: str, remover: str, capacity: int, max_version_lag
     if sampler not in ("Uniform", "Prioritized"):
         raise ConfigError(
             f"reverb_sampler is {sampler}, which in off-policy training draws the same sample again and again; "
-            "it must be Uniform or Prioritized, or the policy on-policy"
+            "it must be Uniform or Prioritized, or training on-policy"
         )
     if remover == "Lifo":
         raise ConfigError(
-            f"reverb_remover is Lifo, so a full buffer would throw away each new sample and keep its first {capacity} "
+            f"reverb_remover is Lifo, so a full buffer would discard each new sample and keep its first {capacity} "
             "for ever; it must be Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
         )
     if max_version_lag is not None:
         raise ConfigError(
             f"max_version_lag is {max_version_lag}, but samples of an off-policy buffer may be of any age; "
-            "it must be free, or the policy on-policy"
+            "it must be free, or training on-policy"
         )
 
 
@@ -104,7 +104,7 @@ def _check_batch(batch: int, round_size: int, max_version_lag: Lag) -> None:
     if lag == 0 and batch != round_size:
         strict = "part" if max_version_lag == "part" else "0 (strict on-policy)"
         raise ConfigError(
-            f"max_version_lag is {strict} and train_batch_size is {batch}, but one version plays one round of all "
+            f"max_version_lag is {strict} and train_batch_size is {batch}, but one version collects one round of all "
             f"workers ({round_size} samples); train_batch_size must be {round_size}, or the lag at least 1"
         )
     if lag is not None and batch % round_size:

@@ -1,4 +1,4 @@
-"""Every key of the table `[app]`: its type, bounds, default and meaning. KaiwuDRL's names where it has them."""
+"""Every key of the table `[app]`: type, bounds, default and meaning. Names are KaiwuDRL's where it has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Threads = Annotated[int, Meta(ge=1, le=1024)]
 Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
 ModelId = Annotated[int, Meta(ge=0)] | Literal["latest"]
 Selector = Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"]
-# A `description` ends the sentence "must be ..."; the bounds do where there is none.
+# A `description` completes the sentence "must be ..."; without one the bounds do.
 _PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env or eval_env'
 _LETTERS = "letters, digits, dots, dashes and underscores, at most 80, no dot or dash in front"
 _LOOPBACK = 'a loopback address like "127.0.0.1", since there is no encryption or authentication yet'
@@ -37,38 +37,38 @@ Port = Annotated[int, Meta(ge=0, le=65_000, description="a whole number at least
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig:
-    """Table `[app]`: one attribute a key, KaiwuDRL's name where it has one; `sample` means a chunk by default."""
+    """Table `[app]`: one attribute per key, with KaiwuDRL's name where it has one. A sample is a chunk by default."""
 
     algo: Package = "diy"
-    """The user's package; the last part of its name is also the table with its hyper-parameters."""
+    """The user's package; the last part of its name also names the table with its hyper-parameters."""
     app: Name = "back_to_the_realm"
     """Name of the game, for logs and file names."""
     run_name: NameOrEmpty = ""
-    """Folder of the run below `log_dir`; empty makes a time-stamped name, an existing one is resumed."""
+    """Folder of the run below `log_dir`. Empty makes a time-stamped name; an existing folder is resumed."""
     run_mode: Literal["train", "eval"] = "train"
-    """Train, or only play with the model that `eval_model_dir` and `eval_model_id` name."""
+    """Train, or only evaluate the model that `eval_model_dir` and `eval_model_id` name."""
     wrapper_type: Literal["remote", "local"] = "remote"
     """All roles as processes, or everything in one process without sockets."""
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
-    """Seed of everything random; a worker's own seed derives from it and its number."""
+    """Seed of everything random; each worker derives its own seed from it and from its number."""
     device: Device = "auto"
-    """Where the learner and the actor put the model."""
+    """Device of the learner's and the actor's model."""
 
     aisrv_count: Threads | Auto = "auto"
     """Worker processes (N)."""
     aisrv_connect_to_kaiwu_env_count: Annotated[int, Meta(ge=1, le=65_536)] | Auto = "auto"
     """Environments of one worker (E)."""
     predict_local_or_remote: Literal["remote", "local"] | Auto = "auto"
-    """Predict at the shared actor, or in the worker with its own copy of the weights."""
+    """Predict at the shared actor (remote), or in each worker with its own copy of the weights (local)."""
     predict_batch_size: Annotated[int, Meta(ge=1, le=1_048_576)] = 1024
-    """The most rows that the actor puts into one forward pass; a larger request is a batch of its own."""
+    """The most rows that the actor puts into one forward pass; a larger request gets its own pass."""
     torch_num_threads: Threads | Auto = "auto"
     """Torch threads of the learner."""
     flow: Literal["alternating", "overlapping"] | Auto = "auto"
-    """Workers wait while the learner trains (one core, no lag), or both run at once: what other `auto` keys aim for."""
+    """Workers wait while the learner trains (one core, no lag), or both run at once; guides the other `auto` keys."""
 
     buffer_backend: Literal["reverb", "native"] | Auto = "auto"
-    """Reverb, or the project's own NumPy buffer; auto takes reverb where it is installed."""
+    """Reverb, or the project's NumPy buffer; auto takes reverb where it is installed."""
     replay_buffer_capacity: Count | Auto = "auto"
     """Samples that the buffer holds."""
     preload_ratio: Annotated[float, Meta(ge=1)] = 2.0
@@ -80,27 +80,27 @@ class AppConfig:
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
     """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
     reverb_sampler: Selector | Auto = "auto"
-    """Which sample is drawn next; auto is Fifo on-policy and Uniform off-policy."""
+    """Selects the next sample to draw; auto is Fifo on-policy and Uniform off-policy."""
     reverb_remover: Selector = "Fifo"
-    """Which sample leaves a full buffer."""
+    """Selects the sample that leaves a full buffer."""
     priority_exponent: Annotated[float, Meta(ge=0, le=100)] = 0.6
     """Power of the priority in a Prioritized selector; 0 is uniform."""
     max_version_lag: Annotated[int, Meta(ge=0, le=1_000_000)] | Literal["part", "free"] | Auto = "auto"
-    """How many updates old the weights that act may be: 0 is strict on-policy, part lets them lack that part of the
-    newest update beside which they play, free has no limit."""
+    """How many updates old the acting weights may be. 0 is strict on-policy; part publishes weights in the middle of an
+    update, and workers play with them while the update finishes; free is no limit."""
     max_unacked_rounds: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Rounds that a worker may have under way to the buffer; then it waits."""
+    """Rounds that a worker may have on their way to the buffer before it waits."""
 
     dump_model_freq: Count = 100
     """Updates between two checkpoints."""
     modelpool_max_save_model_count: Annotated[int, Meta(ge=1, le=10_000)] = 5
-    """The model pool and the folder of checkpoints keep the last so many."""
+    """Models that the model pool and the folder of checkpoints keep: the newest ones."""
     user_save_mode_max_count: Limit = 0
     """The most models that the user's code may save; 0 is no limit."""
     preload_model: bool = False
-    """Begin with the model that the next two keys name."""
+    """Start from the model that the next two keys name."""
     preload_model_dir: Folder = ""
-    """Folder of checkpoints to begin with."""
+    """Folder of checkpoints to start from."""
     preload_model_id: ModelId = "latest"
     """The checkpoint's number of updates, or latest."""
     eval_model_dir: Folder = ""
@@ -110,20 +110,20 @@ class AppConfig:
     eval_episodes: Count = 100
     """Episodes of one evaluation."""
     eval_cpu_share: Share = 0.05
-    """Share of the run's CPU time in which the evaluator plays the newest models with their best actions and keeps the
-    best of them in best_ckpt/; 0 starts none. With wrapper_type "local" there is none: a run in one process would stop
-    training meanwhile; use `realm eval`."""
+    """Share of the run's CPU time for the evaluator, which plays the newest models with greedy actions and keeps the
+    best one in best_ckpt/; 0 starts no evaluator. With wrapper_type "local" there is none, because training would stop
+    meanwhile: use `realm eval`."""
 
     log_dir: Annotated[Folder, Meta(min_length=1)] = "train"
     """Folder that holds the folders of runs."""
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least important level that is logged."""
+    """Lowest level that is logged."""
     max_env_steps: Limit = 0
-    """The run ends after so many environment steps; 0 is no limit."""
+    """The run ends after this many environment steps; 0 is no limit."""
     max_seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
-    """The run ends after so many seconds; 0 is no limit."""
+    """The run ends after this many seconds; 0 is no limit."""
     restart_budget: Annotated[int, Meta(ge=0, le=1000)] = 3
-    """How often one role is started again within restart_window_s before the whole run stops."""
+    """How often a role is started again within restart_window_s before the whole run stops."""
     restart_window_s: Seconds = 300.0
     """Restarts longer ago than this are forgotten."""
     report_interval_s: Seconds = 0.5
@@ -131,11 +131,11 @@ class AppConfig:
     start_timeout_s: Seconds = 120.0
     """The run stops if a role is not ready after this time."""
     stop_timeout_s: Seconds = 10.0
-    """A role that has not ended this long after it was told to is killed."""
+    """A role that still runs this long after it was asked to stop is killed."""
     bind_host: Loopback = "127.0.0.1"
     """Address on which the roles listen."""
     base_port: Port = 0
-    """First of the run's ports; 0 takes free ones."""
+    """First of the run's ports; 0 takes any free ports."""
 
     def __post_init__(self) -> None:
         if self.preload_model and not self.preload_model_dir:
@@ -170,12 +170,12 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "algo": _is_package,
     "preload_model_dir": _is_folder,
     "eval_model_dir": _is_folder,
-    "eval_cpu_share": lambda share: share == 0 or share >= 0.01,  # a process that only waits takes a thousandth
+    "eval_cpu_share": lambda share: share == 0 or share >= 0.01,  # an idle process already takes 0.001
     "log_dir": _is_folder,
     "bind_host": _is_loopback,
     "base_port": lambda port: port == 0 or port >= 1024,
 }
-"""Whether a value of the right type is fine, for keys of which type and bounds do not say everything."""
+"""Further checks of a value, for keys whose type and bounds do not say everything."""
 
 
 def _short_selector(name: str) -> str:
@@ -187,7 +187,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "reverb_remover": _short_selector,
     "level": str.upper,
 }
-"""Makes AppConfig's spelling of a text out of the file's, for keys that have more than one."""
+"""Converts the file's spelling to AppConfig's, for keys with more than one."""
 
 
 IGNORED = {
@@ -205,4 +205,4 @@ IGNORED = {
     "set_name": "there is one set of processes",
     "self_play": "the game has one player",
 }
-"""Keys that KaiwuDRL knows and that have no effect here, with the reason: they load, and are named in one warning."""
+"""Keys of KaiwuDRL that have no effect here, with the reason. They load, and one warning names them."""

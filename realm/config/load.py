@@ -1,10 +1,10 @@
 """Reads `conf/*.toml` and the `--set key=value` of the command line, once, into frozen and validated objects.
 
-Called by the command line before any process starts, and by a role on the run's own `config.toml`. In goes a file of
-four tables: `[app]` (AppConfig), `[env]` (options for the user's `make_envs`, free-form), `[eval_env]` (which of
-these are different where models are evaluated), and one named like the last part of `algo` (overrides of the user's
-`Config`). Out comes a RunConfig, or a ConfigError of one sentence:
-`file:line: key 'x': got ...; must be ... (did you mean 'y'?)`. Nothing that stands in a file is evaluated.
+Called by the command line before any process starts, and by each role for the run's own `config.toml`. In goes a file
+of four tables: `[app]` (AppConfig), `[env]` (free-form options for the user's `make_envs`), `[eval_env]` (options that
+differ in evaluations), and one with the name of the last part of `algo` (overrides of the user's `Config`). Out comes a
+RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got ...; must be ... (did you mean 'y'?)`. No content
+of a file is executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from realm.config.toml import did_you_mean, one_line, parse_value, read_toml, sh
 from realm.config.values import convert, is_text
 from realm.errors import ConfigError
 
-EVAL_SEED = 2_000_000  # of `realm eval`: what it draws was neither trained on nor what the best model was chosen by
+EVAL_SEED = 2_000_000  # of `realm eval`: differs from the seeds of training and of choosing the best model
 
 HINTS = typing.get_type_hints(AppConfig, include_extras=True)
 """Key of [app] -> its type."""
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What one run is made of. `hyper` holds only what differs from the user's Config, `eval_env` from `env`.
+    """The configuration of one run. `hyper` holds only overrides of the user's Config, `eval_env` overrides of `env`.
 
-    places    "table.key" -> `file:line`, or the `--set` it comes from
+    places    "table.key" -> `file:line`, or the `--set` that it comes from
     warnings  sentences that the caller should show once
     """
 
@@ -46,18 +46,18 @@ class RunConfig:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def evaluated(self) -> RunConfig:
-        """The same, with the options of evaluations in `env`; an empty list takes one away."""
-        env = {key: one for key, one in {**self.env, **self.eval_env}.items() if self.eval_env.get(key) != []}
+        """A copy for evaluations, with `eval_env` merged into `env`; an empty list removes an option."""
+        env = {key: value for key, value in {**self.env, **self.eval_env}.items() if self.eval_env.get(key) != []}
         places = self.places | {f"env.{key}": self.places[f"eval_env.{key}"] for key in self.eval_env}
         return dataclasses.replace(self, env=env, eval_env={}, places=places)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a file and lay `key=value` overrides over it; raise ConfigError at the first thing that is wrong."""
+    """Read a file and apply `key=value` overrides; raise ConfigError at the first error."""
     tables, places = read_toml(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
-            raise ConfigError(f"{places[name]}: key {name!r}: it stands in no table; expected a line [app] above it")
+            raise ConfigError(f"{places[name]}: key {name!r}: not in a table; expected a line [app] above it")
     in_file = tables.get("app", {}).get("algo", "diy")
     for text in overrides:
         _override(text, tables, places)
@@ -65,7 +65,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}))
     known = ["app", "env", "eval_env", app.hyper_table]
     for name in [table for table in tables if table not in known]:
-        # `--set algo=other` must not trip over the table of the algorithm that the file was written for.
+        # `--set algo=other` must accept the table of the algorithm that the file was written for.
         if isinstance(in_file, str) and name == in_file.rpartition(".")[2]:
             if tables[name]:
                 warnings.append(f"{places[name]}: table [{name}] is not used, since algo is {app.algo!r}")
@@ -74,14 +74,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         near = did_you_mean(name, known)
         raise ConfigError(f"{places[name]}: table [{name}]: unknown; must be one of {names}{near}")
     env, eval_env, hyper = (tables.get(name, {}) for name in ("env", "eval_env", app.hyper_table))
-    # an option of [env] that the command line names holds for evaluations, too
+    # an option of [env] on the command line holds for evaluations, too
     named = {key for key in eval_env if places.get(f"env.{key}", "").startswith("--set")}
-    eval_env = {key: one for key, one in eval_env.items() if key not in named or "--set" in places[f"eval_env.{key}"]}
+    eval_env = {
+        key: value for key, value in eval_env.items() if key not in named or "--set" in places[f"eval_env.{key}"]
+    }
     return RunConfig(app, env, eval_env, hyper, places, tuple(warnings))
 
 
 def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places: Mapping[str, str], file: str) -> T:
-    """Make the user's dataclass from `table`, checking names and types; `file` is where it is written."""
+    """Make the user's dataclass from `table`, checking names and types; `file` defines it."""
     fields = {each.name: each for each in dataclasses.fields(cls) if each.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
@@ -95,14 +97,14 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
         unset = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
         if unset and key not in values:
             place = places.get(prefix, f"table [{prefix}]")
-            raise ConfigError(f"{place}: key '{prefix}.{key}': missing; {file} gives it no default")
+            raise ConfigError(f"{place}: key '{prefix}.{key}': missing, and {file} gives it no default; set it")
     return _make(cls, values, prefix, places)
 
 
 def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
-    """Write every effective value as TOML: `load_config` of that text gives an equal RunConfig.
+    """Write every effective value as TOML; `load_config` of that text gives an equal RunConfig.
 
-    why: key of [app] -> the reason for a value that was "auto", which becomes a comment.
+    why: key of [app] -> the reason for a value that was "auto", written as a comment.
     """
     tables = {
         "app": dataclasses.asdict(config.app), "env": config.env, "eval_env": config.eval_env,
@@ -118,7 +120,7 @@ def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
 
 
 def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any]) -> tuple[AppConfig, list[str]]:
-    """Make AppConfig from the table [app], with the warnings about it; `env` is the table [env], for advice."""
+    """Make AppConfig and its warnings from the table [app]; `env` is the table [env], for advice."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         place = places[f"app.{key}"]
@@ -131,7 +133,7 @@ def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any
             )
     app = _make(AppConfig, values, "app", places)
     named = "; ".join(f"{key} ({places[f'app.{key}']}: {IGNORED[key]})" for key in table if key in IGNORED)
-    return app, [f"keys of KaiwuDRL without a meaning here are ignored: {named}"] if named else []
+    return app, [f"these keys of KaiwuDRL have no effect here and are ignored: {named}"] if named else []
 
 
 def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None:
@@ -157,7 +159,7 @@ def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None
 
 
 def _make(cls: type[T], values: Mapping[str, Any], prefix: str, places: Mapping[str, str]) -> T:
-    """Call the dataclass; a ValueError of its `__post_init__` gets the place of the first key that it names."""
+    """Call the dataclass; a ValueError of its `__post_init__` becomes a ConfigError at the first key it names."""
     try:
         return cls(**values)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""The numbers that a run works with: decides every `auto` of the configuration, and says why.
+"""The numbers of a run: decides every `auto` of the configuration, and says why.
 
-Before a run starts, `decide` fills in every `auto` from the machine and from what the user's package prefers. The run's
-config.toml holds the result, so every role derives the same `Plan` from it (`make_plan`), and it can be read later.
+Before a run starts, `decide` fills in every `auto` from the machine and from the preferences of the user's package. The
+run's config.toml holds the result, so every role derives the same `Plan` from it (`make_plan`).
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ Preferences = Callable[[int, str, int], Mapping[str, Any]]
 
 _ENVS_IN_ALL = 64
 _MOST_WORKERS = 16
-_FEW_ENVS = 32  # in all: below, a forward pass costs more than its rows
+_FEW_ENVS = 32  # in all; with fewer, a forward pass costs more than its rows
 _ACTOR_ON_CPU = "without a GPU the round trip to the actor costs more than the forward pass"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who runs, how many of each, and the flow of samples between them: a decided AppConfig in the code's words.
+    """The processes of a run and the flow of samples between them: a decided AppConfig in the code's words.
 
     workers, envs_per_worker      N and E
-    evaluator                     there is one
+    evaluator                     whether the run has one
     predict_local                 predict in the worker instead of at the actor
     backend                       reverb or native
     on_policy                     every sample is trained on once
     sampler, remover              names of reverb's selectors, without their prefix
-    capacity, preload, batch      samples: what the buffer holds, what must be there first, what an update takes
-    ratio                         draws of a sample per sample that came
+    capacity, preload, batch      samples: size of the buffer, needed before the first update, taken by an update
+    ratio                         draws per sample that arrived
     max_version_lag               updates; None: no bound
     publish_early                 weights go out in the middle of an update, while workers collect the next round
     max_unacked_rounds            rounds of a worker that may wait for the buffer's answer
-    cores                         those that the run may use
+    cores                         cores that the run may use
     learner_threads               torch threads of the learner
-    device                        where the learner's and the actor's models live
+    device                        of the learner's and the actor's models
     """
 
     workers: int
@@ -76,7 +76,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the decisions depend on."""
+    """The facts about the machine that decisions depend on."""
 
     cores: int
     gpus: int
@@ -85,18 +85,18 @@ class Machine:
 
 def usable_cores() -> int:
     """Cores that this process may use."""
-    # sched_getaffinity sees taskset and cpusets; it is Linux's own
+    # sched_getaffinity respects taskset and cpusets, but only Linux has it
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def this_machine() -> Machine:
     """Look at this machine without importing torch or reverb."""
-    from importlib import metadata  # late: roles import this module, too
+    from importlib import metadata  # late: roles import this module and do not need it
 
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
     try:
         if metadata.version("torch").endswith("+cpu"):
-            gpus = 0  # this build of torch could not use them
+            gpus = 0  # this build of torch cannot use them
     except metadata.PackageNotFoundError as error:
         raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
     return Machine(usable_cores(), gpus, all(find_spec(name) for name in ("reverb", "tensorflow")))
@@ -117,9 +117,9 @@ class Decided:
 
 
 def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = None) -> Decided:
-    """Replace every `auto`. Raises ConfigError for what this machine cannot do."""
+    """Replace every `auto`. Raises ConfigError for a setting that this machine cannot run."""
     _check_machine(app, machine)
-    if app.wrapper_type == "local":  # one process has one worker, which predicts itself and holds the buffer
+    if app.wrapper_type == "local":  # one process: one worker that predicts locally, and the native buffer
         app = dataclasses.replace(app, predict_local_or_remote="local", aisrv_count=1, buffer_backend="native")
     capacity = app.replay_buffer_capacity
     why: dict[str, str] = {}
@@ -131,7 +131,7 @@ def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = N
             value, why[key] = rule(app, machine, preferred)
             app = dataclasses.replace(app, **cast(Any, {key: value}))
     if capacity == "auto" and app.max_version_lag != "free":
-        # workers that wait for a newer version must have played what the first update needs
+        # workers that wait for a newer version must first have collected enough for an update
         ratio = max(app.preload_ratio, int(app.replay_buffer_capacity) / int(app.train_batch_size))
         app = dataclasses.replace(app, preload_ratio=ratio)
     return Decided(app, why)
@@ -167,12 +167,12 @@ def _flow(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Cho
 
 def _workers(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.flow == "alternating" and app.predict_local_or_remote == "local":
-        return min(machine.cores, _MOST_WORKERS), "a core each while they play"
+        return min(machine.cores, _MOST_WORKERS), "one core each while they play"
     if app.flow == "alternating":
-        return 2, "one plays while the actor answers the other"
+        return 2, "one steps its environments while the actor answers the other"
     if app.device == "cpu":
         return min(max(1, machine.cores // 4), _MOST_WORKERS), "without a GPU training takes most of the time"
-    return min(max(1, machine.cores - 2), _MOST_WORKERS), "a core each"
+    return min(max(1, machine.cores - 2), _MOST_WORKERS), "one core each"
 
 
 def _envs(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
@@ -217,11 +217,11 @@ def _backend(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> 
 
 def _threads(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.wrapper_type == "local" or (app.flow == "alternating" and app.max_version_lag == 0):
-        # with any other lag workers play during an update, whatever the flow is called
-        return machine.cores, "everyone else waits while it trains"
-    # at least two, one for the policy and one for the critic: on two cores the worker fits in next to them
+        # with any other lag workers play during an update, even if flow is "alternating"
+        return machine.cores, "all others wait while it trains"
+    # at least two, one for the policy and one for the critic: on two cores a worker still fits in next to them
     left = machine.cores - int(app.aisrv_count) - (app.predict_local_or_remote == "remote")
-    return max(min(2, machine.cores), left), "the cores that workers and actor leave"
+    return max(min(2, machine.cores), left), "the cores that workers and actor do not use"
 
 
 def _round_size(app: AppConfig) -> int:
@@ -254,7 +254,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
     """
     undecided = [key for key in _RULES if getattr(app, key) == "auto"]
     if undecided:
-        raise ConfigError(f'key {undecided[0]!r} is still "auto"; a run\'s config.toml holds what was decided')
+        raise ConfigError(f'key {undecided[0]!r} is still "auto"; it must be decided first, as in a run\'s config.toml')
     numbers = cast(Any, app)  # no `auto` is left
     lag: int | Literal["part"] | None = None if app.max_version_lag == "free" else numbers.max_version_lag
     check_flow(
@@ -292,7 +292,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
 
 
 def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
-    """A sentence for each of the user's choices that is known to be slow here (docs/performance.md)."""
+    """A sentence for each of the user's choices that is known to be slow on this machine (docs/performance.md)."""
     remote, gpu = app.wrapper_type == "remote", plan.device != "cpu"
     strict = remote and plan.max_version_lag == 0 and not plan.publish_early
     rules = (
@@ -311,17 +311,17 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
         ),
         (
             not plan.predict_local and app.predict_batch_size < plan.envs_per_worker,
-            f"predict_batch_size is {app.predict_batch_size}, so the question of each worker for "
-            f"{plan.envs_per_worker} environments is a forward pass of its own",
+            f"predict_batch_size is {app.predict_batch_size}, so each worker's request for "
+            f"{plan.envs_per_worker} environments needs its own forward pass",
         ),
         (
             remote and plan.predict_local and gpu,
-            "predict_local_or_remote is local, so workers predict on their cores while there is a GPU",
+            "predict_local_or_remote is local, so workers predict on the CPU although there is a GPU",
         ),
         (not plan.predict_local and not gpu, f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}"),
         (
             strict and (plan.cores > 1 or gpu),
-            "max_version_lag is 0, so workers and learner wait for each other, though both could run",
+            "max_version_lag is 0, so workers and learner wait for each other instead of running at once",
         ),
     )
     return [sentence for holds, sentence in rules if holds]

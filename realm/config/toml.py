@@ -1,7 +1,7 @@
 """TOML with places: reads a file together with the line of every key, and writes values back as TOML.
 
-Called by `config` alone. `read_toml` gives the tables of a file and `table.key` -> `file:line`, or raises ConfigError
-with the line of the statement that is wrong. Python's tomllib knows no lines of keys; `_statements` finds them.
+Called only within `config`. `read_toml` gives the tables of a file and `table.key` -> `file:line`, or raises
+ConfigError with the line of the wrong statement. Python's tomllib reports no lines of keys; `_statements` finds them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ else:
 
 Key = tuple[str, ...]
 Statement = tuple[int, int, list[Key]]
-"""First line (from 0), line after the last, and the keys that it sets: none if it is no TOML."""
+"""First line (from 0), line after the last, and the keys that it sets; no keys if it is not TOML."""
 
 
 def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parse a TOML file to its tables and the place of every key."""
+    """Parse a TOML file into its tables and the place of every key."""
     try:
         if file.exists() and not file.is_file():
             raise ConfigError(f"{file}: not a file; must be the name of a TOML file")
         data = file.read_bytes()
     except FileNotFoundError as error:
-        near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.toml")))
+        near = did_you_mean(file.name, (path.name for path in file.parent.glob("*.toml")))
         raise ConfigError(f"{file}: no such file; must be the name of a TOML file{near}") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
@@ -59,7 +59,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _statements(lines: list[str]) -> Iterator[Statement]:
-    """Cut a file into its statements: each is over at the first line up to which it parses by itself."""
+    """Cut a file into its statements: each ends at the first line up to which it parses by itself."""
     table: Key = ()
     start = 0
     for end in range(1, len(lines) + 1):
@@ -79,7 +79,7 @@ def _statements(lines: list[str]) -> Iterator[Statement]:
 
 
 def parse_value(text: str) -> Any:
-    """Read what stands behind `key =` on the command line: a TOML value, or else just text."""
+    """Read the text after `key=` on the command line: a TOML value, or else plain text."""
     try:
         return tomllib.loads(f"value = {text}\n")["value"]
     except (ValueError, RecursionError):
@@ -87,14 +87,14 @@ def parse_value(text: str) -> Any:
 
 
 def _keys(value: Any, above: Key) -> Iterator[Key]:
-    for one in value if isinstance(value, list) else [value]:
-        for name, inner in one.items() if isinstance(one, dict) else ():
+    for entry in value if isinstance(value, list) else [value]:
+        for name, inner in entry.items() if isinstance(entry, dict) else ():
             yield (*above, name)
             yield from _keys(inner, (*above, name))
 
 
 def _syntax_error(file: Path, lines: list[str], statements: list[Statement], error: Exception) -> ConfigError:
-    """Find the first statement that is no TOML, or that repeats an earlier one."""
+    """Name the first statement that is not TOML or repeats an earlier one."""
     seen: dict[Key, int] = {}
     for start, end, keys in statements:
         place = f"{file}:{start + 1}"
@@ -107,8 +107,8 @@ def _syntax_error(file: Path, lines: list[str], statements: list[Statement], err
             if again is None:
                 break
             header = lines[start].lstrip().startswith("[")
-            what = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
-            return ConfigError(f"{place}: {what}: set before, at line {seen[again] + 1}; must be set once")
+            label = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
+            return ConfigError(f"{place}: {label}: already set at line {seen[again] + 1}; must be set once")
         for key in keys:
             seen.setdefault(key, start)
     reason = re.sub(r" \(at .*\)$", "", one_line(error))
@@ -117,14 +117,14 @@ def _syntax_error(file: Path, lines: list[str], statements: list[Statement], err
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` if a known word is close, else nothing."""
-    by_lower = {one.lower(): one for one in known}
+    """Return ` (did you mean 'x'?)` if a known word is close, else ""."""
+    by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def shown(key: Key) -> str:
-    """Name a key as `--set` does: [app] goes without saying."""
+    """Name a key as `--set` does: without [app]."""
     return ".".join(key[1:] if key[0] == "app" else key)
 
 
@@ -139,7 +139,7 @@ def toml_key(key: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Write one value as TOML, tables within a table in braces."""
+    """Write one value as TOML; nested tables in braces."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -149,7 +149,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml_value(one) for one in value)}]"
+        return f"[{', '.join(toml_value(entry) for entry in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(one)}" for key, one in value.items()) + "}"
-    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(entry)}" for key, entry in value.items()) + "}"
+    raise TypeError(f"TOML cannot hold a {type(value).__name__}: {value!r}")

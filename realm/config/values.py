@@ -1,8 +1,8 @@
-"""Converts one value of a TOML file to the type that a key or a field is annotated with, and says what it must be.
+"""Converts one value of a TOML file to the annotated type of its key or field, or says what the value must be.
 
 Called by `load` for the keys of [app] and for the fields of the user's Config. In: a value, a type hint and the place
-of the key. Out: the converted value, or a ConfigError of one sentence. Types are strict: no text becomes a number, a
-bool is no number, an int may stand where a float is wanted, and every number is finite.
+of the key. Out: the converted value, or a ConfigError of one sentence. Types are strict: text never becomes a number,
+a bool is not a number, an int is accepted as a float, and every number must be finite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOUNS = {
     list: "a list", tuple: "a list", dict: "a table",
 }  # fmt: skip
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-"""Attribute of msgspec.Meta -> how it is said."""
+"""Attribute of msgspec.Meta -> its words."""
 
 
 def convert(
@@ -35,7 +35,7 @@ def convert(
     check: Callable[[Any], bool] | None = None,
     spelling: Callable[[str], str] | None = None,
 ) -> Any:
-    """Convert `value` to what `hint` says and `check` accepts; `spelling` changes a text first."""
+    """Convert `value` to the type `hint`; `check` must accept it. `spelling` rewrites text first."""
     spelt = spelling(value) if spelling and isinstance(value, str) else value
     must = ""
     try:
@@ -68,7 +68,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _expected_instead(value: Any, hint: Any) -> str:
-    """Say in words what a hint takes instead of this value, of another type or out of bounds."""
+    """Say in words what a hint accepts, for a value of another type or out of bounds."""
     if is_text(hint) and not isinstance(value, str):
         return NOUNS[str]
     words = _expected(hint)
@@ -76,7 +76,7 @@ def _expected_instead(value: Any, hint: Any) -> str:
 
 
 def _expected(hint: Any) -> str:
-    """Say in words which values a hint takes; nothing where there are no words for it."""
+    """Say in words which values a hint accepts; "" where there are no words for it."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         metas = [meta for meta in args[1:] if isinstance(meta, msgspec.Meta)]
@@ -94,7 +94,7 @@ def _expected(hint: Any) -> str:
 
 
 def _choices(hint: Any) -> list[str]:
-    """The words that a hint takes as they are, for advice."""
+    """The literal words that a hint accepts, for advice."""
     if hint is bool:
         return ["true", "false"]
     if typing.get_origin(hint) is typing.Literal:

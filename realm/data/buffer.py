@@ -1,9 +1,9 @@
-"""The verbs `add` and `sample`: what enters the buffer, when the learner may draw, and where items lie meanwhile.
+"""The verbs `add` and `sample`: which items enter the buffer, when the learner may draw, and where items are stored.
 
-`ReplayBuffer` is the buffer, for one process and behind the cluster's door (`roles/buffer.py`) alike: it checks
-items, knows duplicates and outdated ones, and holds producer and consumer by the `Limiter`. Items lie in a
-storage: `NativeStorage` (NumPy) here, `ReverbStorage` in `reverb_buffer.py`. Nothing blocks: a call that
-must wait says so. Nothing is dropped without being counted.
+`ReplayBuffer` is the buffer, both in one process and in the cluster's buffer role (`roles/buffer.py`). It checks items,
+refuses duplicates and outdated ones, and holds back producer and consumer by the `Limiter`. A storage holds the items:
+`NativeStorage` (NumPy, `native.py`) or `ReverbStorage` (`reverb.py`). Nothing blocks: a call that must wait says so.
+Every dropped item is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_ROOM, INVALID = "no_room", "invalid"
 
 
 class Storage(Protocol):
-    """Where items lie. Called from one thread, and only for what is possible at once."""
+    """Holds the items. Called from one thread, and only for operations that can complete at once."""
 
     size: int
     evicted: int
@@ -35,7 +35,7 @@ class Storage(Protocol):
         ...
 
     def update_priorities(self, key: Array, priority: Array) -> None:
-        """Set the priorities of items; keys that are gone are passed over."""
+        """Set the priorities of items; keys that are gone are ignored."""
         ...
 
     def clear(self) -> None: ...
@@ -45,13 +45,13 @@ class Storage(Protocol):
 
 @dataclass
 class Limiter:
-    """Holds producer and consumer so that the flow asked for comes out, exactly.
+    """Holds back producer and consumer so that the flow has exactly the configured ratio.
 
     once         on-policy: every item is drawn once, so production waits for room
-    capacity     items the storage holds
-    preload      items that must have come before the first draw
+    capacity     items that the storage holds
+    preload      items that must arrive before the first draw
     batch        items of one draw
-    ratio        draws of an item per item that came (KaiwuDRL's production_consume_ratio)
+    ratio        draws per item that arrived (KaiwuDRL's production_consume_ratio)
     ahead        items that production may be ahead of that ratio
     """
 
@@ -76,16 +76,16 @@ class Limiter:
 
 
 class ReplayBuffer:
-    """The buffer: `add` and `draw` with every rule about what is accepted and what is handed out."""
+    """The buffer: `add` and `draw` with every rule about accepting and handing out items."""
 
     def __init__(self, spec: Spec, storage: Storage, limiter: Limiter, max_version_lag: int | None) -> None:
-        """max_version_lag: on-policy items that would be older than this when their turn comes are refused."""
+        """max_version_lag: refuse on-policy items that would be older than this when they are drawn."""
         self.fields = spec.sample_fields
         self.storage = storage
         self.limiter = limiter
         self.counters: Counter[str] = Counter()
         self._max_lag = max_version_lag
-        self._next = NO_VERSION  # the version that the next batch will be trained on, as far as it is known
+        self._next = NO_VERSION  # the version that trains on the next batch, as far as known
         self._seen: dict[int, tuple[int, int]] = {}
 
     @property
@@ -93,7 +93,7 @@ class ReplayBuffer:
         return self.storage.size
 
     def wanted(self, count: int) -> Version:
-        """The oldest row that `count` more items may hold: they wait behind all that is here."""
+        """The oldest version that `count` more items may hold: they queue behind all stored items."""
         if not self.limiter.once or self._max_lag is None:
             return Version(self._next.epoch, 0)
         turn = self._next.update + (self.size + count - 1) // self.limiter.batch
@@ -102,15 +102,15 @@ class ReplayBuffer:
     def add(self, items: Arrays) -> str:
         """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
 
-        NO_ROOM changes nothing: offer the round again when something was asked for. Raises ContractError for items
-        of another shape or with NaN, and for more than would ever find room.
+        NO_ROOM changes nothing: offer the round again after the next draw. Raises ContractError for items of another
+        shape or with NaN, and for more items than the capacity.
         """
         count = len(items["worker"]) if items.get("worker") is not None and items["worker"].ndim == 1 else 0
         if count == 0:
-            raise ContractError("a round has at least one item, with `worker` of shape [n]")
+            raise ContractError("a round must have at least one item, with `worker` of shape [n]")
         check_arrays(items, self.fields, (count,), "a round")
         if count > self.limiter.capacity:
-            raise ContractError(f"a round of {count} items, the buffer's capacity is {self.limiter.capacity}")
+            raise ContractError(f"a round of {count} items, but the buffer's capacity is {self.limiter.capacity}")
         worker, origin = int(items["worker"][0]), (int(items["incarnation"][0]), int(items["seq"][0]))
         if origin <= self._seen.get(worker, (-1, -1)):
             self.counters["duplicate"] += count
@@ -119,7 +119,7 @@ class ReplayBuffer:
         if self._next == NO_VERSION:
             self._next = Version(newest.epoch, 0)
         elif newest.epoch > self._next.epoch:
-            return NO_ROOM  # its learner has not asked yet, and only it knows which version comes next
+            return NO_ROOM  # the new epoch's learner has not asked yet, and only it knows the next version
         if oldest < self.wanted(count):
             old_epoch = oldest.epoch < self._next.epoch
             self._seen[worker] = origin
@@ -135,10 +135,10 @@ class ReplayBuffer:
         return ACCEPTED
 
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
-        """A batch of `count` items to train `version` on, or None if it cannot be had yet.
+        """Draw `count` items for `version` to train on, or return None if there are not enough yet.
 
-        The first question of a new epoch drops on-policy items of older ones; a replay memory keeps what it has.
-        The learner of an older epoch is gone: it never gets a batch.
+        The first request of a new epoch drops on-policy items of older epochs; off-policy items stay. The learner of
+        an older epoch never gets a batch.
         """
         if version.epoch < self._next.epoch:
             return None
@@ -155,7 +155,7 @@ class ReplayBuffer:
         return batch
 
     def totals(self) -> dict[str, float]:
-        """What was counted since the start, for reports."""
+        """The counters since the start, for reports."""
         names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale", "dropped_old_epoch")
         counted = {name: float(self.counters[name]) for name in names}
         return {**counted, "evicted": float(self.storage.evicted), "size": float(self.size)}
@@ -170,11 +170,11 @@ def _oldest_and_newest(version: Array) -> tuple[Version, Version]:
 
 
 def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayBuffer:
-    """The buffer that the plan asks for, with its storage; table: the name of reverb's table."""
+    """Make the plan's buffer with its storage; table: the name of reverb's table."""
     fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
     if plan.backend == "reverb":
-        from realm.data.reverb import ReverbStorage  # loads reverb, which not every machine has
+        from realm.data.reverb import ReverbStorage  # late: reverb may not be installed
 
         storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
     else:

@@ -1,4 +1,4 @@
-"""How far workers may run ahead of the learner: the version that the next prediction must wait for.
+"""Limits how far workers run ahead of the learner: the version that the next prediction must wait for.
 
 Used by the worker's side of `predict` and `add` (`wire/predict.py`, `wire/samples.py`). No I/O.
 """
@@ -9,19 +9,19 @@ from realm.contract import NO_VERSION, Version
 
 
 class VersionGate:
-    """Bounds policy lag at the source: which version a worker must wait for before it plays another round.
+    """Bounds policy lag at the source: a worker waits for a minimum version before it collects another round.
 
-    A bucket of credits, counted in samples: a round (one chunk of every environment of all workers) costs N * E, each
-    new version that this worker sees brings one batch, and (max_version_lag + 1) batches fill it. So production keeps
-    pace with training and runs at most the lag ahead. Strict on-policy is a bucket of exactly one round.
-    Nothing needs a count that the others share: a restarted worker begins with a full bucket, a new epoch or a lost
-    buffer fills it (`refill`), a round that the buffer refused is paid back (`refund`), and what is too much after
-    that runs over. It cannot stall: a batch is whole rounds (`flow.check_flow`), so after any update all workers
-    together have the credits for the next one.
+    A bucket of credits, counted in samples. A round (one chunk of every environment of all workers) costs N * E, each
+    new version that this worker sees adds one batch, and the bucket holds (max_version_lag + 1) batches. So production
+    keeps pace with training and is at most the lag ahead. Strict on-policy is a bucket of exactly one round.
+    Workers share no counter: a restarted worker starts with a full bucket, a new epoch or a lost buffer fills it
+    (`refill`), a round that the buffer refused is paid back (`refund`), and credits above the bucket's size are lost.
+    It cannot stall: a batch is whole rounds (`flow.check_flow`), so after any update all workers together have the
+    credits for the next one.
     """
 
     def __init__(self, max_version_lag: int | None, batch: int, round_size: int) -> None:
-        """batch: samples of an update; round_size: N * E. No lag: no bound, nothing is counted."""
+        """batch: samples of an update; round_size: N * E. max_version_lag None: no bound, nothing is counted."""
         self._bounded = max_version_lag is not None
         self._batch, self._cost = batch, round_size
         self._bucket = ((max_version_lag or 0) + 1) * batch
@@ -31,7 +31,7 @@ class VersionGate:
         self._floor = NO_VERSION
 
     def minimum(self) -> Version:
-        """The oldest version that the next prediction may come from."""
+        """The oldest version that may answer the next prediction."""
         if not self._bounded or not self._unpaid:
             return NO_VERSION
         missing = max(0, self._cost - self._credits)
@@ -39,7 +39,7 @@ class VersionGate:
         return max(earned, self._floor)
 
     def see(self, version: Version) -> None:
-        """A prediction came from `version`; the first of a round pays for it."""
+        """Note the version of a prediction; the first prediction of a round pays for the round."""
         if version.epoch > self._seen.epoch:
             self._credits = self._bucket
         elif version > self._seen:
@@ -53,12 +53,12 @@ class VersionGate:
         self._unpaid = True
 
     def refund(self, wanted: Version) -> None:
-        """The buffer refused a round; it would not take rows older than `wanted`."""
+        """Pay back a round that the buffer refused because it was older than `wanted`."""
         self._credits = min(self._bucket, self._credits + self._cost)
         self._floor = max(self._floor, wanted)
 
     def refill(self) -> None:
-        """The buffer was restarted: what it held is to be played again."""
+        """Fill the bucket after a restart of the buffer: workers must collect its lost items again."""
         self._credits = self._bucket
-        # what it refused stood behind items that are gone; the version asked for then may need this worker's next round
+        # the items before a refused round are gone, so the version it asked for may need this worker's next round
         self._floor = NO_VERSION

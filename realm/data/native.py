@@ -1,4 +1,4 @@
-"""The NumPy storage: items of the buffer in arrays of this process."""
+"""The NumPy storage: the buffer's items in arrays of this process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class NativeStorage:
     def __init__(
         self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, seed: int
     ) -> None:
-        """sampler and remover: Uniform, Fifo, Lifo, Prioritized, MaxHeap, MinHeap; once: a draw removes."""
+        """sampler and remover: Uniform, Fifo, Lifo, Prioritized, MaxHeap, MinHeap; once: a draw removes the item."""
         self.size = 0
         self.evicted = 0
-        self._rows = {name: np.zeros((capacity, *one.shape), one.dtype) for name, one in fields.items()}
-        self._key = np.zeros(capacity, np.uint64)  # 0: the place is free; keys count up, so they order by age
+        self._rows = {name: np.zeros((capacity, *field.shape), field.dtype) for name, field in fields.items()}
+        self._key = np.zeros(capacity, np.uint64)  # 0: free slot; keys count up, so they sort by age
         self._priority = np.zeros(capacity)
         self._times = np.zeros(capacity, np.int64)
         self._last_key = 0
@@ -31,7 +31,7 @@ class NativeStorage:
         stays: slice | Array = slice(None)
         overflow = self.size + count - len(self._key)
         if overflow > 0:
-            # as in reverb, the new items are among those that may leave
+            # as in reverb, new items may be evicted, too
             live = np.flatnonzero(self._key)
             priority = np.concatenate([self._priority[live], np.ones(count)])
             leaves, _ = self._choose(self._remover, np.concatenate([self._key[live], key]), priority, overflow, True)
@@ -61,9 +61,9 @@ class NativeStorage:
 
     def update_priorities(self, key: Array, priority: Array) -> None:
         order = np.argsort(self._key)
-        found = order[np.searchsorted(self._key, key, sorter=order).clip(max=len(order) - 1)]
-        there = self._key[found] == key
-        self._priority[found[there]] = priority[there]
+        places = order[np.searchsorted(self._key, key, sorter=order).clip(max=len(order) - 1)]
+        exists = self._key[places] == key
+        self._priority[places[exists]] = priority[exists]
 
     def clear(self) -> None:
         self._free(np.flatnonzero(self._key))
@@ -78,10 +78,10 @@ class NativeStorage:
     def _choose(
         self, selector: str, key: Array, priority: Array, count: int, without_replacement: bool
     ) -> tuple[Array, Array]:
-        """Choose among items by key u64 [n] and priority f64 [n]: which [count], and the probability of each."""
+        """Choose among items by key u64 [n] and priority f64 [n]: indices [count] and their probabilities [count]."""
         if selector in ("Uniform", "Prioritized"):
             weight = priority**self._exponent if selector == "Prioritized" else np.ones(len(key))
-            # reverb: without a single positive priority every item is as likely
+            # as in reverb: if no priority is positive, all items are equally likely
             p = weight / weight.sum() if weight.sum() > 0 else np.full(len(key), 1 / len(key))
             nonzero = int((p > 0).sum())
             if without_replacement and nonzero < count:
@@ -91,8 +91,8 @@ class NativeStorage:
             return chosen, p[chosen]
         if selector in ("Fifo", "Lifo"):
             order = np.argsort(key)[:: 1 if selector == "Fifo" else -1]
-        else:  # of equal priorities the oldest
+        else:  # the oldest item first among equal priorities
             order = np.lexsort((key, priority if selector == "MinHeap" else -priority))
-        # a table that keeps what it hands out hands out its first item again
+        # without removal the same first item is drawn again
         chosen = order[:count] if without_replacement else np.repeat(order[:1], count)
         return chosen, np.ones(count)

@@ -1,9 +1,9 @@
 """The reverb storage: the buffer role's items in a DeepMind reverb table. The only file that loads reverb.
 
 Created by `roles/buffer.py` when `buffer_backend` is reverb. Every item is one row of bytes (a NumPy record), so
-reverb moves one tensor an item; and that tensor is a string, the one type that reverb does not compress: compressing
-would take more time than all else. `ReplayBuffer` counts for itself and only asks for what is there at once, because a
-reverb call that must wait cannot be interrupted.
+reverb moves one tensor per item. That tensor is a string, the only type that reverb does not compress: compression
+would take more time than everything else. `ReplayBuffer` keeps its own counts and asks only for items that are stored,
+because a reverb call that waits cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ import portpicker
 from realm.contract import Array, Arrays, Fields, SampleInfo
 from realm.errors import ConfigError
 
-_WRITTEN = 25  # items on their way to the table: reverb's own default
-_UNDER_WAY = 64  # samples on their way from it: more are no faster
+_WRITTEN = 25  # items in flight to the table: reverb's default
+_UNDER_WAY = 64  # samples in flight from it: more are no faster
 
 
 def _load_extension() -> Any:
-    """Reverb's C++ half, which has all that a storage needs.
+    """Load reverb's C++ extension, which is enough for a storage.
 
-    `import reverb` would import TensorFlow for its Python half: 3 s of processor time at every start, a gigabyte read
-    from disk and 400 MB kept. The C++ half is linked against one library of TensorFlow, of 50 MB.
+    `import reverb` would import TensorFlow for its Python code: 3 s of CPU time at every start, 1 GB read from disk and
+    400 MB of memory. The extension is linked against only one library of TensorFlow, of 50 MB.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before it is loaded: ten lines of noise otherwise
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before loading; otherwise ten lines of noise
     try:
-        ctypes.CDLL(str(_package("tensorflow") / "libtensorflow_framework.so.2"))  # the linker does not look there
+        ctypes.CDLL(str(_package("tensorflow") / "libtensorflow_framework.so.2"))  # the linker does not search there
         path = str(_package("reverb") / "libpybind.so")
         loader = ExtensionFileLoader("libpybind", path)
         extension = module_from_spec(ModuleSpec("libpybind", loader, origin=path))
         loader.exec_module(extension)
     except (ImportError, OSError) as error:
         raise ConfigError(
-            f"buffer_backend is reverb, which cannot be loaded in this Python: {error}; allowed are the versions of "
-            "dm-reverb and tensorflow in requirements.lock, or buffer_backend = native"
+            f"buffer_backend is reverb, which cannot be loaded in this Python: {error}; install the versions of "
+            "dm-reverb and tensorflow in requirements.lock, or set buffer_backend = native"
         ) from error
     return extension
 
@@ -58,20 +58,20 @@ _reverb = _load_extension()
 
 
 class ReverbStorage:
-    """A table with its server in this process; nobody else is told the port.
+    """A table with its server in this process; no other process gets the port.
 
-    Reverb (0.14) listens on all interfaces, without authentication, and cannot be told otherwise: anyone who reaches
-    the port can list, read and write the table. Close the port at the firewall on a machine that others reach.
+    Reverb (0.14) always listens on all interfaces, without authentication: anyone who reaches the port can list, read
+    and write the table. Close the port at the firewall on a machine that others can reach.
     """
 
     def __init__(
         self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, name: str
     ) -> None:
-        """The arguments of NativeStorage, and the table's name, which is no secret: the server tells it to anyone."""
+        """The arguments of NativeStorage, and the table's name. It is not secret: the server shows it to anyone."""
         self.size = 0
         self.evicted = 0
         self._capacity, self._once = capacity, once
-        self._record = np.dtype([(name, one.dtype, one.shape) for name, one in fields.items()])
+        self._record = np.dtype([(name, field.dtype, field.shape) for name, field in fields.items()])
         self._names = list(fields)
         self._name = f"items-{name}"
         table = _reverb.Table(
@@ -80,8 +80,8 @@ class ReverbStorage:
             remover=_selector(remover, exponent),
             max_size=capacity,
             max_times_sampled=1 if once else 0,
-            # never blocks while there is something: the limiter is ours, and reverb's would evict or block where it
-            # cannot be interrupted
+            # never blocks while items exist: `Limiter` limits the flow, and reverb's would evict, or block without a
+            # way to interrupt it
             rate_limiter=_reverb.RateLimiter(1.0, 1, -sys.float_info.max, sys.float_info.max),
             extensions=[],
             signature=None,
@@ -100,8 +100,8 @@ class ReverbStorage:
         for name in self._names:
             rows[name] = items[name]
         for row in rows:
-            self._writer.Append([np.array(row.tobytes(), object)])  # not of type bytes_, which ends at the last nonzero
-            self._writer.CreateItem(self._name, 1, 1.0)  # of one time step, with priority 1
+            self._writer.Append([np.array(row.tobytes(), object)])  # not bytes_, which drops zeros at the end
+            self._writer.CreateItem(self._name, 1, 1.0)  # one time step, priority 1
         self._writer.Flush()
         overflow = max(0, self.size + count - self._capacity)
         self.evicted += overflow
@@ -112,13 +112,13 @@ class ReverbStorage:
         items = {name: np.empty((count, *record[name].shape), record[name].base) for name in self._names}
         key, times = np.empty(count, np.uint64), np.empty(count, np.int64)
         probability = np.empty(count)
-        # reverb's own `Client.sample` has one sample under way at a time, which takes three times as long
+        # reverb's `Client.sample` has only one sample in flight, which takes three times as long
         sampler = self._client.NewSampler(self._name, count, min(count, _UNDER_WAY))
         for row in range(count):
             key[row], probability[row], _, _, times[row], data = sampler.GetNextTrajectory()
-            one = np.frombuffer(data.item(), record)[0]
+            item = np.frombuffer(data.item(), record)[0]
             for name, array in items.items():
-                array[row] = one[name]
+                array[row] = item[name]
         if self._once:
             self.size -= count
         return items, SampleInfo(key, probability, times)

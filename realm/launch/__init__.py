@@ -1,1 +1,1 @@
-"""Starts a run: decides its numbers (`plan`), in one process (`local`) or as a cluster (`processes`)."""
+"""Starts a run: checks (`start`), then one process (`local`) or a cluster (`supervisor`)."""

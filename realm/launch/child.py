@@ -1,7 +1,7 @@
-"""The first and last lines of every role: log, control channel, two-phase start, exit code.
+"""The start and end of every role's process: log, control channel, two-phase start, exit code.
 
-Placed by the supervisor (`supervisor.py: Supervisor._spawn`). It imports nothing heavy: a role's module is imported
-when the orders have come, so a process never loads what only other roles need.
+The supervisor starts it (`supervisor.py: Supervisor._spawn`). It imports nothing heavy: the role's module is imported
+after the orders, so a process never loads modules that only other roles need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXIT_STOPPED, EXIT_FAILED, EXIT_USER = 0, 1, 2
 
 @dataclass(frozen=True)
 class ChildArgs:
-    """What a role's process is given. port: 0 takes any free one; run_id: the key to the run's sockets."""
+    """The arguments of a role's process. port: 0 takes any free port; run_id: the key to the run's sockets."""
 
     role: str
     index: int
@@ -44,11 +44,11 @@ class ChildArgs:
 
 
 def run_role(args: ChildArgs) -> int:
-    """Run one role to its end; returns the exit code."""
-    gc.disable()  # nothing that is imported is garbage; `Link.ready` collects again
+    """Run one role to its end; return the exit code."""
+    gc.disable()  # imports make no garbage; `Link.ready` enables it again
     config = load_config(args.run_dir / "config.toml")
     _log_to_stderr(config.app.level)
-    # arrays from the wire are read-only views; torch warns about those, and nothing writes to them
+    # torch warns about read-only arrays, such as those from the wire; no code writes to them
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
     name = f"{args.role}-{args.index}"
     control = Codec(args.run_id, "", name, args.incarnation, CONTROL_MAX_BYTES)
@@ -91,9 +91,9 @@ def run_role(args: ChildArgs) -> int:
     except Stopped:
         pass
     except UserError as error:
-        cause, code, trace = str(error), EXIT_USER, _last_lines(error.__cause__)  # it names the place itself
+        cause, code, trace = str(error), EXIT_USER, _last_lines(error.__cause__)  # its text names the place
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
-    except Exception as error:  # the top of the process: everything is logged, and decides the exit code
+    except Exception as error:  # top of the process: log it and set the exit code
         cause, code, trace = _one_line(error), EXIT_FAILED, _last_lines(error)
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     link.close(cause, trace)
@@ -109,7 +109,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _last_lines(error: BaseException | None) -> str:
-    """The last three calls of its traceback, for the screen; "" for no error."""
+    """The last three calls of an error's traceback, for the screen; "" without an error."""
     return "".join(traceback.format_exception(error, limit=-3, chain=False))[-2000:].rstrip() if error else ""
 
 

@@ -1,4 +1,4 @@
-"""The whole pipeline in one process: the same workflow, buffer rules and trainer, with plain calls in between.
+"""The whole pipeline in one process: the same workflow, buffer rules and trainer, connected by plain calls.
 
 Called by `realm start` when `wrapper_type` is local, and by `train_test.py`. No sockets, no reverb, no TensorFlow.
 """
@@ -35,7 +35,7 @@ _SHOW_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class End:
-    """How a one-process run ended. metrics: the agent's own, smoothed over the last updates."""
+    """The end of a one-process run. metrics: the agent's metrics, smoothed over the last updates."""
 
     cause: str
     version: Version
@@ -59,7 +59,7 @@ def run(prepared: Prepared) -> End:
         preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
         trainer.start(prepared.run_file.epoch, preload)
         buffer = make_replay_buffer(plan, spec, "local", app.seed)
-        # no gate: a batch is trained on as soon as it is there, so the newest weights always play
+        # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: trainer.version)
         context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
@@ -72,7 +72,8 @@ def run(prepared: Prepared) -> End:
                 played.count("env_steps", int(items["valid"].sum()) if "valid" in items else len(items["worker"]))
                 played.totals["actions"] = policy.actions
                 if buffer.add(items) == NO_ROOM:
-                    raise RuntimeError(f"a round of {len(items['worker'])} samples, but {buffer.size} are waiting")
+                    count = len(items["worker"])
+                    raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
                 while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
                     priorities = trainer.update(*drawn)
                     if priorities is not None:
@@ -91,7 +92,7 @@ def run(prepared: Prepared) -> End:
                 else:
                     continue
                 break
-            trainer.save()  # not after an error: weights that a failed update left half-way would be resumed
+            trainer.save()  # not after an error: a resume must not get half-updated weights
         finally:
             _report(board, trainer, played, trained, buffer)
             tensorboard.write(board.curves(), trainer.env_steps)
@@ -105,7 +106,7 @@ def run(prepared: Prepared) -> End:
 
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:
-    """Give the board the reports that the roles of a cluster would send."""
+    """Give the board the same reports that the roles of a cluster send."""
     board.take(Report("aisrv", 0, trainer.env_steps, *played.snapshot()), 1)
     board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
     board.take(Report("buffer", 0, trainer.env_steps, buffer.totals(), {}), 1)
@@ -113,7 +114,7 @@ def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buf
 
 @contextmanager
 def _recorded(prepared: Prepared) -> Iterator[None]:
-    """Keep run.json true: running, then stopped or failed."""
+    """Keep run.json up to date: running, then stopped or failed."""
     run_file = prepared.run_file
     run_file.state = "running"
     run_file.epoch += 1
@@ -133,7 +134,7 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """The names of the signals that have come; they end the run in order."""
+    """Collect the names of received signals, so that the run can end in order."""
     received: list[str] = []
 
     def on_signal(number: int, frame: Any) -> None:

@@ -1,9 +1,9 @@
-"""Puts a function into a process of its own: `place(run, argument, environment, log)`.
+"""Runs a function in a new process: `place(run, argument, environment, log)`.
 
-Called by the supervisor for every role. A process that needs torch is forked off a fork server, the standard library's,
-which imports torch once while the supervisor checks the user's code: a start takes two thirds of the time, and the
-memory of torch is shared. Every other process starts from scratch. User code, sockets, CUDA and reverb come after the
-fork, because a fork survives none of them once they are in use. Without Linux there is no fork server.
+The supervisor calls it for every role. Processes that need torch are forks of the standard library's fork server, which
+imports torch once while the supervisor checks the user's code: this cuts a third of the start time, and all share
+torch's memory. Every other process starts from scratch. User code, sockets, CUDA and reverb start after the fork,
+because none of them works in a fork once in use. Only Linux has the fork server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRELOADED = "realm.launch.preload"
 
 
 def start_fork_server(environment: Mapping[str, str]) -> None:
-    """Have torch imported while this process goes on. environment: what must be set before that: threads, allocator."""
+    """Import torch in the background. environment: variables that must be set before it: threads, allocator."""
     if sys.platform == "linux":
         multiprocessing.set_forkserver_preload([_PRELOADED])
         with _environment(environment):
@@ -46,13 +46,13 @@ def place(
     title: str,
     imports_torch: bool,
 ) -> BaseProcess:
-    """Start a process that does `run(argument)` and exits with what it returns.
+    """Start a process that runs `run(argument)` and exits with its result.
 
-    It leads a session of its own, so that Ctrl+C in the terminal is not for it, writes to `log`, and ends when this
-    process does. environment: all of its variables. Raises ConfigError or OSError if no process can be started.
+    It leads its own session, so that Ctrl+C in the terminal does not reach it. It writes to `log` and ends with this
+    process. environment: all of its variables. Raises ConfigError or OSError if no process can be started.
     """
     with open(log, "ab"):
-        pass  # it can be written
+        pass  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
     arguments = (run, argument, dict(environment), log, title)
     process: BaseProcess
@@ -64,13 +64,13 @@ def place(
         with _environment(environment):
             process.start()
     except EOFError as error:
-        raise ConfigError("the process that imports torch ended; its error is above") from error
+        raise ConfigError("the fork server, which imports torch, has ended; fix its error, which is above") from error
     return process
 
 
 @contextmanager
 def _environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """This process's variables are those within: what it starts inherits them."""
+    """Set this process's variables for the block, so that new processes inherit them."""
     before = dict(os.environ)
     _set_environment(environment)
     try:
@@ -94,19 +94,19 @@ def _main(
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)
-    setproctitle.setproctitle(f"realm {title}")  # before the variables: it looks for its place next to them
+    setproctitle.setproctitle(f"realm {title}")  # before the variables change: it finds argv by them
     _set_environment(environment)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     _differ()
     code = run(argument)
     sys.stdout.flush()
     sys.stderr.flush()
-    # not sys.exit: a thread inside reverb or a ZeroMQ context must not hold up the end of the run
+    # not sys.exit: a thread in reverb or a ZeroMQ context must not delay the end of the run
     os._exit(code)
 
 
 def _differ() -> None:
-    """Set what a fork shares with its siblings: random numbers and threads."""
+    """Reset the state that forks share: random numbers and thread counts."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -115,7 +115,7 @@ def _differ() -> None:
 
 
 def _die_with_parent() -> None:
-    """Wait for the supervisor's end, however it comes; then end with whatever this process has started."""
+    """Wait until the supervisor ends in any way; then kill this process and all that it started."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -1,6 +1,6 @@
-"""A run's directory and its `run.json`: who is alive, where it listens, how to reach it. Read by stop and status.
+"""A run's directory and its `run.json`: living processes and their addresses. Read by stop and status.
 
-`run.json` holds the run id, which is the key to the run's sockets: it is readable by its owner only.
+`run.json` holds the run id, which is the key to the run's sockets, so only its owner can read it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class RunFile:
     state: str = "starting"
     cause: str = ""
     epoch: int = 0
-    """The last epoch that a learner of this directory was given; the next learner's is greater."""
+    """The last epoch of a learner in this directory; the next learner gets a greater one."""
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`aisrv-0` -> pid, created, incarnation, address, state"""
     lock: Any = field(default=None, repr=False, compare=False)
-    """The open file whose lock keeps other starts out of the directory as long as this process lives; not written."""
+    """The open lock file; it keeps other starts out of the directory while this process lives. Not written."""
 
     def write(self, run_dir: Path) -> None:
-        content = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "lock"}
+        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "lock"}
         replace_file(run_dir / "run.json", json.dumps(content, indent=1).encode(), mode=0o600, sync=False)
 
 
 def read_run(run_dir: Path) -> RunFile | None:
-    """The run.json of a directory, or None if there is none that can be read."""
+    """Read the run.json of a directory; None without a readable one."""
     try:
         return RunFile(**json.loads((run_dir / "run.json").read_text()))
     except (OSError, ValueError, TypeError):
@@ -52,7 +52,7 @@ def read_run(run_dir: Path) -> RunFile | None:
 
 
 def is_alive(pid: int, created: float) -> bool:
-    """Whether this very process lives (a pid is used again; its start time is not)."""
+    """Whether exactly this process lives (the system reuses pids; the start time tells processes apart)."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - created) < 2 and process.status() != psutil.STATUS_ZOMBIE
@@ -67,30 +67,30 @@ def find_runs(log_dir: Path) -> list[tuple[Path, RunFile]]:
 
 
 def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
-    """Make or take the run's directory. Raises ConfigError if a living run has it."""
+    """Create or reuse the run's directory. Raises ConfigError if a living run uses it."""
     folder = Path(app.log_dir)
     name = app.run_name or time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
     run_dir = folder / name
     if not app.run_name:
         count = 1
-        while not _made(run_dir):  # two starts in one second
+        while not _made(run_dir):  # another start in the same second
             count += 1
             run_dir = folder / f"{name}-{count}"
     run_dir.mkdir(exist_ok=True)
-    lock = open(run_dir / ".lock", "ab")  # noqa: SIM115 - held until this process ends, however it ends
+    lock = open(run_dir / ".lock", "ab")  # noqa: SIM115 - held until this process ends in any way
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         earlier = read_run(run_dir)
-        who = f"the run {earlier.run_id[:4]}... (pid {earlier.pid})" if earlier else "a run that is just starting"
+        owner = f"the run {earlier.run_id[:4]}... (pid {earlier.pid})" if earlier else "a run that is just starting"
         raise ConfigError(
-            f"run directory {run_dir}: {who} lives in it; stop it with tools/stop.sh all, or choose another run_name"
+            f"run directory {run_dir}: {owner} uses it; stop it with tools/stop.sh all, or choose another run_name"
         ) from None
     earlier = read_run(run_dir)
-    for part in ("log/tensorboard", "ckpt", "user_ckpt"):
-        (run_dir / part).mkdir(parents=True, exist_ok=True)
+    for subfolder in ("log/tensorboard", "ckpt", "user_ckpt"):
+        (run_dir / subfolder).mkdir(parents=True, exist_ok=True)
     process = psutil.Process()
     epoch = max(earlier.epoch if earlier else 0, _last_epoch(run_dir / "ckpt"))
     run = RunFile(secrets.token_hex(8), process.pid, process.create_time(), epoch=epoch, lock=lock)
@@ -107,6 +107,6 @@ def _made(folder: Path) -> bool:
 
 
 def _last_epoch(folder: Path) -> int:
-    """The highest epoch in the names of the checkpoints, good or bad, of a folder; 0 without one."""
+    """The highest epoch in the names of a folder's checkpoints, valid or damaged; 0 without one."""
     names = [re.fullmatch(r"model\.ckpt-(\d+)-\d+", path.name) for path in folder.glob("model.ckpt-*")]
     return max((int(match[1]) for match in names if match), default=0)

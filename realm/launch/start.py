@@ -1,6 +1,6 @@
-"""Everything between a configuration and a running pipeline: checks first, then the run's directory.
+"""Prepares a run from a configuration: checks first, then the run's directory.
 
-Called by `realm start` and `train_test.py`. Nothing is created before every check has passed.
+Called by `realm start` and `train_test.py`. It creates nothing before all checks have passed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from realm.user import calling, check_agent, hyper_table, load_definition, load_
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that may start. config: with every value decided, as its config.toml has it."""
+    """A run that passed all checks. config: with every value decided, as in its config.toml."""
 
     config: RunConfig
     plan: Plan
@@ -35,10 +35,10 @@ class Prepared:
     run_dir: Path
     run_file: RunFile
     former_config: Path | None = None
-    """Where the configuration of an earlier run in this directory was kept, if it differed."""
+    """The kept configuration of an earlier run in this directory, if it differed."""
 
     def put_back_config(self) -> None:
-        """For a run that was refused: the models of its directory are still those of the former configuration."""
+        """Restore the former configuration after a refused run: the directory's models still fit that one."""
         if self.former_config:
             self.former_config.replace(self.run_dir / "config.toml")
 
@@ -51,7 +51,7 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
     plan = make_plan(decided.app)
     if config.app.wrapper_type == "remote":
         check_ports(config.app)
-    gc.disable()  # nothing that is imported is garbage, and to look for some would take a tenth of the start
+    gc.disable()  # imports make no garbage, and collections would take a tenth of the start
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
     config = dataclasses.replace(config, app=decided.app, hyper=hyper_table(hyper, config.hyper))
     spec = try_user_code(config, hyper)
@@ -63,8 +63,8 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
         former = _write_config(run_dir, to_toml(config, decided.why))
     except OSError as error:
         place = config.places.get("app.log_dir", "[app]")
-        what = f"{error.filename or config.app.log_dir}: {error.strerror}"
-        raise ConfigError(f"{place}: key 'log_dir': {what}; it must be a folder that can be written") from error
+        reason = f"{error.filename or config.app.log_dir}: {error.strerror}"
+        raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
     for warning in config.warnings:
         logger.warning(warning)
     for key, reason in decided.why.items():
@@ -76,7 +76,7 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
 
 
 def _check_models(config: RunConfig, spec: Spec) -> None:
-    """Refuse to go on with, or to begin with, models of other shapes: before anything is written, without torch."""
+    """Refuse to resume or preload models of other shapes, before anything is written and without torch."""
     app = config.app
     if app.run_name:
         manifest = _newest_manifest(Path(app.log_dir) / app.run_name / "ckpt")
@@ -87,22 +87,24 @@ def _check_models(config: RunConfig, spec: Spec) -> None:
             )
     if app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")
-        raise ConfigError(f"{place}: key 'preload_model_dir': {app.preload_model_dir}: no checkpoint is there")
+        raise ConfigError(
+            f"{place}: key 'preload_model_dir': {app.preload_model_dir}: has no checkpoint; it must be a folder of checkpoints"
+        )
 
 
 def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
-    """The newest checkpoint whose manifest can be read, and its schema; the learner looks closer."""
-    found = [folder, *folder.glob("model.ckpt-*")]
-    for path in sorted(found, key=lambda one: [int(number) for number in re.findall(r"\d+", one.name)], reverse=True):
+    """The newest checkpoint with a readable manifest, and its schema; the learner verifies the rest."""
+    paths = [folder, *folder.glob("model.ckpt-*")]
+    for path in sorted(paths, key=lambda it: [int(number) for number in re.findall(r"\d+", it.name)], reverse=True):
         try:
             return path, str(json.loads((path / "manifest.json").read_bytes())["schema"])
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # none there, or damaged: the learner skips it, too, and says so
+            continue  # missing or damaged: the learner skips it, too, with a warning
     return None
 
 
 def _write_config(run_dir: Path, text: str) -> Path | None:
-    """Write config.toml; another one that is there is kept as config.toml.<n>, whose path is returned."""
+    """Write config.toml; keep a different existing one as config.toml.<n> and return that path."""
     path = run_dir / "config.toml"
     if not path.exists() or path.read_text() == text:
         path.write_text(text)
@@ -116,7 +118,7 @@ def _write_config(run_dir: Path, text: str) -> Path | None:
 
 
 def try_user_code(config: RunConfig, hyper: Any) -> Spec:
-    """Make one environment, step it once, and compare what it gives with its Spec; compiles the kernels, too."""
+    """Make one environment, step it once, and compare its arrays with its Spec; this also compiles the kernels."""
     algo = config.app.algo
     definition = load_definition(algo)
     load_workflow(algo)
@@ -126,16 +128,16 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     with calling(config, "spec"):
         spec = definition.spec(envs, hyper)
     if not isinstance(spec, Spec):
-        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected is a Spec")
+        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
     with calling(config, "reset"):
         obs, _ = envs.reset(seed=config.app.seed)
     with calling(config, "step"):
         next_obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
-    for what, one in (("reset", obs), ("step", next_obs)):
-        if not isinstance(one, dict) or not all(isinstance(array, np.ndarray) for array in one.values()):
-            raise UserCodeError(f"{algo}/feature/definition.py: observation of {what} must be a dict of NumPy arrays")
+    for method, arrays in (("reset", obs), ("step", next_obs)):
+        if not isinstance(arrays, dict) or not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise UserCodeError(f"{algo}/feature/definition.py: observation of {method} must be a dict of NumPy arrays")
         try:
-            check_arrays(one, spec.obs, (1,), f"observation of {what}")
+            check_arrays(arrays, spec.obs, (1,), f"observation of {method}")
         except ValueError as error:
             raise UserCodeError(f"{algo}/feature/definition.py: spec and environment differ: {error}") from error
     for name, array in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):

@@ -1,8 +1,8 @@
 """The supervisor: starts the roles as processes, keeps their address book, watches them, and ends them all.
 
-Made by `realm start` (`commands/train.py`). It owns the control channel's server. A role starts in two phases: it says
-where it is bound, and runs when everyone is. A role that dies is started again at the same address with a higher
-incarnation, until its budget is used up: then the whole run stops with the cause.
+`realm start` makes it (`commands/train.py`). It owns the server of the control channel. A role starts in two phases: it
+reports its address, and runs when all servers are bound. A role that dies is started again at the same address with a
+higher incarnation. When its restart budget is used up, the whole run stops with the cause.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
 _CURVES_EVERY_S = 2.0
-_NICE = 10  # of a role that training does without
+_NICE = 10  # of an optional role
 
 Key = tuple[str, int]
 
 
 @dataclass
 class Role:
-    """One place in the cluster and the process that fills it now."""
+    """One role of the cluster and its current process."""
 
     name: str
     index: int
@@ -55,13 +55,13 @@ class Role:
     address: str = ""
     state: str = "starting"  # starting, bound, ready, stopped (by the user), ended
     cause: str = ""
-    trace: str = ""  # the last lines of the traceback that goes with the cause
+    trace: str = ""  # the last lines of the cause's traceback
     started_at: float = 0.0
     restarts: deque[float] = field(default_factory=deque)
     bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
     next: tuple[bytes, int] | None = None  # peer and question that wait for a command
     report_seq: int = 0
-    given_up: bool = False  # it did not stop when it was told to
+    given_up: bool = False  # it did not stop in time
 
     @property
     def label(self) -> str:
@@ -94,11 +94,11 @@ class Supervisor:
     # --- the run
 
     def run(self, show: Callable[[Board, str], None]) -> int:
-        """Start everything and stay until the end; returns the exit code. show: gets the board and the state, several
-        times a second."""
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(one, self._on_signal)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it, and then nobody can wait for a child
+        """Start all roles and watch them until the end; return the exit code. show: gets the board and the state
+        several times a second."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher may ignore it, and then no child can be waited for
         try:
             for role in self._roles.values():
                 if not self._signals:
@@ -132,10 +132,10 @@ class Supervisor:
         return self._exit_code
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signals.append(number)  # nothing else: a handler may come in the middle of anything
+        self._signals.append(number)  # nothing else: a handler can interrupt any code
 
     def _heed_signals(self) -> None:
-        """One signal ends the run, a second one at once."""
+        """End the run in order after one signal, at once after a second."""
         if self._signals:
             self.stop(f"{signal.Signals(self._signals[0]).name} received", 0)
         if len(self._signals) > 1:
@@ -184,7 +184,7 @@ class Supervisor:
             case "next":
                 role.next = (peer, message.seq)
             case "report":
-                if message.seq > role.report_seq:  # sent twice when an answer is late
+                if message.seq > role.report_seq:  # a late answer makes the role send it twice
                     role.report_seq = message.seq
                     self.board.take(parse_report(message), message.incarnation)
                 self._server.send(peer, Message("ok", message.seq))
@@ -197,15 +197,15 @@ class Supervisor:
             case kind:
                 raise WireError(f"the supervisor does not answer {kind!r}")
 
-    def _take_evaluation(self, one: Evaluation) -> None:
-        """Show it, and put it into TensorBoard at the env steps of its model; sent twice when an answer is late."""
-        if self.board.evaluation is None or one.version != self.board.evaluation.version:
-            values = {f"evaluation/{name}": value for name, value in {**one.means, "best": one.best}.items()}
-            self._tensorboard.write(values, one.env_steps)
-        self.board.evaluation = one
+    def _take_evaluation(self, result: Evaluation) -> None:
+        """Show it, and write it to TensorBoard at the env steps of its model; it may arrive twice."""
+        if self.board.evaluation is None or result.version != self.board.evaluation.version:
+            values = {f"evaluation/{name}": value for name, value in {**result.means, "best": result.best}.items()}
+            self._tensorboard.write(values, result.env_steps)
+        self.board.evaluation = result
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
-        """Questions of tools/stop.sh, tools/status.sh and `realm save`."""
+        """Answer tools/stop.sh, tools/status.sh and `realm save`."""
         if message.kind == "save":
             self._command(self._roles["learner", 0], "save")
         elif message.kind == "stop_role":
@@ -228,7 +228,7 @@ class Supervisor:
         self._server.send(peer, Message("status", message.seq, {"roles": roles, "line": line}))
 
     def _give_orders(self) -> None:
-        """Once every server is bound, tell whoever waits to run."""
+        """Once all servers are bound, let the waiting roles run."""
         servers = [role for role in self._roles.values() if ROLES[role.name].answers]
         if not all(role.address for role in servers):
             return
@@ -253,7 +253,7 @@ class Supervisor:
         role.state, role.cause, role.trace, role.started_at = "starting", "", "", time.monotonic()
         role.bound = role.next = None
         role.report_seq = 0
-        if role.name == "learner":  # counted here, not from files, which may be gone: an epoch never comes twice
+        if role.name == "learner":  # counted here, not in files, which may be lost: an epoch is never used twice
             self.run_file.epoch = self._first_epoch + role.incarnation
         port = int(role.address.rpartition(":")[2]) if role.address else 0
         if port == 0 and role.name in SERVERS:
@@ -275,13 +275,13 @@ class Supervisor:
         self._write_run_file()
 
     def _watch(self) -> None:
-        """Find processes that ended, and those that never got ready."""
+        """Find processes that ended or did not get ready in time."""
         for role in self._roles.values():
             if role.process is None:
                 continue
             code = role.process.exitcode
             if code is not None:
-                _kill(role.process)  # what it started
+                _kill(role.process)  # the processes that it started
                 role.process = None
                 self._role_ended(role, code)
             elif role.state in ("starting", "bound") and not ROLES[role.name].optional and self._stopping_since is None:
@@ -295,9 +295,9 @@ class Supervisor:
             role.state = "ended"
             if trained and code != EXIT_STOPPED and len(self._signals) < 2:
                 self._exit_code = self._exit_code or 1
-                how = role.cause or _signal_name(code)
+                reason = role.cause or _signal_name(code)
                 self.cause += (
-                    f"; the learner did not end well ({how}): what it trained since its last checkpoint is lost"
+                    f"; the learner failed while stopping ({reason}): its updates since the last checkpoint are lost"
                 )
         elif role.state == "stopped":
             logger.info("{} was stopped by the user", role.label)
@@ -331,7 +331,7 @@ class Supervisor:
                     self._tell_workers("buffer_restarted")
 
     def _fail(self, role: Role, cause: str, exit_code: int) -> None:
-        """A role is not started again: the run ends, unless it is one that training does without."""
+        """Give up a role: this ends the run, unless the role is optional."""
         if ROLES[role.name].optional:
             role.state = "ended"
             logger.error("{}; training goes on without it", cause)
@@ -346,9 +346,9 @@ class Supervisor:
                 self._command(role, kind)
 
     def _drive_stop(self) -> None:
-        """Tell the next group of roles to stop; kill what does not listen."""
+        """Ask the next group of roles to stop; kill roles that do not stop in time."""
         now = time.monotonic()
-        # who plays and trains goes first, so that the last chunks and the last checkpoint find their servers alive
+        # roles that ask stop first, so that the last chunks and the last checkpoint find living servers
         for answers in (False, True):
             alive = [
                 role
@@ -369,7 +369,7 @@ class Supervisor:
                 return
 
     def _patience_s(self, role: Role) -> float:
-        """How long a role may take to stop. The learner hears it after its update, which may be a long one."""
+        """Seconds that a role may take to stop. The learner stops after its update, which may take long."""
         update_s = self.board.recent("learner/update_s") or 0.0
         return self.app.stop_timeout_s + (3 * update_s if role.name == "learner" else 0.0)
 
@@ -404,7 +404,7 @@ class Supervisor:
         try:
             self.run_file.write(self.run_dir)
         except OSError as error:
-            logger.warning("run.json could not be written: {}", error)
+            logger.warning("cannot write run.json, so stop and status may fail: {}", error)
 
 
 def _pid(role: Role) -> int:
@@ -419,16 +419,16 @@ def _created(role: Role) -> float:
 
 
 def _kill(process: BaseProcess) -> None:
-    """Kill a role's process and whatever it started: each role leads a session of its own."""
+    """Kill a role's process and all that it started: each role leads its own session."""
     assert process.pid
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.kill()  # it may not have come so far as to lead one
+    process.kill()  # it may not have reached its setsid yet
 
 
 def _give_way(pid: int) -> None:
-    """Low priority for a role, also where the kernel shares out CPU time by session (autogroup)."""
-    with contextlib.suppress(OSError):  # it has ended, or there are no autogroups
+    """Lower a role's priority, also where the kernel shares CPU time by session (autogroup)."""
+    with contextlib.suppress(OSError):  # it has ended, or the kernel has no autogroups
         os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
         Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
 

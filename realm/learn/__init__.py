@@ -1,1 +1,1 @@
-"""What happens to a batch and to the weights: updates, checkpoints, the best model, evaluation."""
+"""Updates on batches, checkpoints, the best model, evaluation."""

@@ -1,8 +1,8 @@
-"""The best model of a run, kept in `best_ckpt/`, where it is not pruned with the others.
+"""The best model of a run, kept in `best_ckpt/`, where pruning does not reach it.
 
-Called by the evaluator. The folder holds one checkpoint `model.ckpt-<epoch>-<update>`, written and found like any
-other, and `model.ckpt-<epoch>-<update>.json` with what it scored. Only weights are published, so its optimizer is a
-fresh one. The JSON is written first: there is no checkpoint without one.
+Called by the evaluator. The folder holds one checkpoint `model.ckpt-<epoch>-<update>`, written and read like any other,
+and `model.ckpt-<epoch>-<update>.json` with its scores. The evaluator gets only weights, so the checkpoint's optimizer
+is fresh. The JSON is written first, so every checkpoint has one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FOLDER = "best_ckpt"
 
 
 def main_statistic(statistics: Mapping[str, Array]) -> str:
-    """By which statistic models are compared: `score`, else `r` (gymnasium's name of the return), else the first."""
+    """The statistic that compares models: `score`, else `r` (gymnasium's name of the return), else the first."""
     if not statistics:
         raise UserCodeError("info['episode'] of the environment holds no statistic, so there is nothing to evaluate")
     return next((name for name in ("score", "r") if name in statistics), next(iter(statistics)))
 
 
 class BestModel:
-    """Knows the greatest score so far and keeps its model.
+    """Keeps the model with the greatest score so far.
 
-    setting: what was played. Scores of another setting cannot be compared: if the folder holds a model with such a one,
-    the folder is set aside as `best_ckpt.<n>`.
+    setting: describes the evaluation (environment options, seed, episodes). Scores of different settings cannot be
+    compared: a folder with a model of another setting is renamed to `best_ckpt.<n>`.
     """
 
     def __init__(self, folder: Path, setting: dict[str, Any]) -> None:
@@ -49,31 +49,32 @@ class BestModel:
             while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
                 number += 1
             folder.rename(aside)
-            logger.info("the best model so far, {}, played something else: kept in {}", known["version"], aside)
+            logger.info("the best model so far, {}, has another setting: moved to {}", known["version"], aside)
 
-    def offer(self, agent: Agent, one: Evaluation, schema: str, more: dict[str, Any]) -> bool:
-        """Keep the agent's model if it has scored more than every other; whether it did. Raises OSError.
+    def offer(self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any]) -> bool:
+        """Keep the agent's model if its score is the greatest so far; return whether it is. Raises OSError.
 
-        more: goes into the JSON, too.
+        extra: more entries for the JSON.
         """
-        if not one.score > self.score:
+        if not evaluation.score > self.score:
             return False
         body = {
-            "version": list(one.version), "env_steps": one.env_steps, "statistic": one.statistic, "score": one.score,
-            "means": one.means, "setting": self._setting, **more,
+            "version": list(evaluation.version), "env_steps": evaluation.env_steps, "statistic": evaluation.statistic,
+            "score": evaluation.score, "means": evaluation.means, "setting": self._setting, **extra,
         }  # fmt: skip
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"model.ckpt-{one.version.epoch}-{one.version.update}.json"
+        version = evaluation.version
+        path = self._folder / f"model.ckpt-{version.epoch}-{version.update}.json"
         replace_file(path, json.dumps(body, indent=1).encode())
-        kept = checkpoint.save(self._folder, agent, one.version, one.env_steps, schema, keep=1)
-        self.version, self.score = one.version, one.score
+        kept = checkpoint.save(self._folder, agent, version, evaluation.env_steps, schema, keep=1)
+        self.version, self.score = version, evaluation.score
         for left in [*self._folder.glob("model.ckpt-*.json"), *self._folder.glob(".*.json.*")]:
             if left.name != f"{kept.name}.json":
                 left.unlink()
         return True
 
     def _read(self) -> dict[str, Any] | None:
-        """What is known of the model in the folder; None if there is no good one."""
+        """Setting, version and score of the model in the folder; None without a valid one."""
         newest, skipped = checkpoint.load_newest(self._folder)
         for sentence in skipped:
             logger.warning("best model skipped: {}", sentence)
@@ -84,5 +85,5 @@ class BestModel:
             body = json.loads(path.read_bytes())
             return {"setting": body["setting"], "version": list(newest.version), "score": float(body["score"])}
         except (OSError, ValueError, LookupError, TypeError) as error:
-            logger.warning("{} cannot be read, its model counts as unknown: {}", path, error)
+            logger.warning("cannot read {}, so its model is ignored: {}", path, error)
             return None

@@ -1,10 +1,10 @@
-"""Models as bytes, and checkpoints on disk: what the learner publishes, and what a run resumes from.
+"""Models as bytes for publishing, and checkpoints on disk for resuming.
 
-Called by the learner (save, resume), by whoever loads published weights (actor, local prediction, evaluation).
-A checkpoint is a folder `model.ckpt-<epoch>-<update>` with `model.safetensors`, `state.pt` (optimizer, counters,
-random numbers) and `manifest.json`, which names the sha256 of both and of itself: it is written last, the folder
-gets its final name by one rename and loses it by one, so under a final name there is a whole checkpoint or, after a
-disk's fault, one that `load_newest` finds out and skips.
+Called by the learner (save, resume) and by all code that loads published weights (actor, local prediction, evaluation).
+A checkpoint is a folder `model.ckpt-<epoch>-<update>` with `model.safetensors`, `state.pt` (optimizer, counters, random
+numbers) and `manifest.json`, which holds the sha256 of both and of itself and is written last. One rename gives the
+folder its final name, and one rename takes it away. So a folder with a final name is a complete checkpoint or, after a
+disk fault, one that `load_newest` detects and skips.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Checkpoint:
 
 def to_bytes(model: torch.nn.Module) -> bytes:
     """The model's state dict as safetensors bytes."""
-    # contiguous, because channels_last weights would be refused; clones, because tied weights would be
+    # safetensors refuses channels_last weights, so contiguous; and tied weights, so clones
     return safetensors.torch.save(
         {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     )
 
 
 def load_bytes(model: torch.nn.Module, weights: bytes) -> None:
-    """Put safetensors bytes into the model. Raises CheckpointError if they are of another model."""
+    """Load safetensors bytes into the model. Raises CheckpointError if they belong to another model."""
     try:
         model.load_state_dict(safetensors.torch.load(weights))
     except (RuntimeError, safetensors.SafetensorError) as error:
@@ -74,7 +74,7 @@ def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: s
     }
     manifest["digest"] = _digest(manifest)
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".*-model.ckpt-*"):  # by a process that was killed while it saved
+    for left in folder.glob(".*-model.ckpt-*"):  # drafts of a process that was killed while saving
         shutil.rmtree(left, ignore_errors=True)
     final = folder / f"model.ckpt-{version.epoch}-{version.update}"
     draft = folder / f".writing-{final.name}"
@@ -90,7 +90,7 @@ def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: s
             _remove(final)
         os.rename(draft, final)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)  # a full disk needs the room
+        shutil.rmtree(draft, ignore_errors=True)  # free the space on a full disk
         raise
     _sync_folder(folder)
     for version_, path in list(_all(folder))[keep:]:
@@ -104,12 +104,12 @@ def load(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest.pop("digest") != _digest(manifest):
-            raise CheckpointError(f"{path / 'manifest.json'}: its digest is not its own, the file is damaged")
+            raise CheckpointError(f"{path / 'manifest.json'}: its digest is wrong, so the file is damaged")
         version = Version(*map(int, manifest["version"]))
         bodies = {name: (path / name).read_bytes() for name in _PARTS}
         for name, body in bodies.items():
             if hashlib.sha256(body).hexdigest() != manifest["sha256"][name]:
-                raise CheckpointError(f"{path / name}: its sha256 is not the manifest's, the file is damaged")
+                raise CheckpointError(f"{path / name}: its sha256 differs from the manifest, so the file is damaged")
         env_steps, schema = int(manifest["env_steps"]), str(manifest["schema"])
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}: {error.filename}") from error
@@ -118,12 +118,12 @@ def load(path: Path) -> Checkpoint:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path / 'manifest.json'}: not a manifest ({type(error).__name__}: {error})") from error
     try:
-        # weights_only: a checkpoint can hold tensors and plain data, never code
+        # weights_only: accept only tensors and plain data, never code
         state = torch.load(io.BytesIO(bodies["state.pt"]), weights_only=True, map_location="cpu")
         missing = {"agent", "torch_rng", "python_rng"} - state.keys()
-    except Exception as error:  # bytes that somebody made up can raise anything
+    except Exception as error:  # forged bytes can raise anything
         raise CheckpointError(
-            f"{path / 'state.pt'}: holds something else than tensors and plain data, and nothing of it was run "
+            f"{path / 'state.pt'}: holds something else than tensors and plain data, so it was not loaded "
             f"({type(error).__name__})"
         ) from error
     if missing:
@@ -132,7 +132,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest good checkpoint below `folder`, and a sentence for each newer one that had to be skipped."""
+    """The newest valid checkpoint below `folder`, and a sentence for each newer one that was skipped."""
     skipped: list[str] = []
     for _, path in _all(folder):
         try:
@@ -143,32 +143,32 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
-    """The checkpoint of a folder by its number of updates, or the newest good one. Raises CheckpointError."""
+    """The checkpoint of a folder by its number of updates, or the newest valid one. Raises CheckpointError."""
     if (folder / "manifest.json").is_file():
-        return load(folder)  # it is a checkpoint itself
+        return load(folder)  # the folder is a checkpoint itself
     if update == "latest":
         newest, skipped = load_newest(folder)
         if newest is None:
-            raise CheckpointError(f"{folder}: no good checkpoint is there {'; '.join(skipped)}".rstrip())
+            raise CheckpointError(f"{folder}: has no valid checkpoint {'; '.join(skipped)}".rstrip())
         return newest
-    there = list(_all(folder))
-    for version, path in there:
+    checkpoints = list(_all(folder))
+    for version, path in checkpoints:
         if version.update == update:
             return load(path)
-    numbers = ", ".join(str(version.update) for version, _ in there) or "none"
-    raise CheckpointError(f"{folder}: no checkpoint of update {update} is there; those there: {numbers}")
+    numbers = ", ".join(str(version.update) for version, _ in checkpoints) or "none"
+    raise CheckpointError(f"{folder}: has no checkpoint of update {update}; it must be one of: {numbers}")
 
 
 def restore(agent: Agent, checkpoint: Checkpoint) -> None:
-    """Put model, optimizer and random numbers back. Raises CheckpointError if it was saved by another agent."""
+    """Restore model, optimizer and random numbers. Raises CheckpointError if another agent saved them."""
     load_bytes(agent.model, checkpoint.weights)
     try:
         agent.load_model(checkpoint.state["agent"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise CheckpointError(
-            f"{checkpoint.path}: the agent does not take back the state that is saved there ({why}); if another "
-            "version of it wrote that, start a new run, with preload_model to go on from these weights"
+            f"{checkpoint.path}: the agent cannot load the saved state ({why}); if another version of the agent saved "
+            "it, start a new run, with preload_model to continue from these weights"
         ) from error
     torch.set_rng_state(checkpoint.state["torch_rng"])
     version, internal, gauss = checkpoint.state["python_rng"]
@@ -180,7 +180,7 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Take the final name away first: a folder that is half removed must not bear it."""
+    """Remove a checkpoint; rename it first, because a half-removed folder must not have a final name."""
     aside = path.with_name(f".removing-{path.name}")
     os.rename(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -188,13 +188,13 @@ def _remove(path: Path) -> None:
 
 def _all(folder: Path) -> Iterator[tuple[Version, Path]]:
     """Checkpoint folders, newest first."""
-    found = []
+    checkpoints = []
     if folder.is_dir():
         for path in folder.iterdir():
             match = _NAME.fullmatch(path.name)
             if match:
-                found.append((Version(int(match[1]), int(match[2])), path))
-    yield from sorted(found, reverse=True)
+                checkpoints.append((Version(int(match[1]), int(match[2])), path))
+    yield from sorted(checkpoints, reverse=True)
 
 
 def _sync_folder(folder: Path) -> None:

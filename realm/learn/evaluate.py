@@ -1,13 +1,13 @@
-"""Plays a trained model and says what became of each episode: the same workflow pieces, no training.
+"""Plays episodes with a trained model and collects their statistics, without training.
 
-Called by `realm eval`, by the evaluator, and by whoever judges a model in code; `realm record` and `realm play` only
-use `load_player`. `evaluate` plays so many episodes of
-any user's environment that reports them in `info["episode"]`; `evaluate_layouts` plays given episodes of the realm,
-each once. Both take the vector environment and an agent's `predict`. Only `load_player` imports torch.
+Called by `realm eval`, by the evaluator and by user code; `realm record` and `realm play` only use `load_player`.
+`evaluate` plays N episodes of any environment that reports them in `info["episode"]`. `evaluate_layouts` plays given
+layouts of the realm, one episode each. Both take the vector environment and an agent's `predict`. Only `load_player`
+imports torch.
 
-An environment that can be given layouts says so in its metadata: with `metadata["layouts"]` true,
-`reset(options={"layouts": [...]})` makes episode n of all its environments together, counted from 0, play layout n
-(modulo their number), and `info["episode"]["turn"]` is that n. It also reports score, length, missed and reached_end.
+An environment that accepts layouts has `metadata["layouts"]` true. Then `reset(options={"layouts": [...]})` numbers the
+episodes of all its environments together from 0, episode n plays layout n (modulo the number of layouts), and
+`info["episode"]["turn"]` is n. It also reports score, length, missed and reached_end.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
 
 
 class Outcome(NamedTuple):
-    """What became of K layouts, one episode each; arrays [K] in the order of the layouts."""
+    """The results of K layouts, one episode each; arrays [K] in the order of the layouts."""
 
     steps: Array  # i64
     score: Array  # f64
-    missed: Array  # i64, treasures left behind
+    missed: Array  # i64, treasures not collected
     reached_end: Array  # bool
-    stats: dict[str, Array]  # all that the environment reports of an episode
-    actions: list[Array]  # of each episode [T, ...], if they were to be kept, else none
+    stats: dict[str, Array]  # all statistics that the environment reports
+    actions: list[Array]  # per episode [T, ...] with keep_actions, else an empty list
 
 
 def plays_layouts(envs: Any) -> bool:
-    """Whether `evaluate_layouts` can play these environments."""
+    """Whether these environments accept layouts, as `evaluate_layouts` needs."""
     return bool((getattr(envs, "metadata", None) or {}).get("layouts", False))
 
 
@@ -56,10 +56,10 @@ def evaluate_layouts(
     show: Show | None = None,
     keep_actions: bool = False,
 ) -> Outcome:
-    """Play each layout once, all environments at the same time.
+    """Play each layout once, in all environments at the same time.
 
-    layouts: what the environment takes, in the realm usr_confs or lists of treasure ids. explore: 0 takes the best
-    action, 1 draws from the policy. Environments that have nothing left to play are not acted for any more.
+    layouts: in the environment's form; in the realm usr_confs or lists of treasure ids. explore: 0 takes the greedy
+    action, 1 samples it. Environments without a layout left get no more predictions.
     """
     count, num_envs = len(layouts), envs.num_envs
     awake, begun = np.ones(num_envs, np.bool_), num_envs
@@ -77,7 +77,7 @@ def evaluate_layouts(
             continue
         episode = _reported(info, LAYOUT_STATS)
         turn = np.asarray(episode["turn"])
-        # later turns play the same layouts again, and the quick ones among them would come first
+        # later turns repeat the layouts; counting them would favour short episodes
         taken = np.flatnonzero(ended & info["_episode"] & (turn < count))
         for name, values in episode.items():
             array = np.asarray(values)
@@ -114,7 +114,7 @@ def evaluate(
 ) -> dict[str, Array]:
     """Play `episodes` episodes; statistic name -> [episodes].
 
-    explore: as for `evaluate_layouts`. Every environment plays the same number of episodes (to within one), so that
+    explore: as in `evaluate_layouts`. All environments play the same number of episodes (plus or minus one), so that
     short episodes do not count more often than long ones.
     """
     quota = np.full(envs.num_envs, episodes // envs.num_envs)
@@ -123,7 +123,7 @@ def evaluate(
     finished = 0
     with calling(config, "reset"):
         obs, _ = envs.reset(seed=seed)
-    everyone = np.ones(envs.num_envs, np.bool_)  # a user's environment may accept no action but a fresh one
+    everyone = np.ones(envs.num_envs, np.bool_)  # a user's environment may refuse a repeated action
     for t, (_, ended, info) in enumerate(_steps(envs, predict, obs, explore, everyone)):
         if not (ended & (quota > 0)).any():
             continue
@@ -143,8 +143,8 @@ def evaluate(
 def _steps(
     envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Array
 ) -> Iterator[tuple[Array, Array, dict[str, Any]]]:
-    """Play on from `obs`: each step's (action, ended, info). awake: bool [E], the environments whose action matters;
-    the caller may clear it between steps."""
+    """Play on from `obs`; yield each step's (action, ended, info). awake: bool [E], the environments that still need
+    predictions; the caller may clear entries between steps."""
     slot, explores = np.arange(len(awake)), np.full(len(awake), explore, np.float32)
     first, ended = np.ones(len(awake), np.bool_), np.zeros(len(awake), np.bool_)
     action: Array = np.zeros(0)
@@ -157,27 +157,27 @@ def _steps(
             action = action.copy()
             action[awake] = some
         obs, _, terminated, truncated, info = envs.step(action)
-        first, ended = ended, terminated | truncated  # the step after an end resets: what it shows is the first
+        first, ended = ended, terminated | truncated  # the step after an end is the reset, so its obs is the first
         yield action, ended, info
 
 
 def _reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The statistics of the episodes that have just ended, which must have these names."""
+    """The statistics of the episodes that have just ended; these names are required."""
     if "_episode" not in info:
-        raise UserCodeError("the environment ended an episode without info['episode'], so there is nothing to evaluate")
+        raise UserCodeError("the environment ended an episode without info['episode'], which must hold its statistics")
     episode: dict[str, Any] = info["episode"]
     for name in names:
         if name not in episode:
-            raise UserCodeError(f"the environment plays layouts, but its info['episode'] has no {name!r}")
+            raise UserCodeError(f"the environment accepts layouts, so its info['episode'] must have {name!r}")
     return episode
 
 
 def load_player(
     config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int
 ) -> tuple[Any, Agent]:
-    """Environments with `options` and the agent of a checkpoint. Raises CheckpointError if it does not fit."""
-    from realm.errors import CheckpointError  # late: it brings torch, which not all who play have
-    from realm.learn.checkpoint import load_bytes  # late: it brings torch, which not all who play have
+    """Make environments with `options` and load a checkpoint's agent. Raises CheckpointError if it does not fit."""
+    from realm.errors import CheckpointError
+    from realm.learn.checkpoint import load_bytes  # late: it imports torch, which may not be installed
 
     app = config.app
     hyper = load_hyper(app.algo, config.hyper, config.places)

@@ -1,1 +1,1 @@
-"""The roles: five that train and the evaluator. Each module has one `run(job)` with one loop; none imports another."""
+"""The roles: five that train, and the evaluator. Each module has one `run(job)` with one loop and imports no other."""

@@ -1,8 +1,8 @@
-"""The inference server: answers the predictions of all workers with one forward pass over whatever waits.
+"""The inference server: answers all waiting prediction requests with one forward pass.
 
-No timer: a batch is what has arrived, up to `predict_batch_size` rows. A request that asks for a version which is
-not here yet is parked until the model pool has brought it. Here `actor` has KaiwuDRL's meaning; elsewhere the
-word often names the process that steps environments.
+There is no timer: a batch holds the requests that have arrived, up to `predict_batch_size` rows. A request for a newer
+version waits until the model pool has sent it. `actor` has KaiwuDRL's meaning here; elsewhere the word often names the
+process that steps environments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from realm.wire.predict import checked_answer, parse_request, reply_fields, requ
 from realm.wire.sockets import wait_any
 
 _AWAKE_S = 0.001
-"""For so long after an answer the actor looks for questions without sleep: a core that slept takes longer to answer."""
+"""After an answer the actor looks for requests this long without sleeping: a core that slept answers more slowly."""
 
 
 def run(job: Job) -> None:
@@ -33,17 +33,17 @@ def run(job: Job) -> None:
     to_pool = job.client("model_pool")
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
     fields, answer_fields = request_fields(job.spec), reply_fields(job.spec)
-    waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker: a question sent twice counts once
+    waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker, so that a repeated request counts once
 
     def answer(batch: list[tuple[bytes, PredictRequest]]) -> None:
-        """One forward pass over these questions, and its part to each who asked."""
+        """Run one forward pass over these requests and send each worker its rows."""
         started = time.perf_counter()
         requests = [request for _, request in batch]
-        obs = {name: _joined([one.obs[name] for one in requests]) for name in requests[0].obs}
+        obs = {name: _joined([request.obs[name] for request in requests]) for name in requests[0].obs}
         context = PredictContext(
-            slot=_joined([one.slot + (one.worker << 32) for one in requests]),
-            first=_joined([one.first for one in requests]),
-            explore=_joined([one.explore for one in requests]),
+            slot=_joined([request.slot + (request.worker << 32) for request in requests]),
+            first=_joined([request.first for request in requests]),
+            explore=_joined([request.explore for request in requests]),
         )
         predicted = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
@@ -55,7 +55,7 @@ def run(job: Job) -> None:
         meters.count("actions", row)
         meters.count("forwards")
         meters.put("batch_rows", row)
-        meters.count(f"batch_rows_to_{1 << (row - 1).bit_length()}")  # a histogram over powers of two
+        meters.count(f"batch_rows_to_{1 << (row - 1).bit_length()}")  # histogram over powers of two
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 
@@ -74,20 +74,20 @@ def run(job: Job) -> None:
         if batch:
             answer(batch)
             awake_until = time.perf_counter() + _AWAKE_S
-        link.tick()  # what nobody waits for comes after the answers
+        link.tick()  # after the answers, which workers wait for
         if models.poll():
             meters.totals["models_loaded"] = models.loaded
             meters.put("publish_to_use_ms", 1e3 * models.delay_s)
             meters.totals["version_epoch"], meters.totals["version_update"] = models.version
         elif not batch:
             if time.perf_counter() < awake_until:
-                os.sched_yield()  # to whoever wants this core
+                os.sched_yield()  # give this core to any process that wants it
             else:
                 wait_any([server, to_pool], 20)
 
 
 def _joined(arrays: list[Array]) -> Array:
-    """[n, ...] each -> [N, ...], read-only as what came over a socket; not copied where only one worker asks."""
+    """Concatenate [n, ...] each -> [N, ...], read-only like arrays from a socket; no copy if only one worker asks."""
     joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     joined.setflags(write=False)
     return joined
@@ -96,7 +96,7 @@ def _joined(arrays: list[Array]) -> Array:
 def _take_batch(
     waiting: dict[int, tuple[bytes, PredictRequest]], models: ModelReader, max_rows: int
 ) -> list[tuple[bytes, PredictRequest]]:
-    """Remove from `waiting` the requests of the next forward pass: those that this version may answer."""
+    """Remove from `waiting` and return the requests of the next forward pass: those that this version may answer."""
     if models.version == NO_VERSION:
         return []
     batch: list[tuple[bytes, PredictRequest]] = []

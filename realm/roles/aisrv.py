@@ -1,6 +1,6 @@
-"""The worker: steps E environments in the user's workflow and sends what it yields to the buffer.
+"""The worker: runs the user's workflow on E environments and sends its chunks to the buffer.
 
-Predictions come from the actor, or from a copy of the weights in this process; the workflow cannot tell.
+Predictions come from the actor or from a copy of the weights in this process; the workflow sees no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from realm.wire.sockets import Client
 
 
 def run(job: Job) -> None:
-    """Play until stopped."""
+    """Run the workflow until stopped."""
     plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
     hyper = load_hyper(app.algo, job.config.hyper)
     envs = load_definition(app.algo).make_envs(plan.envs_per_worker, job.seed, hyper, job.config.env)
@@ -30,7 +30,7 @@ def run(job: Job) -> None:
 
     def tick() -> None:
         link.tick()
-        sender.poll()  # also while waiting for a prediction: a refused round changes what may be asked for
+        sender.poll()  # also while waiting for a prediction: a refused round changes the minimum version
         for command in link.commands():
             if command.kind == "buffer_restarted":
                 gate.refill()
@@ -59,11 +59,11 @@ def run(job: Job) -> None:
         tick()
         items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
         if plan.max_version_lag is not None and len(items["worker"]) != plan.envs_per_worker:
-            # credits are counted in whole rounds: the worker would wait for ever for an update that is never due
+            # credits count whole rounds: with another size the worker would wait for ever for an update
             raise ContractError(
-                f"the workflow yielded {len(items['worker'])} items in a round, with max_version_lag "
+                f"the workflow yielded {len(items['worker'])} items in a round; with max_version_lag "
                 f"{plan.max_version_lag} it must be {plan.envs_per_worker}, one of each environment; "
-                'max_version_lag = "free" allows any number'
+                'set max_version_lag = "free" to allow any number'
             )
         gate.begin_round()
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
@@ -80,8 +80,8 @@ def run(job: Job) -> None:
 
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
-    """Prediction in the worker: an agent of its own that follows the model pool."""
-    from realm.learn.checkpoint import load_bytes  # only where weights live: it imports torch
+    """Local prediction: an agent in this process that loads new models from the pool."""
+    from realm.learn.checkpoint import load_bytes  # late: it imports torch, which other workers do not need
 
     agent = load_agent(job.config.app.algo)(job.spec, hyper, "cpu", job.seed)
     to_pool = job.client("model_pool")

@@ -1,8 +1,8 @@
-"""The door to the buffer: answers `add` and `sample` over ZeroMQ in front of reverb (or the native storage).
+"""The buffer role: answers `add` and `sample` over ZeroMQ from a ReplayBuffer (reverb or native storage).
 
-Two threads: this module's loop moves messages and never blocks; `Keeper` owns the ReplayBuffer, whose storage
-may take its time. A round that finds no room, and a draw that finds too little, wait in the keeper: their
-missing answers are the back-pressure.
+Two threads: this module's loop moves messages and never blocks; `Keeper` owns the ReplayBuffer, whose storage may be
+slow. A round without room and a draw without enough samples wait in the keeper: their missing answers are the
+back-pressure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(job: Job) -> None:
     questions: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
     answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
     waker = Waker()
-    # a name of its own for reverb's table: reverb tells it to anyone, and the run id is the sockets' key
+    # not the run id: it is secret, and reverb shows the table's name to anyone
     buffer = make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed)
     keeper = Keeper(buffer, link.meters)
     thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
@@ -69,21 +69,21 @@ def _keep(
     answers: queue.SimpleQueue[Answer | BaseException],
     wake: Callable[[], None],
 ) -> None:
-    """The keeper's thread: one question after the other; an error goes to the role's loop, which ends with it."""
+    """The keeper's thread: handles one question after the other. An error goes to the role's loop, which raises it."""
     try:
         while (question := questions.get()) is not None:
             for answer in keeper.handle(*question):
                 answers.put(answer)
             wake()
         keeper.buffer.storage.close()
-    except BaseException as error:  # handed over, not swallowed
+    except BaseException as error:  # the role's loop raises it
         answers.put(error)
         wake()
 
 
 @dataclass
 class _Draw:
-    """The learner's question for a batch. asked: its sender, incarnation and number."""
+    """The learner's request for a batch. asked: its sender, incarnation and sequence number."""
 
     peer: bytes
     asked: tuple[str, int, int]
@@ -93,7 +93,7 @@ class _Draw:
 
 
 class Keeper:
-    """Decides what is answered when. Used by one thread."""
+    """Decides when each question is answered. Used by one thread."""
 
     def __init__(self, buffer: ReplayBuffer, meters: Meters) -> None:
         self.buffer = buffer
@@ -101,10 +101,10 @@ class Keeper:
         self._meters = meters
         self._held: dict[tuple[str, int, int], tuple[bytes, Arrays, float]] = {}  # rounds that wait for room
         self._draw: _Draw | None = None
-        self._last: tuple[_Draw, Message] | None = None  # stays until the next question says that it arrived
+        self._last: tuple[_Draw, Message] | None = None  # kept until the next request shows that it arrived
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
-        """Take one question; give every answer that is possible now, of earlier questions too."""
+        """Take one question; return all answers that are possible now, also to earlier questions."""
         answers: list[Answer] = []
         try:
             match message.kind:
@@ -121,15 +121,15 @@ class Keeper:
             answers.append((peer, Message("invalid", message.seq, {"status": INVALID, "reason": str(error)})))
         progress = True
         while progress:
-            progress = self._try_draw(answers)  # first: it tells the buffer which version comes next
+            progress = self._try_draw(answers)  # first: it tells the buffer the next version
             progress |= self._add_held(answers)
         return answers
 
     def _add_held(self, answers: list[Answer]) -> bool:
-        """Offer waiting rounds in the order they came, up to the first that finds no room; whether one was taken."""
+        """Offer waiting rounds in order of arrival, until one finds no room; return whether one was taken."""
         taken = False
         if self._draw is None and self._last is None:
-            return False  # which version comes next, so what is too old, only the learner knows: its question comes
+            return False  # only the learner's request tells the next version, and so which rounds are too old
         for key, (peer, items, since) in list(self._held.items()):
             try:
                 status = self.buffer.add(items)
@@ -138,7 +138,7 @@ class Keeper:
                 status, reason = INVALID, f"{key[0]}: {error}"
                 self.invalid += 1
             if status == NO_ROOM:
-                break  # a smaller one behind it must wait: of one worker, the later would make the earlier a duplicate
+                break  # later rounds wait, too: a later one of the same worker would make this one a duplicate
             del self._held[key]
             if status == ACCEPTED:
                 taken = True
@@ -152,7 +152,7 @@ class Keeper:
     def _take_draw(self, peer: bytes, message: Message) -> list[Answer]:
         asked = (message.sender, message.incarnation, message.seq)
         if self._last is not None and self._last[0].asked == asked:
-            return [(peer, self._last[1])]  # the answer was lost on its way
+            return [(peer, self._last[1])]  # the answer was lost
         if message.arrays:
             check_arrays(message.arrays, _PRIORITIES, (message.array("key").size,), "priorities")
             self.buffer.storage.update_priorities(message.array("key"), message.array("priority"))
@@ -161,7 +161,7 @@ class Keeper:
         return []
 
     def _try_draw(self, answers: list[Answer]) -> bool:
-        """Answer the learner if a batch can be had; whether it was (which may have made room)."""
+        """Answer the learner if a batch is available; return whether it was (then there may be room)."""
         draw = self._draw
         if draw is None:
             return False

@@ -1,9 +1,9 @@
-"""The onlooker: plays the newest model with its best actions, again and again, and keeps the best one.
+"""The evaluator: plays the newest model with greedy actions, again and again, and keeps the best model.
 
-It has a copy of the weights of its own, from the model pool, and nothing to do with workers, actor and buffer: what it
-plays is not trained on and not counted. It takes `eval_cpu_share` of the run's CPU time at most, and the supervisor
-gives its process a low priority. Every result goes to the supervisor (live line, TensorBoard), and as one line into
-`evaluations.jsonl` of the run.
+It gets its own copy of the weights from the model pool and is independent of workers, actor and buffer: nothing trains
+on its episodes, and no statistic of training counts them. It uses at most `eval_cpu_share` of the run's CPU time, and
+the supervisor gives its process a low priority. Every result goes to the supervisor (live line, TensorBoard), and as
+one line into `evaluations.jsonl` of the run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from realm.user import calling, load_agent, load_definition, load_hyper
 from realm.wire.models import parse_model
 
 _MOST_ENVS = 128
-_PERIOD_S = 2.0  # however quick an evaluation is: no curve of a run is finer
-_SEED = 1_000_000  # no worker's, and not that of `realm eval`, which would judge the best by what chose it
+_PERIOD_S = 2.0  # even if an evaluation is quicker: the run's curves are no finer
+_SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
 
 
 def run(job: Job) -> None:
@@ -40,7 +40,7 @@ def run(job: Job) -> None:
     with calling(config, "make_envs"):
         envs = load_definition(app.algo).make_envs(num_envs, seed, hyper, config.env)
     agent: Agent = load_agent(app.algo)(job.spec, hyper, "cpu", job.seed)
-    # every model plays the same episodes, as far as the environment's seed decides them
+    # all models play the same episodes, as far as the environment's seed fixes them
     setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": seed}
     best = BestModel(job.run_dir / FOLDER, setting)
     to_pool = job.client("model_pool")
@@ -52,7 +52,7 @@ def run(job: Job) -> None:
     link.ready([to_pool])
     version = NO_VERSION
     while True:
-        # asked only now: a question that stays open meanwhile, as ModelReader's, would bring a model of long ago
+        # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
         model = to_pool.wait(to_pool.ask("latest", {"have": list(version)}), link.tick)
         tag = parse_model(model)
         load_bytes(agent.model, model.array("weights").tobytes())
@@ -62,19 +62,20 @@ def run(job: Job) -> None:
         started, cpu = time.monotonic(), time.process_time()
         statistics = evaluate(config, envs, predict, app.eval_episodes, 0.0, seed)
         means, name = {key: float(values.mean()) for key, values in statistics.items()}, main_statistic(statistics)
-        one = Evaluation(version, tag.env_steps, name, means[name], best.score, best.version, means)
+        evaluation = Evaluation(version, tag.env_steps, name, means[name], best.score, best.version, means)
         took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
         try:
-            best.offer(agent, one, job.spec.schema, took)
-            one = dataclasses.replace(one, best=best.score, best_version=best.version)
-            add_line(job.run_dir / "evaluations.jsonl", {**dataclasses.asdict(one), **took})
+            best.offer(agent, evaluation, job.spec.schema, took)
+            evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
+            add_line(job.run_dir / "evaluations.jsonl", {**dataclasses.asdict(evaluation), **took})
         except OSError as error:
-            logger.warning("the evaluation of {} could not be written, it goes on: {}", version, error)
+            logger.warning("cannot write the evaluation of {}, the evaluator goes on: {}", version, error)
         meters.count("evaluations")
-        link.say("evaluated", dataclasses.asdict(one))
+        link.say("evaluated", dataclasses.asdict(evaluation))
         logger.info(
             "version {} ({:,} env steps): {} {:.2f}, best {:.2f} ({}); {:.1f} s",
-            version, one.env_steps, name, one.score, one.best, one.best_version, took["seconds"],
+            version, evaluation.env_steps, name, evaluation.score, evaluation.best, evaluation.best_version,
+            took["seconds"],
         )  # fmt: skip
         until = time.monotonic() + budget.rest_s()
         while time.monotonic() < until:
@@ -83,10 +84,10 @@ def run(job: Job) -> None:
 
 
 class Budget:
-    """Holds this process to `rate` CPU seconds a second: after each piece of work it says how long to rest.
+    """Limits this process to `rate` CPU seconds per second: it says how long to rest after each piece of work.
 
-    A rest pays for all since the beginning of the one before, the first for all since the process began; what waiting
-    for a model has saved is not carried over. Work and rest together take at least `period_s`.
+    A rest pays for all CPU time since the start of the rest before, and the first rest for all since the process
+    started. Time saved by waiting for a model is not carried over. Work and rest together take at least `period_s`.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Budget:
         self._cpu_from, self._wall_from = 0.0, wall()
 
     def rest_s(self) -> float:
-        """How long to rest now. Once after each piece of work: a new account begins, its seconds at the rest's end."""
+        """Seconds to rest now. Call it once after each piece of work: it starts a new account at the rest's end."""
         cpu, wall = self._cpu(), self._wall()
         rest = max(0.0, max((cpu - self._cpu_from) / self._rate, self._period_s) - (wall - self._wall_from))
         self._cpu_from, self._wall_from = cpu, wall + rest
@@ -108,7 +109,7 @@ class Budget:
 
 
 def add_line(path: Path, record: dict[str, Any]) -> None:
-    """Add a line of JSON, after one that a full disk or a kill has left unfinished on a line of its own."""
+    """Append a line of JSON; first end a line that a full disk or a kill left unfinished."""
     with open(path, "a+b") as file:
         torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
         file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What a role is given when it runs: the same plain object for all of them."""
+"""The argument of every role's `run`: one plain object for all roles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from realm.wire.sockets import Client, Server
 
 @dataclass(frozen=True)
 class Job:
-    """One role's surroundings.
+    """Everything that one role needs.
 
-    epoch   the learner's; greater than every epoch before it in this run directory
+    epoch   the learner's; greater than all earlier epochs in this run directory
     server  bound for roles that answer (actor, buffer, model_pool), else None
-    index   which of several (0 where there is one)
+    index   number among the processes of the role (0 if there is only one)
     """
 
     role: str
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Different for every worker, restart and resume, below 2**31; the same for a new run of the same settings."""
+        """Differs for every worker, restart and resume, below 2**31; a new run with the same settings gets the same."""
         parts = (self.config.app.seed, self.index, self.incarnation, self.epoch)
         return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
 

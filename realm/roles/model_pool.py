@@ -1,6 +1,6 @@
-"""Keeps the last K published models and brings the newest to whoever asks for newer than it has.
+"""The model pool: keeps the last K published models and sends the newest to each reader that has an older one.
 
-A question for `latest` stays open until there is an answer, so nobody polls and nobody gets a backlog.
+A request for `latest` stays open until there is a newer model, so readers need not poll and get no backlog.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def run(job: Job) -> None:
     """Serve until stopped."""
     link, meters, server = job.link, job.link.meters, job.bound()
     models: OrderedDict[Version, tuple[ModelTag, Array]] = OrderedDict()
-    waiting: dict[str, tuple[bytes, int, Version]] = {}  # sender -> peer, question, the version it has
+    waiting: dict[str, tuple[bytes, int, Version]] = {}  # sender -> peer, sequence number, version that it has
     link.ready([server])
     while True:
         link.tick()

@@ -1,7 +1,7 @@
-"""What the roles are: one row for each. Everything that depends on a role's name is asked here.
+"""The table of roles: one row each. All properties that depend on a role's name are here.
 
-Read by the supervisor (who is started, who is waited for, who stops first), by the environment of a process (threads,
-devices) and by the command line (names). What a role does is in the module of its name.
+Read by the supervisor (which roles to start, to wait for, to stop first), by the environment of a process (threads,
+devices) and by the command line (names). The module with the role's name holds its code.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from realm.config.plan import Plan
 class Row:
     """One role.
 
-    answers    binds an address that other roles ask; it stops after those that ask
+    answers    binds an address that other roles ask; it stops after the roles that ask
     weights    holds a model, so its process needs torch
-    device     its model is on the plan's device; every other role works on the CPU
-    optional   training goes on without it: nobody waits for it, and it has a low priority
+    device     its model is on the plan's device; all other roles use the CPU
+    optional   training goes on without it: no role waits for it, and it has a low priority
     """
 
     answers: bool = False
@@ -35,13 +35,13 @@ ROLES = {
     "aisrv": Row(),
     "evaluator": Row(weights=True, optional=True),
 }
-"""In the order in which they are started."""
+"""In the order of their start."""
 
 SERVERS = tuple(name for name, row in ROLES.items() if row.answers)
 
 
 def processes(role: str, plan: Plan) -> int:
-    """How many processes of a role a run has."""
+    """The number of processes of a role."""
     match role:
         case "aisrv":
             return plan.workers
@@ -53,5 +53,5 @@ def processes(role: str, plan: Plan) -> int:
 
 
 def holds_weights(role: str, plan: Plan) -> bool:
-    """Whether a role's process computes with torch; workers do if they predict themselves."""
+    """Whether a role's process needs torch; workers do if they predict locally."""
     return ROLES[role].weights or (role == "aisrv" and plan.predict_local)

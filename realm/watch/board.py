@@ -1,6 +1,6 @@
-"""What the supervisor knows from the reports: sums over roles and restarts, rates, the live line, TensorBoard's values.
+"""Combines the roles' reports: sums over processes and restarts, rates, the live line, TensorBoard's values.
 
-Used by the cluster (`processes`) and the one-process run (`local`), which feeds it the same reports.
+Used by the supervisor and by the one-process run (`launch/local.py`), which feeds it the same reports.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from realm.contract import Evaluation, Report
 GAUGES = frozenset(
     {"pid", "size", "rss_mb", "peak_mb", "version_epoch", "version_update", "models_loaded", "published"}
 )
-"""Totals that are levels: the newest value counts, where other totals add up over restarts."""
+"""Totals that are levels: only the newest value counts. Other totals add up over restarts."""
 
 RECENT_EPISODES = 200
-"""That the live line's means of episodes are of."""
+"""Episodes in the live line's means."""
 
 
 class RecentMean:
-    """Mean over the last RECENT_EPISODES episodes, or as many as there are, of which sums come in groups.
+    """Mean over the last RECENT_EPISODES episodes, or over all if there are fewer. Episodes arrive in groups.
 
-    Of the oldest group that is still in, a part counts, with the group's mean. So what is shown does not depend on how
-    often somebody reports, as a mean would that only forgets.
+    The oldest group may count in part, with its own mean. So, unlike an exponential mean, the result does not depend on
+    how often a role reports.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class RecentMean:
         self._groups: deque[tuple[float, float]] = deque()  # mean, number
 
     def take(self, mean: float, count: float) -> None:
-        """So many more episodes, more than 0, had this mean."""
+        """Add `count` episodes, more than 0, with this mean."""
         self.taken += count
         self._groups.append((mean, count))
         too_many = sum(number for _, number in self._groups) - RECENT_EPISODES
@@ -45,19 +45,19 @@ class RecentMean:
             too_many -= count
 
     def mean(self) -> float:
-        """Raises ZeroDivisionError before there was any."""
+        """Raises ZeroDivisionError before the first episode."""
         return sum(mean * number for mean, number in self._groups) / sum(number for _, number in self._groups)
 
 
 @dataclass
 class Board:
-    """Takes reports in, gives numbers out. Times are monotonic seconds."""
+    """Takes reports and gives numbers. Times are monotonic seconds."""
 
     started_at: float = field(default_factory=time.monotonic)
     env_steps: int = 0
-    """Valid steps that the learner has trained on, over all epochs: the step axis of every curve."""
+    """Valid steps that the learner has trained on, over all epochs: the x axis of every curve."""
     evaluation: Evaluation | None = None
-    """The newest of the evaluator."""
+    """The evaluator's newest result."""
 
     def __post_init__(self) -> None:
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
@@ -65,10 +65,10 @@ class Board:
         self._last: dict[str, float] = {}
         self._last_at = self.started_at
         self._smoothed: dict[str, float] = {}  # running means for the live line
-        self._episodes: dict[str, RecentMean] = {}  # ... of what episodes report
+        self._episodes: dict[str, RecentMean] = {}  # the same for statistics of episodes
 
     def take(self, report: Report, incarnation: int) -> None:
-        """One report of one process."""
+        """Add one report of one process."""
         role, means = report.role, report.means
         self._totals[role, report.index, incarnation] = report.totals
         for name, (amount, count) in means.items():
@@ -85,25 +85,25 @@ class Board:
 
     def _smooth(self, name: str, value: float) -> None:
         if not math.isfinite(value):
-            return  # one NaN would stay in a running mean for ever; the curve of that interval shows it
+            return  # a running mean would stay NaN for ever; the curve shows the NaN
         old = self._smoothed.get(name, value)
         self._smoothed[name] = old + 0.3 * (value - old)
 
     def total(self, role: str, name: str) -> float:
         """A counter summed over the role's processes and restarts; a gauge over its living processes."""
         newest: dict[int, int] = {}
-        for one, index, incarnation in self._totals:
-            if one == role:
+        for label, index, incarnation in self._totals:
+            if label == role:
                 newest[index] = max(incarnation, newest.get(index, 0))
         return sum(
             totals.get(name, 0.0)
-            for (one, index, incarnation), totals in self._totals.items()
-            if one == role and (name not in GAUGES or incarnation == newest[index])
+            for (label, index, incarnation), totals in self._totals.items()
+            if label == role and (name not in GAUGES or incarnation == newest[index])
         )
 
     def restarted(self, role: str) -> bool:
-        """Whether any process of the role was started again; its forerunner's last report came before its end."""
-        return any(one == role and incarnation > 1 for one, _, incarnation in self._totals)
+        """Whether any process of the role was started again; then its totals miss the time after the last report."""
+        return any(name == role and incarnation > 1 for name, _, incarnation in self._totals)
 
     def of_process(self, role: str, index: int, incarnation: int) -> dict[str, float]:
         return self._totals.get((role, index, incarnation), {})
@@ -116,7 +116,7 @@ class Board:
         return self._episodes[name].mean() if name in self._episodes else self._smoothed.get(name)
 
     def recent_of(self, role: str) -> dict[str, float]:
-        """Name -> smoothed mean of everything that a role has reported."""
+        """Name -> smoothed mean of each value that a role has reported."""
         prefix = f"{role}/"
         return {name.removeprefix(prefix): value for name, value in self._smoothed.items() if name.startswith(prefix)}
 
@@ -131,7 +131,7 @@ class Board:
                 values[tag] = amount / max(count, 1e-9)
         self._means.clear()
         for role in sorted({role for role, _, _ in self._totals}):
-            names = {name for (one, _, _), totals in self._totals.items() if one == role for name in totals}
+            names = {name for (label, _, _), totals in self._totals.items() if label == role for name in totals}
             for name in sorted(names):
                 total, key = self.total(role, name), f"{role}/{name}"
                 if name == "pid":
@@ -166,15 +166,15 @@ class Board:
         if max_env_steps and rate > 0:
             remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
         evaluated: dict[str, str] = {}
-        if one := self.evaluation:
-            evaluated["evaluation"] = f"{one.score:.1f} ({one.version})"
-            evaluated["best"] = f"{one.best:.1f} ({one.best_version})"
+        if newest := self.evaluation:
+            evaluated["evaluation"] = f"{newest.score:.1f} ({newest.version})"
+            evaluated["best"] = f"{newest.best:.1f} ({newest.best_version})"
         return {
             "env steps": f"{self.env_steps:,}",
             "steps/s": f"{rate:,.0f}",
             "updates": f"{self.total('learner', 'updates'):,.0f}",
             "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
-            # a gymnasium environment without a score of its own shows its return
+            # an environment that reports no score shows its return
             "mean score": number("episode/score" if "episode/score" in self._episodes else "episode/r", ".1f"),
             **evaluated,
             "policy lag": number("learner/policy_lag_updates", ".2f"),
@@ -185,7 +185,7 @@ class Board:
 
 
 def _rate_tag(role: str, name: str) -> str:
-    """busy_s, wait_s and cpu_s per second are shares of a core; the others are rates."""
+    """Counters of seconds (busy_s, wait_s, cpu_s) become shares of a core; the others become rates."""
     return f"share/{role}/{name[:-2]}" if name.endswith("_s") else f"rate/{role}/{name}_per_s"
 
 

@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes on: a live table, elsewhere a line every ten seconds."""
+"""The display of a running run: a live table on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from realm.watch.board import Board
 from realm.watch.progress import LINE_EVERY_S, Every
 
 Show = Callable[[Board, str], None]
-"""Gets the board and the run's state; cheap, so that it may be called many times a second."""
+"""Gets the board and the run's state; cheap enough for many calls a second."""
 
 
 @contextmanager
 def display(app: AppConfig, capacity: int, title: str) -> Iterator[Show]:
-    """Give the function that shows the run. capacity: of the buffer, in samples."""
+    """Yield the function that shows the run. capacity: samples that the buffer holds."""
 
     def cells(board: Board, state: str) -> dict[str, str]:
         return {"state": state, **board.line(capacity, app.max_env_steps, app.max_seconds)}

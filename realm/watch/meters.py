@@ -1,7 +1,7 @@
-"""Numbers on their way to the eye: meters in each role, one TensorBoard writer in the supervisor.
+"""Collects the numbers that a role reports: totals, means and timings.
 
 A role owns one `Meters`; every `report_interval_s` its snapshot becomes a Report. User code sees the same object
-through the two methods of `contract.Monitor`. Means travel as (sum, count), so that several workers add up rightly.
+through the two methods of `contract.Monitor`. Means are sent as (sum, count), so that several workers add up correctly.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Meters:
         self.totals[name] += amount
 
     def put(self, name: str, value: float) -> None:
-        """One observation of a mean."""
+        """Add one observation to a mean."""
         entry = self._sums.setdefault(name, [0.0, 0.0])
-        entry[0] += float(value)  # users hand over tensors and NumPy scalars, too
+        entry[0] += float(value)  # users pass tensors and NumPy scalars, too
         entry[1] += 1
 
     def put_all(self, values: Mapping[str, float]) -> None:
@@ -39,7 +39,7 @@ class Meters:
             self.put(name, value)
 
     def timing(self, name: str, seconds: float) -> None:
-        """One observation of a duration; becomes `<name>_median_ms` and `<name>_p99_ms`."""
+        """Add one observation of a duration; becomes `<name>_median_ms` and `<name>_p99_ms`."""
         timings = self._timings[name]
         if len(timings) < _RESERVOIR:
             timings.append(seconds)

@@ -1,6 +1,6 @@
-"""Long work says that it goes on: on a terminal while one watches, elsewhere a line now and then.
+"""Progress of long work: a live display on a terminal, otherwise a line now and then.
 
-Everything goes to stderr; what a command prints on stdout is the same with and without it.
+Everything goes to stderr, so a command's output on stdout is the same with and without it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from rich.console import Console
 
 Show = Callable[[int, int], None]
-"""Gets how many are done and the units that they took so far, such as env steps, each time that one is done."""
+"""Gets the number of finished things and the units so far, such as env steps, after each finished thing."""
 
-LONG_S = 5.0  # work that takes longer says so where no terminal is
+LONG_S = 5.0  # without a terminal, work that takes longer prints a line
 LINE_EVERY_S = 10.0
 
 
 class Every:
-    """Says once in `seconds` that they are over, counted from when it was made."""
+    """A timer that is due once every `seconds`, counted from its creation."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, time.monotonic()
@@ -35,13 +35,13 @@ class Every:
 
 
 @contextmanager
-def busy(what: str) -> Iterator[None]:
-    """For work of which no part can be counted: a spinner; without a terminal one line after `LONG_S`."""
+def busy(label: str) -> Iterator[None]:
+    """Show work that has nothing to count: a spinner, or without a terminal one line after `LONG_S`."""
     if sys.stderr.isatty():
-        with Console(stderr=True).status(what):
+        with Console(stderr=True).status(label):
             yield
         return
-    late = threading.Timer(LONG_S, print, [f"{what} ..."], {"file": sys.stderr, "flush": True})
+    late = threading.Timer(LONG_S, print, [f"{label} ..."], {"file": sys.stderr, "flush": True})
     late.daemon = True
     late.start()
     try:
@@ -51,15 +51,15 @@ def busy(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def counting(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
-    """For `total` things done one by one: a bar with rate and remaining time; without a terminal a line of the same
-    every `LINE_EVERY_S`.
+def counting(label: str, total: int, unit: str = "steps") -> Iterator[Show]:
+    """Show `total` things done one by one: a bar with rate and remaining time, or without a terminal a line with the
+    same numbers every `LINE_EVERY_S`.
     """
-    # late: every start imports this module, and few commands count
+    # late: every start imports this module, but few commands count
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn(what),
+        TextColumn(label),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -75,7 +75,7 @@ def counting(what: str, total: int, unit: str = "steps") -> Iterator[Show]:
             rate = f"{units / took:,.{0 if units / took >= 10 else 2}f} {unit}/s"
             progress.update(task, completed=finished, rate=rate)
             if not terminal and line.due():
-                left = f"{took * (total - finished) / finished:,.0f} s left" if finished else "no end in sight yet"
-                print(f"{what}: {finished:,} of {total:,}, {rate}, {left}", file=sys.stderr, flush=True)
+                left = f"{took * (total - finished) / finished:,.0f} s left" if finished else "time left not known yet"
+                print(f"{label}: {finished:,} of {total:,}, {rate}, {left}", file=sys.stderr, flush=True)
 
         yield show

@@ -1,6 +1,6 @@
-"""The account of a run at its end: what every role did, and whether anything went past its role.
+"""The summary of a run: totals of every process, and a check that nothing bypassed its role.
 
-Called by the supervisor's caller when the roles are gone; writes `summary.json` and logs a table.
+`commands/train.py` calls it after all roles have ended; it writes `summary.json` and logs a table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from realm.watch.board import Board
 
 
 def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
-    """What did not go through the role that it belongs to; all zero in a healthy run.
+    """Count data that did not go through its role; all zero in a healthy run.
 
-    None: not known, as that role was started again, and a killed process does not report its last second.
+    None: unknown, because that role was started again, and a killed process does not report its last second.
 
-    actions      used by workers beyond those that the actor gave (central prediction)
-    samples      trained on beyond those that the buffer handed out
-    checkpoints  loaded by actor, workers or evaluator without a version that the model pool had served
+    actions      used by workers minus given by the actor (remote prediction)
+    samples      trained on minus handed out by the buffer
+    checkpoints  loaded by actor, workers and evaluator minus served by the model pool
     """
 
     def beyond(used: float, role: str, given: str) -> float | None:
@@ -36,7 +36,7 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
 
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
-    """Write `summary.json` and log one line a process."""
+    """Write `summary.json` and log one line per process."""
     processes = board.processes()
     summary = {"cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "processes": processes}
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
@@ -57,14 +57,14 @@ def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
     worker = max((mb["peak_mb"] for name, mb in processes.items() if name.startswith("aisrv")), default=0.0)
     logger.info("peak memory: {:,.0f} MB in all processes, {:,.0f} MB of the largest worker", peak, worker)
     past = {
-        name: "not known: a role was started again" if amount is None else amount
+        name: "unknown: a role was started again" if amount is None else amount
         for name, amount in bypasses(board, plan).items()
     }
-    logger.info("went past their role: {}", past)
+    logger.info("bypassed their role: {}", past)
 
 
 def _models(name: str, totals: dict[str, float]) -> str:
-    """What a process had to do with models: the pool served some, actor and learner have a version, others none."""
+    """The models column: the number served by the pool, the version of any other process that has one."""
     if name.startswith("model_pool"):
         return f"served {totals.get('served', 0):,.0f}"
     if "version_update" not in totals:

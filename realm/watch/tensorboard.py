@@ -16,10 +16,10 @@ _RETRY_AFTER_S = 60.0
 
 
 class TensorBoard:
-    """Writes scalars; a full disk costs a warning a minute and never the run."""
+    """Writes scalars; a full disk causes one warning a minute and never ends the run."""
 
     def __init__(self, folder: Path) -> None:
-        # an empty module here keeps tensorboard from importing TensorFlow (390 MB) where that is installed
+        # this empty module keeps tensorboard from importing an installed TensorFlow (390 MB)
         sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -31,7 +31,7 @@ class TensorBoard:
         self._retry_at = 0.0
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Write name -> value at `step` (env steps); after a failure, what comes in the next minute is lost."""
+        """Write name -> value at `step` (env steps); after a failure, values of the next minute are lost."""
         if time.monotonic() < self._retry_at:
             return
         summary = self._summary(
@@ -44,11 +44,11 @@ class TensorBoard:
             self._writer.flush()
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY_AFTER_S
-            logger.warning("TensorBoard could not be written, training goes on: {}", error)
+            logger.warning("cannot write TensorBoard's files, training goes on without curves: {}", error)
             self.close()
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            with suppress(OSError):  # every write was flushed, or has been warned of
+            with suppress(OSError):  # every write was flushed or has caused a warning
                 writer.close()

@@ -1,8 +1,8 @@
 """Messages as frames: a checked header and raw array buffers.
 
-Called by the sockets. A message is one header frame (magic, checksum, MessagePack), one frame of all its small arrays,
-end to end, and one frame per large array. Nothing is unpickled. Everything is checked before a buffer becomes an array;
-what does not pass raises WireError.
+Called by the sockets. A message is one header frame (magic, checksum, MessagePack), one frame with all small arrays end
+to end, and one frame per large array. Nothing is unpickled. Every check comes before a buffer becomes an array; a
+message that fails one raises WireError.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from isal.isal_zlib import crc32  # zlib's, ten times as fast
+from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
 from realm.contract import Array, Arrays, Version
 
 PROTOCOL = 3
 _PREFIX = struct.Struct("<4sHHI")  # magic, protocol, reserved, crc32 of the header that follows
 _MAGIC = b"RLM\x01"
-SMALL_BYTES = 100_000  # measured: below this, copying into one frame beats a frame that ZeroMQ sends without a copy
+SMALL_BYTES = 100_000  # measured: below this size a copy into one frame is faster than a zero-copy frame of its own
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ARRAYS = 256
 _DTYPES = {
     dtype.str: dtype for dtype in map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
 }
-"""What an array may be made of: plain numbers, little-endian."""
+"""The dtypes that an array may have: plain numbers, little-endian."""
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
@@ -40,7 +40,7 @@ _Entry = tuple[str, str, _Shape]
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What stands in a header frame; whoever decodes one has checked all of this."""
+    """The content of a header frame; decoding checks all types and bounds."""
 
     run: str
     schema: str
@@ -54,22 +54,22 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 def _plain(value: Any) -> Any:
-    """A number or text of a subclass, such as users' np.float64 and np.str_, as a plain one: msgspec takes no other."""
+    """Convert a subclass of a number or text, such as np.float64 and np.str_, to the plain type that msgspec needs."""
     for kind in (float, int, str):
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(enc_hook=_plain), msgspec.msgpack.Decoder(_Header)
 
 
 class WireError(ValueError):
-    """A message that is not well-formed, or not of this run; the text says what about it."""
+    """A message is malformed or belongs to another run; the text names the fault."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What travels: a kind, the number that pairs question and answer, small plain values, and arrays."""
+    """A kind, the number that pairs question and answer, small plain values, and arrays."""
 
     kind: str
     seq: int = 0
@@ -87,18 +87,18 @@ class Message(msgspec.Struct, frozen=True):
     def text(self, name: str) -> str:
         value = self.meta.get(name)
         if type(value) is not str:
-            raise WireError(f"{self.kind} from {self.sender}: {name} must be a text, got {value!r}")
+            raise WireError(f"{self.kind} from {self.sender}: {name} must be text, got {value!r}")
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
         value = self.meta.get(name)
-        if type(value) is not dict or any(type(key) is not str for key in value):  # MessagePack has others, too
+        if type(value) is not dict or any(type(key) is not str for key in value):  # MessagePack allows other keys
             raise WireError(f"{self.kind} from {self.sender}: {name} must be a mapping, got {value!r}")
         return value
 
     def version(self, name: str = "version") -> Version:
         value = self.meta.get(name)
-        if type(value) is not list or len(value) != 2 or any(type(one) is not int for one in value):
+        if type(value) is not list or len(value) != 2 or any(type(number) is not int for number in value):
             raise WireError(f"{self.kind} from {self.sender}: {name} must be [epoch, update], got {value!r}")
         return Version(*value)
 
@@ -112,9 +112,9 @@ class Message(msgspec.Struct, frozen=True):
 class Codec:
     """Turns messages into frames and back, for one sender in one run.
 
-    run_id      keeps two runs, and everything else that speaks to the port, apart
-    schema      `Spec.schema`; empty where no spec is known (the control channel)
-    max_bytes   the largest legal message
+    run_id      keeps out messages of other runs and of anything else that connects to the port
+    schema      `Spec.schema`; empty where there is no spec yet (the control channel)
+    max_bytes   the largest valid message
     """
 
     run_id: str
@@ -124,23 +124,22 @@ class Codec:
     max_bytes: int
 
     def encode(self, message: Message, checksum: bool = False) -> list[Any]:
-        """Frames to send; with `checksum` the bodies are covered too (chunks, and whatever leaves the machine).
+        """Frames to send; `checksum` also covers the bodies (for chunks and for anything that leaves the machine).
 
-        Raises WireError for what the other side would refuse.
+        Raises WireError for a message that the receiver would refuse.
         """
         arrays = message.arrays
-        found: list[_Entry] = []
+        entries: list[_Entry] = []
         for name, array in arrays.items():
             code = _CODES.get(array.dtype)
             if code is None:
-                raise WireError(f"{message.kind}: array {name} is {array.dtype}; only plain numbers can be sent")
-            found.append((name, code, array.shape))
-        entries = tuple(found)
-        layout = _layout(entries)
+                raise WireError(f"{message.kind}: array {name} is {array.dtype}; must be plain little-endian numbers")
+            entries.append((name, code, array.shape))
+        layout = _layout(tuple(entries))
         if len(arrays) > _MAX_ARRAYS or layout.total > self.max_bytes:
             raise WireError(
-                f"{message.kind}: {len(arrays)} arrays of {layout.total} bytes, "
-                f"at most {_MAX_ARRAYS} of {self.max_bytes} bytes can be sent"
+                f"{message.kind}: {len(arrays)} arrays of {layout.total} bytes; "
+                f"must be at most {_MAX_ARRAYS} arrays of {self.max_bytes} bytes"
             )
         bodies: list[Any] = [b"".join([arrays[name].tobytes() for name in layout.small])] if layout.small else []
         bodies += [_elements(arrays[name]) for name in layout.large]
@@ -152,7 +151,7 @@ class Codec:
             message.kind,
             message.seq,
             message.meta,
-            entries,
+            tuple(entries),
             _crc(bodies) if checksum else None,
         )
         try:
@@ -160,40 +159,40 @@ class Codec:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise WireError(f"{message.kind}: its values cannot be sent: {error}") from error
         if _PREFIX.size + len(text) > _MAX_HEADER_BYTES:
-            raise WireError(f"{message.kind}: a header of {len(text)} bytes")
+            raise WireError(f"{message.kind}: a header of {len(text)} bytes is too long")
         prefix = _PREFIX.pack(_MAGIC, PROTOCOL, 0, crc32(text))
         return [prefix + text, *bodies]
 
     def decode(self, frames: Sequence[Any]) -> Message:
         """The message in these frames; arrays are read-only views of them. Raises WireError."""
         if not frames:
-            raise WireError("no frames")
+            raise WireError("a message without frames")
         head = bytes(frames[0])
         if not _PREFIX.size < len(head) <= _MAX_HEADER_BYTES:
-            raise WireError(f"a header of {len(head)} bytes")
+            raise WireError(f"a header of {len(head)} bytes is too short or too long")
         magic, protocol, _, crc = _PREFIX.unpack_from(head)
         if magic != _MAGIC:
             raise WireError(f"magic {magic!r} instead of {_MAGIC!r}")
         if protocol != PROTOCOL:
-            raise WireError(f"protocol {protocol}, this side speaks {PROTOCOL}")
+            raise WireError(f"protocol {protocol} instead of {PROTOCOL}")
         text = head[_PREFIX.size :]
         if crc32(text) != crc:
-            raise WireError("header checksum")
+            raise WireError("wrong header checksum")
         try:
             header = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
             raise WireError(f"header: {error}") from error
         if header.run != self.run_id:
-            raise WireError("a message of another run")  # without the ids: they are keys, and this text is logged
+            raise WireError("a message of another run")  # without the ids: they are secret, and this text is logged
         if header.schema != self.schema:
             raise WireError(f"schema {header.schema!r} instead of {self.schema!r}")
         layout, bodies = _layout(header.arrays), frames[1:]
         if (got := [len(body) for body in bodies]) != layout.sizes:
             raise WireError(f"bodies of {got} bytes instead of {layout.sizes} for {len(header.arrays)} arrays")
         if layout.total > self.max_bytes:
-            raise WireError(f"{layout.total} bytes, at most {self.max_bytes}")
+            raise WireError(f"{layout.total} bytes; must be at most {self.max_bytes}")
         if header.crc is not None and header.crc != _crc(bodies):
-            raise WireError("body checksum")
+            raise WireError("wrong body checksum")
         arrays: Arrays = {
             name: np.ndarray(shape, dtype, bodies[body], offset) for name, dtype, shape, body, offset in layout.places
         }
@@ -201,27 +200,27 @@ class Codec:
 
 
 def _elements(array: Array) -> Any:
-    """The bytes of an array's elements in C order; not copied where they stand so."""
+    """The bytes of an array's elements in C order; a copy only if the array is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class _Layout(NamedTuple):
-    """Where the arrays of a message stand in its bodies, the frames after its header."""
+    """The places of a message's arrays in its bodies, the frames after the header."""
 
     small: list[str]
-    """The names of those in the first body, end to end."""
+    """Names of the arrays in the first body, end to end."""
     large: list[str]
-    """The names of those with a body each, after that one."""
+    """Names of the arrays with a body each, after the first."""
     sizes: list[int]
     """Bytes of each body."""
     total: int
     places: list[tuple[str, np.dtype[Any], tuple[int, ...], int, int]]
-    """Of each array its name, dtype, shape, body and offset in it; in the order of the entries."""
+    """Each array's name, dtype, shape, body and offset, in the order of the entries."""
 
 
 @lru_cache(maxsize=64)  # a run's messages have few layouts
 def _layout(entries: tuple[_Entry, ...]) -> _Layout:
-    """The layout of arrays with these entries. Raises WireError for what cannot be an array."""
+    """The layout of arrays with these entries. Raises WireError for an impossible array."""
     sized = [(name, *_dtype_and_bytes(name, code, shape), shape) for name, code, shape in entries]
     small = [name for name, _, size, _ in sized if size < SMALL_BYTES]
     large: list[str] = []
@@ -241,13 +240,13 @@ def _layout(entries: tuple[_Entry, ...]) -> _Layout:
 def _dtype_and_bytes(name: str, code: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int]:
     dtype = _DTYPES.get(code)
     if dtype is None:
-        raise WireError(f"array {name}: dtype {code!r}")
+        raise WireError(f"array {name}: unknown dtype {code!r}")
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
         try:
             np.empty(shape, dtype)
-        except ValueError as error:  # no bytes, and yet an axis that is too long for NumPy
-            raise WireError(f"array {name}: shape {shape}") from error
+        except ValueError as error:  # no bytes, but an axis that is too long for NumPy
+            raise WireError(f"array {name}: impossible shape {shape}") from error
     return dtype, size
 
 

@@ -1,7 +1,7 @@
 """A role's side of the control channel: one connection to the supervisor, for its reports and for commands.
 
-Every role owns one `Link` and calls `tick` in its loop. Commands reach it without polling: the role keeps one
-question ("next") open at the supervisor, which answers it when there is something to do.
+Every role owns one `Link` and calls `tick` in its loop. Commands need no polling: the role keeps one question ("next")
+open at the supervisor, which answers it with the next command.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CONTROL_MAX_BYTES = 4 << 20
 
 
 class Stopped(Exception):
-    """The supervisor asked this role to end: caught once, at the top of the role."""
+    """The supervisor asked this role to stop; caught once, at the top of the process."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the supervisor says when a role may run: where everyone is, and the shapes."""
+    """The supervisor's answer when a role may run: all addresses, the shapes and the learner's epoch."""
 
     book: Book
     spec: Spec
@@ -54,7 +54,7 @@ class Link:
         self._sockets: list[Socket] = []
 
     def bound(self, address: str) -> Orders:
-        """Say where this role listens ("" if nowhere) and wait for the orders."""
+        """Report this role's address ("" without a server) and wait for the orders."""
         meta = {"role": self.role, "index": self.index, "address": address, "pid": os.getpid()}
         answer = self._client.wait(self._client.ask("bound", meta), lambda: None)
         if answer.kind == "stop":
@@ -66,8 +66,8 @@ class Link:
         )
 
     def ready(self, sockets: list[Socket]) -> None:
-        """Say that this role works now; the traffic of `sockets` goes into its reports."""
-        # what a start made stays: to look through all of it again would take a tenth of a second now and then
+        """Report that this role works now; its reports include the traffic of `sockets`."""
+        # objects from the start stay alive: scanning them again would take 0.1 s at each full collection
         gc.freeze()
         gc.enable()  # `launch/child.py` disabled it
         self._sockets = sockets
@@ -75,11 +75,11 @@ class Link:
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
 
     def say(self, kind: str, meta: dict[str, Any]) -> None:
-        """Tell the supervisor something else."""
+        """Send the supervisor any other message."""
         self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
 
     def tick(self) -> None:
-        """Take commands and send the report that is due. Cheap: call it in every turn of a loop."""
+        """Take commands and send the report if it is due. Cheap: call it in every turn of a loop."""
         while (message := self._client.collect()) is not None:
             if message.seq == self._next_seq:
                 if message.kind == "stop":
@@ -98,7 +98,7 @@ class Link:
         self._reported_at = time.monotonic()
         traffic = [socket.traffic.totals() for socket in self._sockets]
         for name in traffic[0] if traffic else ():
-            self.meters.totals[f"wire/{name}"] = sum(one[name] for one in traffic)
+            self.meters.totals[f"wire/{name}"] = sum(totals[name] for totals in traffic)
         self.meters.totals["pid"] = os.getpid()
         self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
         self.meters.totals["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -107,20 +107,20 @@ class Link:
         self._client.ask("report", dataclasses.asdict(report))
 
     def close(self, cause: str, trace: str = "") -> None:
-        """Send the last report and the cause of the end, and give them a moment to leave.
+        """Send the last report and the cause of the end, and wait up to 2 s for the answers.
 
         trace: the last lines of a traceback.
         """
         self.report()
         self.say("ended", {"cause": cause, "trace": trace})
         deadline = time.monotonic() + 2.0
-        while self._client.unanswered > 1 and time.monotonic() < deadline:  # one is the open "next"
+        while self._client.unanswered > 1 and time.monotonic() < deadline:  # 1 is the open "next"
             if self._client.collect() is None:
                 time.sleep(0.01)
 
 
 def parse_report(message: Message) -> Report:
-    """The Report in a `report` message. Raises WireError."""
+    """Read the Report in a `report` message. Raises WireError."""
     totals, means = message.mapping("totals"), message.mapping("means")
     if not all(isinstance(value, (int, float)) for value in totals.values()):
         raise WireError("report: totals must be numbers")
@@ -132,7 +132,7 @@ def parse_report(message: Message) -> Report:
 
 
 def parse_evaluation(message: Message) -> Evaluation:
-    """The Evaluation in an `evaluated` message. Raises WireError."""
+    """Read the Evaluation in an `evaluated` message. Raises WireError."""
 
     def number(value: object) -> float:
         if not isinstance(value, (int, float)):

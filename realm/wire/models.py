@@ -1,7 +1,7 @@
-"""The verb `latest`: published weights from the learner to the model pool, and from there to whoever asks.
+"""The verb `latest`: published weights go from the learner to the model pool, and from there to each reader.
 
 ModelWriter     the learner's side
-ModelReader     the side of the actor and of workers that predict themselves
+ModelReader     the side of the actor and of workers that predict locally
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OFFER_EVERY_S = 1.0
 
 
 class ModelReader:
-    """`latest`: keeps one question open at the pool, which answers as soon as it has something newer.
+    """`latest`: keeps one question open at the pool, which answers as soon as it has a newer model.
 
     load: puts safetensors bytes into the agent's model.
     """
@@ -32,11 +32,11 @@ class ModelReader:
         self.version = NO_VERSION
         self.loaded = 0
         self.delay_s = 0.0
-        """From the learner's publishing to the newest load; the monotonic clock is one on all of a machine."""
+        """From the learner's publishing to the newest load; all processes of a machine share the monotonic clock."""
         self._client.ask("latest", {"have": list(NO_VERSION)})
 
     def poll(self) -> bool:
-        """Load what has arrived; whether the version changed."""
+        """Load a model if one has arrived; return whether the version changed."""
         message = self._client.collect()
         if message is None:
             return False
@@ -51,7 +51,7 @@ class ModelReader:
         return changed
 
     def wait(self, minimum: Callable[[], Version], tick: Callable[[], None]) -> Version:
-        """Take what has arrived, and wait until `minimum()` or newer is loaded; tick: called while waiting."""
+        """Load a model if one has arrived; wait until `minimum()` or newer is loaded. tick: called while waiting."""
         self.poll()
         while self.version < minimum() or self.version == NO_VERSION:
             tick()
@@ -61,7 +61,7 @@ class ModelReader:
 
 
 class ModelWriter:
-    """The other side of `latest`: the learner's way to the pool. Only the newest model waits to be taken."""
+    """The other side of `latest`: from the learner to the pool. Only the newest model waits to be sent."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class ModelWriter:
         self._send()
 
     def tick(self) -> None:
-        """Take the pool's answers; once a second offer the newest model, which a restarted pool then wants."""
+        """Take the pool's answers; once a second offer the newest model, so that a restarted pool can ask for it."""
         while (answer := self._client.collect()) is not None:
             if answer.kind == "want":
                 self._send()
@@ -96,7 +96,7 @@ class ModelWriter:
 
 
 def parse_model(message: Message) -> ModelTag:
-    """The tag of a `model` or `publish` message, after comparing its bytes with their sha256. Raises WireError."""
+    """Read the tag of a `model` or `publish` message and check the weights' sha256. Raises WireError."""
     digest, named = hashlib.sha256(message.array("weights").data).hexdigest(), message.text("sha256")
     if digest != named:
         raise WireError(f"{message.kind} from {message.sender}: sha256 {digest[:8]} instead of {named[:8]}")
@@ -104,5 +104,5 @@ def parse_model(message: Message) -> ModelTag:
 
 
 def tag_meta(tag: ModelTag) -> dict[str, Any]:
-    """The tag as it travels beside the weights."""
+    """The tag as plain values, sent next to the weights."""
     return {**asdict(tag), "version": list(tag.version)}

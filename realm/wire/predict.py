@@ -1,6 +1,6 @@
-"""The verb `predict`: observations to actions, as a call and over a socket. User code cannot tell which one it has.
+"""The verb `predict`: observations to actions, by a call or over a socket. User code sees no difference.
 
-LocalPolicy     this process holds the weights
+LocalPolicy     calls an agent in this process
 RemotePolicy    asks the actor, which reads the question with `parse_request`
 """
 
@@ -34,8 +34,8 @@ from realm.wire.sockets import Client, wait_any
 class LocalPolicy:
     """`predict` by a plain call to an agent in this process.
 
-    refresh: called before each prediction; loads newer weights if there are any (waiting until the gate's minimum is
-    there) and says which version the agent has now.
+    refresh: called before each prediction; loads newer weights if there are any, waits for the gate's minimum, and
+    returns the agent's version.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LocalPolicy:
 
 
 class RemotePolicy:
-    """`predict` at the shared actor: one question a step for all environments of the worker."""
+    """`predict` at the shared actor: one question per step for all environments of the worker."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RemotePolicy:
             "explore": np.full(len(first), explore, np.float32),
             **{f"obs.{name}": array for name, array in obs.items()},
         }
-        check_arrays(arrays, self._request_fields, (len(first),), "what the workflow gave to predict")
+        check_arrays(arrays, self._request_fields, (len(first),), "the workflow's arguments of predict")
         reply = None
         while reply is None:
             minimum = self._gate.minimum()
@@ -99,7 +99,7 @@ class RemotePolicy:
         return Prediction(reply.array("action"), extra, version)
 
     def _wait(self, seq: int, minimum: Version) -> Message | None:
-        """The answer; None if what was asked for meanwhile changed (a refund), so that it must be asked again."""
+        """Wait for the answer; None if a refund changed the minimum version meanwhile, so that it must ask again."""
         while (reply := self._client.collect()) is None:
             self._tick()
             if self._gate.minimum() != minimum:
@@ -115,38 +115,38 @@ def request_fields(spec: Spec) -> Fields:
         "slot": Field((), "int64"),
         "first": Field((), "bool"),
         "explore": Field((), "float32"),
-        **{f"obs.{name}": one for name, one in spec.obs.items()},
+        **{f"obs.{name}": field for name, field in spec.obs.items()},
     }
 
 
 def reply_fields(spec: Spec) -> Fields:
     """Name -> Field of the actor's reply, without its leading E."""
-    return {"action": spec.action.field, **{f"extra.{name}": one for name, one in spec.extra.items()}}
+    return {"action": spec.action.field, **{f"extra.{name}": field for name, field in spec.extra.items()}}
 
 
 def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
-    """What Agent.predict returned, as the arrays of a reply. Raises ContractError where the agent is, not where its
-    answer goes."""
-    what = "what Agent.predict returned"
+    """Turn the result of Agent.predict into the arrays of a reply. Checks it here, in the agent's process, so that the
+    ContractError blames the agent and not the receiver."""
+    label = "the result of Agent.predict"
     if not (isinstance(predicted, tuple) and len(predicted) == 2 and isinstance(predicted[1], dict)):
-        raise ContractError(f"{what}: must be an array and a dict of arrays")
+        raise ContractError(f"{label}: must be an array and a dict of arrays")
     answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
     strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
     if strange:
-        raise ContractError(f"{what}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
-    check_arrays(answer, fields, (rows,), what)
+        raise ContractError(f"{label}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
+    check_arrays(answer, fields, (rows,), label)
     return answer
 
 
 def parse_request(message: Message, fields: Fields) -> PredictRequest:
-    """The request in a `predict` message. Raises WireError or ContractError."""
+    """Read the request in a `predict` message. Raises WireError or ContractError."""
     first = message.array("first")
     if first.ndim != 1 or len(first) == 0:
-        raise WireError(f"predict from {message.sender}: no rows")
+        raise WireError(f"predict from {message.sender}: first must be of shape [E] with E at least 1")
     check_arrays(message.arrays, fields, (len(first),), f"predict from {message.sender}")
     worker = message.integer("worker")
-    if not 0 <= worker < 1 << 31:  # the actor makes slots of it
-        raise WireError(f"predict from {message.sender}: worker {worker}")
+    if not 0 <= worker < 1 << 31:  # the actor shifts it into the upper half of a slot
+        raise WireError(f"predict from {message.sender}: worker must be from 0 to 2**31 - 1, got {worker}")
     return PredictRequest(
         worker=worker,
         incarnation=message.incarnation,

@@ -1,6 +1,5 @@
-"""The verbs `add` and `sample`: rounds of samples into the buffer and batches out of it, as calls and over sockets.
+"""The verbs `add` and `sample` over sockets: rounds of samples into the buffer, batches out of it.
 
-LocalBuffer     `add` on a ReplayBuffer in this process, whose `draw` is `sample`
 ItemSender      `add` to the buffer role
 BatchReader     `sample` from the buffer role
 """
@@ -20,9 +19,9 @@ from realm.wire.sockets import Client, wait_any
 
 
 class ItemSender:
-    """`add` over a socket: at most `max_unacked` rounds wait for the buffer's word, which is the back-pressure.
+    """`add` over a socket. At most `max_unacked` rounds wait for the buffer's answer: this is the back-pressure.
 
-    The arrays of a round must stay untouched until `add` of the next returns, as those of a ChunkBuilder do.
+    The arrays of a round must stay untouched until the next `add` returns, as those of a ChunkBuilder do.
     """
 
     def __init__(self, client: Client, max_unacked: int, gate: VersionGate, tick: Callable[[], None]) -> None:
@@ -37,12 +36,12 @@ class ItemSender:
             self.poll()
             if self._client.unanswered >= self._max_unacked:
                 wait_any([self._client], 50)
-        if self._max_unacked > 1:  # then this round may be sent again later than its arrays are used again
+        if self._max_unacked > 1:  # a late resend would read arrays that hold a newer round by then
             items = {name: array.copy() for name, array in items.items()}
         self._client.ask("add", {}, items, checksum=True)
 
     def poll(self) -> None:
-        """Take the answers that have come; tells the gate of rounds that were refused or lost."""
+        """Take the answers that have arrived; report refused and lost rounds to the gate."""
         while (answer := self._client.collect()) is not None:
             status = answer.text("status")
             self.answers[status] += 1
@@ -56,7 +55,7 @@ class ItemSender:
 
 
 class BatchReader:
-    """`sample` over a socket, one question ahead: the next batch travels while this one is trained on."""
+    """`sample` over a socket, one question ahead: the next batch travels while the learner trains on this one."""
 
     def __init__(self, client: Client, count: int, tick: Callable[[], None]) -> None:
         self._client, self._count, self._tick = client, count, tick
@@ -64,19 +63,19 @@ class BatchReader:
         self._priorities: Arrays = {}
 
     def request(self, version: Version) -> None:
-        """Ask for the batch that `version` will be trained on; the buffer takes it that the batch before came."""
+        """Ask for the batch that `version` will train on; this also tells the buffer that the last batch arrived."""
         meta = {"count": self._count, "version": list(version)}
         self._seq = self._client.ask("sample", meta, self._priorities)
         self._priorities = {}
 
     def receive(self) -> tuple[Arrays, SampleInfo]:
-        """Wait for the batch that was asked for: item name -> [B, ...]."""
+        """Wait for the requested batch: item name -> [B, ...]."""
         reply = self._client.wait(self._seq, self._tick)
         if reply.kind == INVALID:
-            raise WireError(f"the buffer refused a question for a batch: {reply.text('reason')}")
+            raise WireError(f"the buffer refused a request for a batch: {reply.text('reason')}")
         info = SampleInfo(reply.array("info.key"), reply.array("info.probability"), reply.array("info.times_sampled"))
         return {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}, info
 
     def set_priorities(self, info: SampleInfo, priorities: Array) -> None:
-        """New priorities [B] of the batch that was trained on; they travel with the next question."""
+        """Set new priorities [B] of the last batch; the next request sends them."""
         self._priorities = {"key": info.key, "priority": np.asarray(priorities, np.float64)}

@@ -1,10 +1,10 @@
 """Sockets that ask and answer over ZeroMQ; the only file that imports zmq.
 
-Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks; each question carries a sequence
-number and is open until it is answered; each answer is matched by it. Open questions are sent again when the
-connection was lost, so a restarted server costs time and nothing else, while a server that merely takes its time is
-left in peace. Servers see a question once or more and must answer all the same. What `codec` refuses is counted per
-peer and dropped.
+Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks. Each question carries a sequence number,
+which matches the answer to it; it stays open until the answer arrives. After a lost connection the client sends open
+questions again, so a restarted server costs only time; it does not repeat questions to a server that is only slow. A
+server may see a question more than once and must answer each time. Messages that `codec` refuses are counted per peer
+and dropped.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _LINGER_MS = 500
 _HEARTBEAT_MS = 2_000
 _DEAD_AFTER_MS = 10_000
 _WARN_EVERY_S = 60.0
-# plain numbers: an operation on zmq's flags takes longer than a whole call of ZeroMQ
+# plain numbers: one operation on zmq's flag enums takes longer than a whole ZeroMQ call
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
 RESEND_AFTER_S = 30.0
-"""For messages lost on a living connection (a full queue, a damaged answer): TCP loses none, so this is rare."""
+"""For messages lost on a living connection (a full queue, a damaged answer). Rare, because TCP loses none."""
 
 
 @dataclass
 class Traffic:
-    """Counted since the start of a socket's owner."""
+    """Counters since the socket's owner started."""
 
     messages_in: int = 0
     messages_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     resent: int = 0
-    unmatched: int = 0  # answers that nobody waits for: to questions that were sent twice, but not to forgotten ones
+    unmatched: int = 0  # second answers to questions that were sent twice; answers to forgotten ones do not count
     bad_frames: Counter[str] = field(default_factory=Counter)
 
     def count_bad(self, text: str) -> None:
-        """Count a message that cannot be used under what is wrong with it; a flood of them takes bounded memory."""
+        """Count a bad message under its fault `text`; a flood of different faults takes bounded memory."""
         key = text[:200]
         self.bad_frames[key if key in self.bad_frames or len(self.bad_frames) < 1000 else "others"] += 1
 
@@ -64,7 +64,7 @@ class Traffic:
 
 
 class Socket:
-    """What Server and Client share: sending and receiving whole messages without ever blocking."""
+    """The base of Server and Client: sends and receives whole messages and never blocks."""
 
     def __init__(self, kind: int, codec: Codec) -> None:
         self.codec = codec
@@ -73,7 +73,7 @@ class Socket:
         options = {
             zmq.LINGER: _LINGER_MS,
             zmq.MAXMSGSIZE: codec.max_bytes,
-            # in messages: few of the largest, or many small ones, so that a queue holds bounded bytes
+            # counted in messages: fewer for larger messages, so that a queue holds bounded bytes
             zmq.SNDHWM: _high_water_mark(codec.max_bytes),
             zmq.RCVHWM: _high_water_mark(codec.max_bytes),
             zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
@@ -89,7 +89,7 @@ class Socket:
         self._zmq.close()
 
     def _send(self, frames: list[Any]) -> bool:
-        """Whether ZeroMQ took the message; False when its queue is full or nobody is there."""
+        """Whether ZeroMQ took the message; False if its queue is full or no peer is connected."""
         try:
             for frame in frames[:-1]:
                 self._zmq.send(frame, _MORE, copy=len(frame) < SMALL_BYTES)
@@ -105,7 +105,7 @@ class Socket:
         return True
 
     def _receive(self) -> list[Any] | None:
-        """The frames' buffers of the next message, or None."""
+        """The buffers of the next message's frames, or None."""
         if not _readable(self._zmq):
             return None
         frames = [self._zmq.recv(_LAST, copy=False)]
@@ -118,7 +118,7 @@ class Socket:
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message waits: a third of what it takes to ask for one in vain."""
+    """Whether a message waits: takes a third of the time of a receive call that finds none."""
     return bool(socket.getsockopt(zmq.EVENTS) & _READABLE)  # type: ignore[operator]
 
 
@@ -127,10 +127,10 @@ def _high_water_mark(max_bytes: int) -> int:
 
 
 class Server(Socket):
-    """Binds one address and answers. Several questions may wait; `send` names the peer that asked."""
+    """Binds one address and answers. Several questions may wait; `send` takes the peer that asked."""
 
     def __init__(self, codec: Codec, host: str, port: int = 0) -> None:
-        """port 0 takes any free one. Raises OSError if the port is taken."""
+        """port 0 takes any free port. Raises OSError if the port is taken."""
         super().__init__(zmq.ROUTER, codec)
         self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
@@ -142,7 +142,7 @@ class Server(Socket):
         self._warned_at = -_WARN_EVERY_S
 
     def receive(self) -> tuple[bytes, Message] | None:
-        """The next good message and its peer, or None if none waits. Bad ones are counted and dropped."""
+        """The next valid message and its peer, or None if none waits. Bad messages are counted and dropped."""
         while (buffers := self._receive()) is not None:
             peer = bytes(buffers[0])
             try:
@@ -155,23 +155,23 @@ class Server(Socket):
         return self._send([peer, *self.codec.encode(message, checksum)])
 
     def reject(self, peer: bytes, error: ValueError) -> None:
-        """Count a message that cannot be used; called here, and by a role whose contract it breaks."""
+        """Count a bad message; called here for the codec, and by roles for messages that break their contract."""
         self.traffic.count_bad(f"{peer.hex()}: {error}")
         if time.monotonic() - self._warned_at > _WARN_EVERY_S:
             self._warned_at = time.monotonic()
             bad = sum(self.traffic.bad_frames.values())
-            logger.warning("{}: a message was dropped: {} ({} so far)", self.address, error, bad)
+            logger.warning("{}: dropped a bad message: {} ({} so far)", self.address, error, bad)
 
 
 @dataclass
 class _Question:
     frames: list[Any]
     sent_at: float | None  # monotonic seconds; None: not yet taken by ZeroMQ
-    lost: bool = False  # sent over a connection that is no more
+    lost: bool = False  # sent over a connection that was lost
 
 
 class Client(Socket):
-    """Connects to one server and asks; keeps every unanswered question, and sends it again over a new connection."""
+    """Connects to one server and asks; keeps every open question and sends it again after a reconnection."""
 
     def __init__(self, codec: Codec, address: str) -> None:
         super().__init__(zmq.DEALER, codec)
@@ -180,14 +180,14 @@ class Client(Socket):
         self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
         self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._events = _monitor(self._zmq, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        # also when nobody calls `close`: it keeps both sockets alive until then, so that they end in the right order
+        # closes both sockets in the right order even if nobody calls `close`, and keeps them alive until then
         self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
-        self._end.atexit = False  # at the end of a process another thread may be using them
+        self._end.atexit = False  # at exit another thread may still use them
         self._disconnected = False
         self._zmq.connect(address)
         self._next_seq = 1
         self._open: dict[int, _Question] = {}
-        self._forgotten: set[int] = set()  # sent, and the answer may yet come
+        self._forgotten: set[int] = set()  # sent, and the answer may still arrive
 
     def close(self) -> None:
         self._end()
@@ -197,7 +197,7 @@ class Client(Socket):
         return len(self._open)
 
     def ask(self, kind: str, meta: dict[str, Any], arrays: Arrays | None = None, checksum: bool = False) -> int:
-        """Send a question; returns its number, which `collect` gives back with the answer.
+        """Send a question; return its number, which the answer from `collect` carries.
 
         The arrays must stay untouched until then.
         """
@@ -208,7 +208,7 @@ class Client(Socket):
         return seq
 
     def forget(self, seq: int) -> None:
-        """Stop waiting for an answer; should it come, it is dropped."""
+        """Stop waiting for an answer; if it still arrives, it is dropped."""
         question = self._open.pop(seq, None)
         if question is not None and question.sent_at is not None:
             self._forgotten.add(seq)
@@ -235,9 +235,9 @@ class Client(Socket):
         return None
 
     def _watch_connection(self) -> None:
-        """Mark what was sent over a connection that is no more, once there is a new one.
+        """Mark questions sent over a lost connection, once there is a new one.
 
-        Not before: at the moment of DISCONNECTED ZeroMQ may still put messages into the dead connection's queue.
+        Not earlier: after DISCONNECTED, ZeroMQ may still put messages into the dead connection's queue.
         """
         while _readable(self._events):
             if recv_monitor_message(self._events)["event"] == zmq.EVENT_DISCONNECTED:
@@ -251,7 +251,7 @@ class Client(Socket):
     def wait(self, seq: int, check: Callable[[], None]) -> Message:
         """Block until question `seq` is answered; other answers are dropped.
 
-        `check` is called every 50 ms at least, and may raise to give up.
+        `check` is called at least every 50 ms and may raise to give up.
         """
         while True:
             message = self.collect()
@@ -265,11 +265,11 @@ class Client(Socket):
 def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """A socket that receives the `events` of `watched`; both end together, by `_end_monitored`.
 
-    ZeroMQ's only I/O thread sends them, and waits if it must: with no receiver, or a full queue, it would wait for
-    ever, and no socket of the process would send, receive or connect again.
+    ZeroMQ's only I/O thread sends them and blocks while it cannot. Without a receiver, or with a full queue, it would
+    block for ever, and no socket of the process would send, receive or connect again.
     """
     receiver: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-    receiver.setsockopt(zmq.RCVHWM, 0)  # never full: a few hundred bytes a reconnection
+    receiver.setsockopt(zmq.RCVHWM, 0)  # never full: a few hundred bytes per reconnection
     name = _inproc_name("events")
     watched.monitor(name, events)
     receiver.connect(name)
@@ -277,14 +277,14 @@ def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def _end_monitored(watched: zmq.Socket[bytes], receiver: zmq.Socket[bytes]) -> None:
-    """Close both, but first end the sending of events: a closed socket still has some while it lingers."""
+    """Close both, but stop the events first: a closed socket still sends some while it lingers."""
     watched.disable_monitor()
     receiver.close(0)
     watched.close()
 
 
 def _inproc_name(kind: str) -> str:
-    """Used once: ZeroMQ frees a name some time after its socket was closed, and the id of an object recurs sooner."""
+    """A unique name: ZeroMQ frees a name only some time after its socket closes, and ids of objects recur sooner."""
     return f"inproc://{kind}-{secrets.token_hex(8)}"
 
 
@@ -307,7 +307,7 @@ class Waker:
             try:
                 out.send(b"", zmq.DONTWAIT)
             except zmq.Again:
-                return  # a thousand wake-ups wait already: one more adds nothing
+                return  # a thousand wake-ups are queued already
 
         return wake
 
@@ -321,4 +321,4 @@ class Waker:
 
 def wait_any(sockets: Sequence[Socket | Waker], timeout_ms: int) -> None:
     """Sleep until one of the sockets has something to receive, at most `timeout_ms`."""
-    zmq.zmq_poll([(one.fileno_socket(), _READABLE) for one in sockets], timeout_ms)
+    zmq.zmq_poll([(socket.fileno_socket(), _READABLE) for socket in sockets], timeout_ms)
