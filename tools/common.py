@@ -9,15 +9,12 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,39 +160,21 @@ def start_command(config: Path, overrides: Iterable[str]) -> list[str]:
     return words + [word for one in overrides for word in ("--set", one)]
 
 
-def run_process(
-    command: Sequence[str],
-    log: Path | None = None,
-    core: int | None = None,
-    stop: threading.Event | None = None,
-    every_second: Callable[[], None] = lambda: None,
-) -> int:
-    """Run to the end and return the exit code. Ctrl+C here, or `stop`, ends it in order and raises KeyboardInterrupt.
-
-    log: gets its output (appended) in place of the terminal. core: it and all its children run there alone.
-    """
+def run_process(command: Sequence[str], every_second: Callable[[], None] = lambda: None) -> int:
+    """Run to the end and return the exit code. Ctrl+C here ends it in order and raises KeyboardInterrupt."""
     environment = {"NUMBA_CACHE_DIR": str(ROOT / ".cache" / "numba"), **os.environ}
-    if core is not None:
-        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        if shutil.which("taskset"):
-            command = ["taskset", "-c", str(core), *command]
-    with open(log, "ab") if log else nullcontext() as output:
-        # a session of its own: Ctrl+C reaches it once, from here, since a second one kills a run
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            while not (stop and stop.is_set()):
-                try:
-                    return process.wait(1.0)
-                except subprocess.TimeoutExpired:
-                    every_second()
-            raise KeyboardInterrupt
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+    # a session of its own: Ctrl+C reaches it once, from here, since a second one kills a run
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while True:
+            try:
+                return process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                every_second()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
 
 
 # ---- curves ----

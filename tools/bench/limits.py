@@ -1,32 +1,28 @@
 """The most that this machine can do of the three things that training needs, and how near a run is to it.
 
-    python tools/bench/limits.py --seconds 6 --out train/limits.json
+    python tools/bench/limits.py --seconds 6 --sps 46000 --out train/limits.json
     python tools/bench/limits.py --config conf/reference.toml
 
-S_train   samples/s of gradient steps: diy's loss, minibatch size and precision; one process with some OpenMP threads
-S_infer   rows/s of `Agent.predict`; one process with some threads, or a process on each core
-S_env     env steps/s, with observation and reward; several processes
+S_train   samples/s of gradient steps: diy's loss, minibatch size and precision; one process, the best number of threads
+S_infer   rows/s of `Agent.predict`: the best number of threads, or a process on each core
+S_env     env steps/s, with observation and reward: a process on each core
 
-Each runs alone in a tight loop, and the best number of threads or processes counts. With them,
+Each runs alone in a tight loop. Processes on all cores count as that many times one process, which is a bound. With them,
 
     eta = SPS x (epochs / S_train + 1 / S_infer + 1 / S_env)
 
-is the share of its time that a run needs for these three, if everything else is free. S_train is a frozen yardstick, no
-bound: a learner that uses the cores better than OpenMP does can bring eta above 1.
+is the share of its time that a run with SPS env steps/s needs for these three, if everything else is free. S_train is a
+frozen yardstick, no bound: a learner that uses the cores better than OpenMP does can bring eta above 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +35,7 @@ from realm.config.load import RunConfig, load_config
 from realm.config.plan import Plan, make_plan, this_machine
 from realm.contract import Array, Arrays, PredictContext, Spec
 from realm.errors import ConfigError
-from realm.launch.environment import role_environment
+from realm.launch.environment import enter_learner_environment
 from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import common
 
@@ -158,39 +154,7 @@ def make_gradient_step(agent: Any, hyper: Any, obs: Arrays) -> Callable[[], None
     return step
 
 
-# ---- on all cores ----
-
-
-def child(path: str, overrides: Sequence[str]) -> None:
-    """Answer each line `[what, threads, seconds]` on stdin with `[count, wall seconds, CPU seconds]`."""
-    import torch
-
-    setting = read_setting(path, overrides)
-    calls: dict[str, Callable[[], Any]] = {}
-    amount = amounts(setting)
-
-    def make(what: str) -> Callable[[], Any]:
-        if what == "env":
-            return make_env_step(setting.envs(amount[what], os.getpid()))
-        agent, obs = setting.agent(), observations(setting, amount[what])
-        return make_predict(agent, obs) if what == "infer" else make_gradient_step(agent, setting.hyper, obs)
-
-    for line in sys.stdin:
-        what, threads, seconds = json.loads(line)
-        torch.set_num_threads(threads)
-        call = calls[what] = calls.get(what) or make(what)
-        done, begin, cpu = 0, time.perf_counter(), time.process_time()
-        while done == 0 or time.perf_counter() - begin < seconds:
-            call()
-            done += amount[what]
-        if setting.plan.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        print(json.dumps([done, time.perf_counter() - begin, time.process_time() - cpu]), flush=True)
-
-
-def amounts(setting: Setting) -> dict[str, int]:
-    """How many units a call of each is about."""
-    return {"train": setting.minibatch, "infer": setting.forward_rows, "env": setting.plan.envs_per_worker}
+# ---- measuring ----
 
 
 def numbers_of_threads(cores: int) -> list[int]:
@@ -198,72 +162,43 @@ def numbers_of_threads(cores: int) -> list[int]:
     return [n for n in range(1, cores + 1) if cores <= FEW_CORES or n == cores or n & (n - 1) == 0]
 
 
-def measure(config: str | Path, overrides: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Measure all three on all cores that this process may use, `seconds` for each number of processes and threads, in
-    three rounds in which they alternate.
+def measure(setting: Setting, seconds: float) -> dict[str, Any]:
+    """Measure all three, `seconds` for each number of threads, in three rounds in which they alternate.
 
-    Returns s_train, s_infer, s_env; `best`: processes and threads of each; all rates, with `cpu`, CPU seconds a second:
-    less than processes x threads where others had the cores, or threads wait.
+    Returns s_train, s_infer, s_env, and all rates: {what, amount: units of a call, threads, processes: that the rate
+    counts for, per_s: of each round}.
     """
-    if seconds <= 0:
-        raise ConfigError(f"seconds is {seconds:g}; it must be above 0")
-    setting = read_setting(config, overrides)
-    plan = setting.plan
-    counts = numbers_of_threads(plan.cores)
-    one, many = ([(1, n) for n in counts], [(n, 1) for n in counts]) if plan.device == "cpu" else ([(1, 1)], [(1, 1)])
-    ways = {"train": one, "infer": list(dict.fromkeys([*one, many[-1]])), "env": [(n, 1) for n in counts]}
-    rates: dict[tuple[str, int, int], list[tuple[float, float]]]
-    rates = {(what, *way): [] for what, several in ways.items() for way in several}
+    import torch
 
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", "--config", str(Path(config).absolute())]
-    command += [word for one in overrides for word in ("--set", one)]
-    # the learner's variables: about threads that wait, and memory that is given back
-    environment = role_environment("learner", dataclasses.replace(plan, learner_threads=plan.cores))
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen(command, cwd=common.ROOT, env=environment, **pipes) for _ in range(plan.cores)]
+    cores, agent = setting.plan.cores, setting.agent()
+    counts = numbers_of_threads(cores) if setting.plan.device == "cpu" else [1]
+    rows = {"train": setting.minibatch, "infer": setting.forward_rows, "env": setting.plan.envs_per_worker}
+    calls = {
+        "train": make_gradient_step(agent, setting.hyper, observations(setting, rows["train"])),
+        "infer": make_predict(setting.agent(), observations(setting, rows["infer"])),
+        "env": make_env_step(setting.envs(rows["env"])),
+    }
+    ways = [*(("train", n, 1) for n in counts), *(("infer", n, 1) for n in counts), ("env", 1, cores)]
+    ways += [("infer", 1, cores)] if cores > 1 and setting.plan.device == "cpu" else []
+    rates: list[dict[str, Any]] = [
+        {"what": what, "amount": rows[what], "threads": threads, "processes": processes, "per_s": []}
+        for what, threads, processes in ways
+    ]
     progress = common.Progress()
-    try:
-        for share in [0.0] + ROUNDS * [seconds / ROUNDS]:  # the first: things are made, kernels compiled
-            for (what, processes, threads), measured in rates.items():
-                progress.show(f"S_{what}, {processes} processes x {threads} threads, round {len(measured) + 1}")
-                rate = _together(children[:processes], [what, threads, share])
-                measured += [rate] if share else []
-    finally:
-        progress.clear()
-        for process in children:
-            process.kill()
-            process.communicate()
-
-    per_s = {way: statistics.median(rate for rate, _ in measured) for way, measured in rates.items()}
-    best = {what: max((way for way in rates if way[0] == what), key=per_s.__getitem__) for what in UNITS}
-    return {
-        **{f"s_{what}": per_s[way] for what, way in best.items()},
-        "best": {what: {"processes": way[1], "threads": way[2]} for what, way in best.items()},
-        "amount": amounts(setting), "device": plan.device, "epochs": setting.hyper.epochs, "seconds": seconds,
-        "rates": [
-            {"what": way[0], "processes": way[1], "threads": way[2], "per_s": [rate for rate, _ in measured],
-             "cpu": [cpu for _, cpu in measured]}
-            for way, measured in rates.items()
-        ],
-    }  # fmt: skip
-
-
-def _together(children: Sequence[subprocess.Popen[str]], order: list[Any]) -> tuple[float, float]:
-    """Let these processes do the same at once. Returns units a second in all, and CPU seconds a second."""
-    for one in children:
-        assert one.stdin
-        with suppress(BrokenPipeError):  # it has ended, which is said below
-            one.stdin.write(json.dumps(order) + "\n")
-            one.stdin.flush()
-    rate = cpu = 0.0
-    for one in children:
-        assert one.stdout
-        line = one.stdout.readline()
-        if not line:
-            raise ConfigError(f"{order[0]} cannot be measured: a process ended with exit code {one.wait()}, see above")
-        done, wall_s, cpu_s = json.loads(line)
-        rate, cpu = rate + done / wall_s, cpu + cpu_s / wall_s
-    return rate, cpu
+    for share in [0.0] + ROUNDS * [seconds / ROUNDS]:  # the first: kernels are compiled
+        for one in rates:
+            progress.show(f"S_{one['what']}, {one['threads']} threads, round {len(one['per_s']) + 1}")
+            torch.set_num_threads(one["threads"])
+            done, begin = 0, time.perf_counter()
+            while done == 0 or time.perf_counter() - begin < share:
+                calls[one["what"]]()
+                done += one["amount"]
+            if setting.plan.device.startswith("cuda"):
+                torch.cuda.synchronize()
+            one["per_s"] += [one["processes"] * done / (time.perf_counter() - begin)] if share else []
+    progress.clear()
+    best = {f"s_{what}": max(statistics.median(x["per_s"]) for x in rates if x["what"] == what) for what in UNITS}
+    return {**best, "epochs": setting.hyper.epochs, "device": setting.plan.device, "rates": rates}
 
 
 def eta(sps: float, epochs: float, limits: Mapping[str, Any]) -> float:
@@ -275,12 +210,11 @@ def table(limits: Mapping[str, Any]) -> str:
     """A line for each number of processes and threads: the median and the range over the rounds."""
     lines = []
     for one in limits["rates"]:
-        what, rates = one["what"], one["per_s"]
-        best = limits["best"][what] == {"processes": one["processes"], "threads": one["threads"]}
+        rates, median = one["per_s"], statistics.median(one["per_s"])
+        best = "   best" if median == limits[f"s_{one['what']}"] else ""
         lines.append(
-            f"S_{what:<6}{one['processes']:>3} processes x {one['threads']:>2} threads{limits['amount'][what]:>6} rows"
-            f"{statistics.median(rates):>13,.0f} {UNITS[what]:<12}{min(rates):>11,.0f} to {max(rates):<11,.0f} "
-            f"cpu {statistics.median(one['cpu']):.2f}{'   best' if best else ''}"
+            f"S_{one['what']:<6}{one['processes']:>3} processes x {one['threads']:>2} threads{one['amount']:>6} rows"
+            f"{median:>13,.0f} {UNITS[one['what']]:<12}{min(rates):>11,.0f} to {max(rates):<11,.0f}{best}"
         )
     return "\n".join(lines)
 
@@ -290,16 +224,19 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=common.CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of realm start, repeatable")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each number of processes and threads")
+    parser.add_argument("--sps", type=float, nargs="+", default=[], help="env steps/s of runs: print their eta")
     parser.add_argument("--out", type=Path, default=None, help="where to write the figures, as JSON")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        child(args.config, args.set)
-        return
+    if args.seconds <= 0:
+        raise ConfigError(f"--seconds {args.seconds:g}: must be above 0")
     if args.out:
         common.check_out(args.out)
-    limits = measure(args.config, args.set, args.seconds)
+    setting = read_setting(args.config, args.set)
+    enter_learner_environment(dataclasses.replace(setting.plan, learner_threads=setting.plan.cores))
+    limits = measure(setting, args.seconds)
     print(table(limits))
+    for sps in args.sps:
+        print(f"eta of {sps:,.0f} env steps/s: {eta(sps, limits['epochs'], limits):.2f}")
     if args.out:
         common.write_json(args.out, {"about": common.about(), "limits": limits})
 

@@ -5,7 +5,7 @@
 
 The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It does what
 a cluster cannot do: it converts weights once a rollout, takes values from one pass of the critic over the whole batch,
-and draws random numbers for a whole rollout. The first updates try how many threads are best, to act and to learn.
+and draws random numbers for a whole rollout. It acts with one thread and learns with as many as one process of Realm.
 Prints env steps/s and the mean score of the episodes that ended; with `--json` a line after each update.
 """
 
@@ -41,7 +41,7 @@ from tools import common
 
 SHOWN = ("entropy", "approx_kl", "clip_fraction", "explained_variance", "value_loss", "grad_norm", "lr", "skipped")
 SHOW_EVERY_S = 5.0
-TRIALS = 3  # updates for each number of threads that is tried; the first of them is not counted
+WARM_UPDATES = 3  # that do not count
 
 # ---- acting ----
 
@@ -81,41 +81,6 @@ def rollouts(
         yield chunks.take()
 
 
-# ---- how many threads ----
-
-
-class Threads:
-    """Says how many threads a phase ("act" or "learn") uses: tries each candidate, then the fastest one stays."""
-
-    def __init__(self, candidates: list[int]) -> None:
-        self._waiting = [n for n in candidates for _ in range(TRIALS)] if len(candidates) > 1 else []
-        self.best = {"act": candidates[0], "learn": candidates[0]}
-        self._seconds: dict[str, dict[int, list[float]]] = {"act": {}, "learn": {}}
-
-    @property
-    def chosen(self) -> bool:
-        return not self._waiting
-
-    def use(self, phase: str) -> None:
-        torch.set_num_threads(self._waiting[0] if self._waiting else self.best[phase])
-
-    def took(self, act_s: float, learn_s: float) -> None:
-        """One update is done."""
-        threads = self._waiting.pop(0)
-        for phase, seconds in (("act", act_s), ("learn", learn_s)):
-            self._seconds[phase].setdefault(threads, []).append(seconds)
-        if not self._waiting:
-            for phase, tried in self._seconds.items():
-                self.best[phase] = min(tried, key=lambda n: min(tried[n][1:]))
-
-
-def candidates(text: str, cores: int) -> list[int]:
-    """The numbers of threads that are tried: one, or for "auto" powers of two up to the number of cores."""
-    if text != "auto":
-        return [int(text)]
-    return sorted({cores, *(2**k for k in range(cores.bit_length()) if 2**k <= cores)})
-
-
 # ---- the loop ----
 
 
@@ -150,25 +115,21 @@ def main() -> None:
     config, options = dataclasses.replace(hyper, value_source="learner"), loaded.env
     num_envs = args.num_envs or plan.round_size
     agent = Agent(spec(make_envs(1, args.seed, config, options), config), config, "cpu", args.seed)
-    threads = Threads(candidates(args.threads, plan.cores))
+    threads = args.threads or plan.learner_threads
     info = SampleInfo(np.zeros(num_envs, np.uint64), np.ones(num_envs), np.ones(num_envs, int))
     episodes: dict[str, list[float]] = {}
     experience = rollouts(config, options, num_envs, agent, args.seed, episodes)
-    began, shown, before = time.perf_counter(), 0.0, 0
-    while not threads.chosen or time.perf_counter() - began < args.seconds:
-        started = time.perf_counter()
-        threads.use("act")
+    began = shown = time.perf_counter()
+    now, before = began, 0
+    while now - began < args.seconds:
+        torch.set_num_threads(1)  # a forward of few rows is as fast
         chunk = next(experience)
-        acted = time.perf_counter()
-        threads.use("learn")
+        torch.set_num_threads(threads)
         metrics, _ = agent.learn(chunk, info)
         now = time.perf_counter()
-        if not threads.chosen:
-            threads.took(acted - started, now - acted)
-            if threads.chosen:  # the trials count for nothing
-                print(f"threads: {threads.best['act']} to act, {threads.best['learn']} to learn", flush=True)
-                began, before = now, agent.env_steps
-        elif args.json:
+        if agent.updates == WARM_UPDATES:
+            began, before = now, agent.env_steps
+        if args.json:
             tell_json(agent, episodes.get("score", []))
             episodes.clear()
         elif now - shown >= SHOW_EVERY_S or now - began >= args.seconds:
@@ -184,12 +145,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-envs", type=int, default=0, help="default: all that the configuration has")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of realm start, repeatable")
-    parser.add_argument("--threads", default="auto", help="auto tries; or a number, to act and to learn")
+    parser.add_argument("--threads", type=int, default=0, help="to learn; default: as one process of Realm has")
     parser.add_argument("--json", action="store_true", help="a line of JSON after each update")
-    args = parser.parse_args()
-    if args.threads != "auto" and not (args.threads.isdecimal() and int(args.threads) > 0):
-        parser.error(f"--threads {args.threads}: must be auto or a number from 1")
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,15 @@
-"""What tools/study/judge.py and tools/study/experiments.py share: folders of runs, their models, and how well these play.
-
-    python tools/study/runs.py RUN --explore 0 1
-
-plays the newest model of a run on every layout of nine treasures and prints one line of JSON, for experiments.py.
-"""
+"""What tools/study/judge.py and tools/study/experiments.py share: folders of runs, their models, and how well these play."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.env import report
@@ -170,20 +161,3 @@ class Examiner:
         load_bytes(agent.model, checkpoint.weights)
         options = [report.as_option(one) for one in layouts]
         return evaluate_layouts(envs, agent.predict, options, explore, EVALUATION_SEED)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--explore", type=float, nargs="+", default=[0.0], help="0: greedy actions, 1: sampled ones")
-    args = parser.parse_args()
-    saved = saved_models(args.run / "ckpt")
-    if not saved:
-        raise ConfigError(f"{args.run}: has no checkpoint, so there is nothing to play")
-    examiner = Examiner(args.run)
-    played = {f"{explore:g}": examiner.nine(saved[-1].path, explore) for explore in args.explore}
-    print(json.dumps({"env_steps": saved[-1].env_steps, "explore": played}))
-
-
-if __name__ == "__main__":
-    common.command_line(main)
