@@ -4,6 +4,7 @@ the curves that a run has written.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -20,14 +21,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
+from realm.config.plan import Machine, Plan, decide, make_plan, this_machine
 from realm.env.map import MapError
 from realm.env.options import OptionError
 from realm.errors import ConfigError, UserError
+from realm.user import hyper_table, load_hyper, load_preferences
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
 CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two seconds
 TELL_S = 30.0  # between two lines of progress in a log
+
+
+
+def effective(config: RunConfig) -> RunConfig:
+    """The configuration as a run of it on this machine writes it into its config.toml: every value decided."""
+    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    app = decide(config.app, this_machine(), load_preferences(config.app.algo)).app
+    return dataclasses.replace(config, app=app, hyper=hyper_table(hyper, config.hyper))
+
+
+def plan_of(app: AppConfig, machine: Machine | None = None) -> Plan:
+    """The plan of a configuration on a machine, this one by default, with every `auto` decided as a start does."""
+    machine = machine or this_machine()
+    return make_plan(decide(app, machine, load_preferences(app.algo)).app, machine.cores)
+
 
 # ---- the command line ----
 

@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.load import RunConfig, load_config
-from realm.config.plan import Plan, make_plan, this_machine
+from realm.config.plan import Plan
 from realm.contract import Array, Arrays, PredictContext, Spec
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
@@ -80,13 +80,13 @@ class Setting:
 
 
 def read_setting(path: str | Path, overrides: Sequence[str]) -> Setting:
-    config = load_config(path, overrides)
+    config = common.effective(load_config(path, overrides))
     if config.app.algo != "diy":
         raise ConfigError(f"{path}: algo is {config.app.algo!r}; it must be diy, whose loss and network are measured")
     hyper, definition = load_hyper("diy", config.hyper, config.places), load_definition("diy")
     with calling(config, "make_envs"):
         envs = definition.make_envs(1, 0, hyper, config.env)
-    return Setting(config, hyper, make_plan(config.app, this_machine()), definition.spec(envs, hyper))
+    return Setting(config, hyper, common.plan_of(config.app), definition.spec(envs, hyper))
 
 
 def draw(legal: Array, noise: Array) -> Array:

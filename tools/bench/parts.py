@@ -36,6 +36,7 @@ from realm.data.buffer import ACCEPTED, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
+from realm.learn.trainer import complete
 from realm.wire.codec import Message
 from realm.wire.models import ModelWriter
 from realm.wire.predict import RemotePolicy
@@ -84,7 +85,7 @@ class Bench:
     def agent(self) -> Any:
         """An agent that has made an update, so that `items` are of an older policy, as in a cluster."""
         agent = self.setting.agent()
-        agent.updates = 1
+        agent.ppo.updates = 1
         return agent
 
     @cached_property
@@ -163,7 +164,7 @@ def forward_lines(bench: Bench) -> Iterator[Line]:
     import torch
 
     agent, many = bench.agent, limits.observations(bench.setting, 1024)
-    both = agent.config.value_source == "actor"
+    both = agent.ppo.settings.value_source == "actor"
 
     def line(rows: int) -> Line:
         obs = {name: array[:rows] for name, array in many.items()}
@@ -265,7 +266,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
 
     yield Line(
         f"update of {count} gradient steps of {setting.minibatch} rows", samples, "samples",
-        lambda: agent.learn(chunk, info), "networks alone", both, bench.plan.learner_threads,
+        lambda: complete(agent.learn(chunk, info)), "networks alone", both, bench.plan.learner_threads,
     )  # fmt: skip
 
 

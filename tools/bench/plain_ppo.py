@@ -25,17 +25,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from diy.algorithm.choose import choose
-
 from diy.algorithm.agent import Agent
 from diy.config import Config
 from diy.feature.definition import make_envs, spec
+from realm.algorithms.choose import choose
 from realm.chunk import ChunkBuilder
 from realm.config.load import load_config
-from realm.config.plan import make_plan, this_machine
 from realm.contract import Array, Arrays, Chunk, Prediction, SampleInfo, Version
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
+from realm.learn.trainer import complete
 from realm.user import load_hyper
 from tools import common
 
@@ -72,7 +71,7 @@ def rollouts(
     while True:
         policy = newest_policy(agent)
         for uniform in random.random((config.chunk_length, num_envs), np.float32):
-            prediction = act(policy, obs, explore, uniform, Version(1, agent.updates))
+            prediction = act(policy, obs, explore, uniform, Version(1, agent.ppo.updates))
             obs, reward, terminated, truncated, info = envs.step(prediction.action)
             chunks.step(prediction, reward, terminated, truncated, obs)
             if "_episode" in info:
@@ -91,14 +90,14 @@ def tell(agent: Agent, began: float, before: int, metrics: dict[str, float], epi
         f"score {np.mean(episodes['score']):.1f} missed {np.mean(episodes['missed']):.2f}" if episodes else "score -"
     )
     rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
-    rate = (agent.env_steps - before) / seconds
-    print(f"{seconds:5.0f} s  {agent.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
+    rate = (agent.ppo.env_steps - before) / seconds
+    print(f"{seconds:5.0f} s  {agent.ppo.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
 
 
 def tell_json(agent: Agent, scores: list[float]) -> None:
     """Print a line for tools/bench/train.py."""
     line = {
-        "time": time.time(), "env_steps": agent.env_steps, "updates": agent.updates, "episodes": len(scores),
+        "time": time.time(), "env_steps": agent.ppo.env_steps, "updates": agent.ppo.updates, "episodes": len(scores),
         "score": float(np.mean(scores)) if scores else None,
     }  # fmt: skip
     print(json.dumps(line), flush=True)
@@ -109,7 +108,7 @@ def main() -> None:
     loaded = load_config(args.config, args.set)
     if loaded.app.algo != "diy":
         raise ConfigError(f"{args.config}: algo is {loaded.app.algo!r}; it must be diy")
-    plan = make_plan(loaded.app, this_machine())
+    plan = common.plan_of(loaded.app)
     enter_learner_environment(plan)  # threads and allocator, as a learner has them
     hyper = load_hyper("diy", loaded.hyper, loaded.places)
     config, options = dataclasses.replace(hyper, value_source="learner"), loaded.env
@@ -125,10 +124,10 @@ def main() -> None:
         torch.set_num_threads(1)  # a forward of few rows is as fast
         chunk = next(experience)
         torch.set_num_threads(threads)
-        metrics, _ = agent.learn(chunk, info)
+        metrics, _ = complete(agent.learn(chunk, info))
         now = time.perf_counter()
-        if agent.updates == WARM_UPDATES:
-            began, before = now, agent.env_steps
+        if agent.ppo.updates == WARM_UPDATES:
+            began, before = now, agent.ppo.env_steps
         if args.json:
             tell_json(agent, episodes.get("score", []))
             episodes.clear()

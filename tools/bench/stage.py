@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import zmq
 
 from realm.config.load import to_toml
 from realm.errors import ConfigError
-from realm.launch.child import RUN_ID_VARIABLE
+from realm.launch.child import ChildArgs, run_role
 from realm.launch.environment import role_environment
+from realm.launch.place import place
+from realm.roles.table import holds_weights
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.sockets import Client, Server, wait_any
-from tools import common
 from tools.bench import limits
 
 PATIENCE_S = 120.0
@@ -30,7 +30,7 @@ class Stage:
     def __init__(self, setting: limits.Setting, folder: Path) -> None:
         self._setting, self._folder, self._run_id = setting, folder, secrets.token_hex(8)
         self._server = Server(Codec(self._run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), "127.0.0.1")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[BaseProcess] = []
         self._book: dict[str, str] = {}
         self._ready: set[str] = set()
         (folder / "log").mkdir(parents=True)
@@ -38,35 +38,29 @@ class Stage:
 
     def start(self, role: str) -> str:
         """Start a role and wait until it works. Returns its address; raises ConfigError if it does not work."""
-        options = {
-            "index": 0, "incarnation": 1, "run-dir": self._folder, "control": self._server.address, "port": 0,
-            "schema": self._setting.spec.schema, "max-bytes": MAX_BYTES,
-        }  # fmt: skip
-        command = [sys.executable, "-m", "realm", "role", role, *(f"--{name}={one}" for name, one in options.items())]
+        setting = self._setting
+        arguments = ChildArgs(
+            role, 0, 1, self._folder, self._run_id, self._server.address, 0, setting.spec.schema, MAX_BYTES
+        )
         log, until = self._folder / "log" / f"{role}.log", time.monotonic() + PATIENCE_S
-        environment = role_environment(role, self._setting.plan) | {RUN_ID_VARIABLE: self._run_id}
-        pipe = subprocess.PIPE  # a role ends when its stdin is closed
-        with open(log, "ab") as errors:
-            process = subprocess.Popen(
-                command, cwd=common.ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=errors
-            )
+        torch = holds_weights(role, setting.plan)
+        process = place(run_role, arguments, role_environment(role, setting.plan), log, role, imports_torch=torch)
         self._processes.append(process)
         while role not in self._ready:
             wait_any([self._server], 100)
             self.tick()
-            if process.poll() is not None or time.monotonic() > until:
+            if process.exitcode is not None or time.monotonic() > until:
                 raise ConfigError(f"the {role} did not get ready: {log.read_text()[-2000:]}")
         return self._book[role]
 
     def tick(self) -> None:
         """Answer what roles tell their supervisor."""
-        spec, plan = self._setting.spec.to_json(), self._setting.plan.to_json()
         while (received := self._server.receive()) is not None:
             peer, message = received
             role = message.text("role")
             if message.kind == "bound":
                 self._book[role] = message.text("address")
-                orders = {"book": self._book, "spec": spec, "plan": plan, "epoch": 1}
+                orders = {"book": self._book, "spec": self._setting.spec.to_json(), "epoch": 1}
                 self._server.send(peer, Message("run", message.seq, orders))
             elif message.kind != "next":  # that question stays open
                 self._server.send(peer, Message("ok", message.seq))
@@ -86,5 +80,5 @@ class Stage:
     def close(self) -> None:
         for process in self._processes:
             process.kill()
-            process.communicate()
+            process.join()
         self._server.close()

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import os
 import re
 import shutil
@@ -42,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
-from realm.config.plan import Machine, Plan, make_plan, this_machine
+from realm.config.plan import Machine, Plan, this_machine
 from realm.errors import ConfigError
 from realm.launch.environment import role_environment
 from tools import common
@@ -81,11 +82,11 @@ class Row(NamedTuple):
 
 def tuner_settings(app: AppConfig, machine: Machine) -> tuple[str, ...]:
     """A cluster whose workers and place of prediction the tuner chooses, with as many environments as `app` has."""
-    total = make_plan(app, machine).round_size
+    total = common.plan_of(app, machine).round_size
     auto = ("aisrv_count", "aisrv_connect_to_kaiwu_env_count", "predict_local_or_remote", "train_batch_size",
             "replay_buffer_capacity")  # fmt: skip
-    free = app.model_copy(update={**dict.fromkeys(auto, "auto"), "wrapper_type": "remote"})
-    chosen = make_plan(free, machine).workers
+    free = dataclasses.replace(app, **dict.fromkeys(auto, "auto"), wrapper_type="remote")
+    chosen = common.plan_of(free, machine).workers
     workers = max(n for n in range(1, chosen + 1) if total % n == 0)
     return (
         "wrapper_type=remote", f"aisrv_count={'auto' if workers == chosen else workers}",
@@ -95,7 +96,7 @@ def tuner_settings(app: AppConfig, machine: Machine) -> tuple[str, ...]:
 
 def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra: Sequence[str]) -> list[Row]:
     """Ours, those of --row (`extra`), and two for each peer. path, overrides: the configuration of all."""
-    total = make_plan(load_config(path, overrides).app, this_machine()).round_size
+    total = common.plan_of(load_config(path, overrides).app).round_size
     one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
     rows = [Row("plain", "plain loop", "plain"), Row("local", "one process", "local", one)]
     rows.append(Row("tuner", "cluster as the tuner chooses", "cluster", tuner))
@@ -104,7 +105,7 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
         changes = tuple(words.split())
         if not (equals and changes and re.fullmatch(r"[\w.-]+", name)):
             raise ConfigError(f"--row {text}: must be NAME='KEY=VALUE ...'")
-        plan = make_plan(load_config(path, [*overrides, *tuner, *changes]).app, this_machine())
+        plan = common.plan_of(load_config(path, [*overrides, *tuner, *changes]).app)
         same = plan.round_size == total and not any(one.startswith("diy.") for one in changes)
         rows.append(Row(name, " ".join(changes), "cluster", (*tuner, *changes), same=same))
     for script in sorted((SCRIPTS / "peers").glob("*.py")):
@@ -275,7 +276,7 @@ class Bench:
 
     def __init__(self, rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, results: Results) -> None:
         self._rows, self._args, self._results = rows, args, results
-        self._plan = make_plan(config.app, this_machine())
+        self._plan = common.plan_of(config.app)
         self._folder: Path = args.out.parent.absolute() / f"{args.out.stem}-runs"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._config = self._folder / "config.toml"
@@ -383,10 +384,10 @@ def main() -> None:
     tuner = tuner_settings(config.app, this_machine())
     rows = chosen_rows(all_rows(args.config, args.set, tuner, args.row), args.rows, args.row)
     common.check_out(args.out)
-    plan = make_plan(load_config(args.config, [*args.set, *tuner]).app, this_machine())
+    plan = common.plan_of(load_config(args.config, [*args.set, *tuner]).app)
     setup = {
         "config": args.config.name, "set": args.set, "rounds": args.rounds, "seconds": args.seconds,
-        "num_envs": plan.round_size, "to_score": args.to_score, "tuner": list(plan.why),
+        "num_envs": plan.round_size, "to_score": args.to_score,
     }  # fmt: skip
     results = {"about": common.about(), "setup": setup, "rows": {}}
     results["rows"] = {row.name: new_entry(row) for row in rows}

@@ -13,7 +13,6 @@ end: a table in Markdown and a picture with a panel for each group, for docs/exp
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.load import load_config
-from realm.config.plan import make_plan, this_machine
 from realm.config.toml import read_toml
 from realm.errors import ConfigError
 from realm.user import load_hyper
@@ -77,7 +75,7 @@ def all_changes() -> tuple[dict[str, str], list[Change]]:
 def meaning(config: Path, overrides: Sequence[str]) -> tuple[Any, ...]:
     """What a run would be here: equal for two configurations that train alike. Raises ConfigError."""
     loaded = load_config(config, overrides)
-    plan = dataclasses.replace(make_plan(loaded.app, this_machine()), why=())
+    plan = common.plan_of(loaded.app)
     return plan, load_hyper(loaded.app.algo, loaded.hyper, loaded.places), loaded.env, loaded.app.wrapper_type
 
 

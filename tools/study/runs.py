@@ -33,7 +33,7 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
     """Refuse a run's folder of another configuration, its limits apart: its curve would be of both."""
     if not (run / "config.toml").exists():
         return
-    then, now = (_without_limits(one) for one in (load_config(run / "config.toml"), config))
+    then, now = (_without_limits(one) for one in (load_config(run / "config.toml"), common.effective(config)))
     if then != now:
         lines = [to_toml(one).splitlines() for one in (then, now)]
         differ = [f"{a[:80]!r}, now {b[:80]!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
@@ -43,7 +43,7 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
 
 
 def _without_limits(config: RunConfig) -> RunConfig:
-    return replace(config, app=config.app.model_copy(update={"max_seconds": 0.0, "max_env_steps": 0, "run_name": ""}))
+    return replace(config, app=replace(config.app, max_seconds=0.0, max_env_steps=0, run_name=""))
 
 
 class Saved(NamedTuple):

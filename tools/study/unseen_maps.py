@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.commands.files import check_file
 from realm.commands.models import ID_HELP, LOG_DIR_HELP, MODEL_HELP, chosen_model
