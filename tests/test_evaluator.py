@@ -149,7 +149,7 @@ def test_killed_between_the_files_of_a_model(tmp_path: Path) -> None:
     folder = tmp_path / "best_ckpt"
     offer(BestModel(folder, SETTING), (1, 10), 1.0)
     (folder / "model.ckpt-1-20.json").write_text("{}")
-    (folder / ".writing-model.ckpt-1-15.json").write_text("{")
+    (folder / ".model.ckpt-1-15.json.4711").write_text("{")
     (folder / ".writing-model.ckpt-1-20").mkdir()
     best = BestModel(folder, SETTING)
     assert (best.version, best.score) == ((1, 10), 1.0)

@@ -14,7 +14,7 @@ from cluster import PATIENCE_S, ROOT
 
 from realm.commands import main as cli
 from realm.config.load import load_config
-from realm.config.plan import Machine, make_plan
+from realm.config.plan import Machine, decide, make_plan
 from realm.user import load_hyper
 
 README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"
@@ -174,7 +174,8 @@ def test_commands_are_understood(document):
         if arguments[0] == "start":
             config = load_config(ROOT / parsed.config, parsed.set)
             load_hyper(config.app.algo, config.hyper)
-            make_plan(config.app, Machine(cores=2, gpus=0, has_reverb=True))
+            machine = Machine(cores=2, gpus=0, has_reverb=True)
+            make_plan(decide(config.app, machine).app, machine.cores)
     assert seen > 0
 
 
