@@ -150,7 +150,7 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         self._started = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Start an episode. A seed starts the generator anew (and layouts from their first); `options`
+        """Start an episode. A seed restarts the generator (and layouts from their first); `options`
         ({"usr_conf": ..., "layouts": ...} or a usr_conf) hold from now on."""
         super().reset(seed=seed)
         self.games.configure_from(options)

@@ -28,7 +28,7 @@ from realm.env.oracle.cache import BOUND_SOURCES, keep_arrays, kept_arrays, key_
 from realm.learn.evaluate import Outcome
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
-FEW = 6  # treasures; so many are bounded in seconds, all of them in two minutes, but that can be used again and again
+FEW = 6  # treasures; N of them are bounded in seconds, all in two minutes, but that bound serves all later calls
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ def excess(played: Outcome, limits: Limits) -> Array:
 
 
 class Row(NamedTuple):
-    """A line of the table: the layouts with so many treasures."""
+    """A line of the table: the layouts with one number of treasures."""
 
     treasures: int | None  # None: all layouts
     episodes: int

@@ -21,8 +21,8 @@ from realm.env.map import EXTENT, POINTS, SIZE, Map
 
 SYSTEMS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
 """By the name that rich's console gives to what its terminal can show."""
-PANEL = 26  # columns beside the map
-STATUS = 2  # lines above it, where there is no room beside
+PANEL = 26  # columns next to the map
+STATUS = 2  # lines above it, where there is no room next to it
 ROOMY = 96  # pixels of the map from which on marks are drawn wider
 RESET = "\x1b[0m"
 

@@ -22,7 +22,7 @@ from realm.env.oracle.lattice import BOOST_STEPS, FAR
 from realm.env.physics import DIRECTIONS, State
 from realm.jit import jit
 
-FLASH_SLACK = 1.0  # a flash is tried if it may cost so many steps more than the best way
+FLASH_SLACK = 1.0  # a flash is tried if it may cost N steps more than the best way
 WALK_SLACK = 1.0  # the same for a walk
 GRAIN = 20.0  # units; states nearer than that, else alike, are one
 BUFF_WORTH = BOOST_STEPS - physics.BUFF_STEPS  # steps that a buff saves at most
@@ -169,7 +169,7 @@ def play(
 ) -> tuple[int, NDArray[np.int64]] | None:
     """Find the actions of a short episode with `treasures` that takes the points of one of the orders and ends.
 
-    Beam search: of all states reached after so many steps, the `width` with the least still to walk go on (that many
+    Beam search: of all states reached after t steps, the `width` with the least still to walk go on (that many
     for each order and each number of flashes used, since the fields know the best place for a flash only roughly).
     Returns the order's number and the actions (i64 [T]); None if no state came to the end within max_step, or if it
     became clear that none would.

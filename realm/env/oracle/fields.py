@@ -82,7 +82,7 @@ def field(player: Player, order: tuple[int, ...], flashes: int) -> NDArray[np.in
 
 @jit
 def between(field: NDArray[np.int32], x: float, z: float) -> float:
-    """A field (i32 [NODES * NODES]) at a place given in squares, bilinear; FAR beside the nodes that lead on."""
+    """A field (i32 [NODES * NODES]) at a place given in squares, bilinear; FAR next to the nodes that lead on."""
     nx, nz = int(np.floor(x)), int(np.floor(z))
     fx, fz = x - nx, z - nz
     node = nz * NODES + nx
@@ -111,7 +111,7 @@ def _flash_back(
         for d in range(DIRECTIONS):
             x, z = nx + physics.FLASH_MOVE[d, 0] / SPACING, nz + physics.FLASH_MOVE[d, 1] / SPACING
             for corner in range(4):
-                # from one of the squares around the node, just beside it
+                # from one of the squares around the node, just next to it
                 sx, sz = nx - (corner & 1), nz - (corner >> 1)
                 tx, tz = int(np.floor(x)), int(np.floor(z))
                 if not d & 1:
@@ -128,7 +128,7 @@ class Ways(NamedTuple):
     """What is still to walk, for several orders."""
 
     order: NDArray[np.int32]  # [P, M] points, 0 is the buff, -1 behind the last
-    flashes: int  # at most so many
+    flashes: int  # at most
     field: NDArray[np.int32]  # [P, M + 1] which one counts when m points are done
     length: NDArray[np.int32]  # [U, F + 1, NODES * NODES] all fields that occur
 

@@ -161,7 +161,7 @@ def _runs(table: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 
 def make_edges(free: NDArray[np.bool_], half: NDArray[np.bool_]) -> NDArray[np.uint16]:
-    """Lattice.edges of a lattice of S x S squares, u16 [(S + 1) * (S + 1)]: those inside or beside free squares (bool
+    """Lattice.edges of a lattice of S x S squares, u16 [(S + 1) * (S + 1)]: those inside or next to free squares (bool
     [S, S]) and along the long sides of free halves (bool [2, S, S]: cut by the falling, the rising diagonal)."""
     across = np.pad(free, ((1, 1), (0, 0)))
     along = np.pad(free, ((0, 0), (1, 1)))

@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     """An order to do things in. Where to flash is not fixed before it is played."""
 
     order: tuple[int, ...]  # points to take, without the end; 0 is the buff
-    flashes: int  # at most so many
+    flashes: int  # at most
     length: int  # of the relaxed way, in lattice lengths (STEP to a step) and less what the buff saves
 
 

@@ -23,10 +23,10 @@ from realm.env.oracle.lattice import STEP
 from realm.env.oracle.orders import Plan, plans
 
 TRIES, WIDTH = 4, 100  # see `solve`
-PLAN_SLACK = 6  # plans that may take so many steps more than the best one are tried as well
-# when time is short: so many of the best sets are tried whose bounds, made longer by each of these factors, are in time
+PLAN_SLACK = 6  # plans that may take N steps more than the best one are tried as well
+# when time is short: for each of these factors, SETS of the best sets whose bound times the factor is in time
 SETS, LONGER = 3, (1.0, 1.03, 1.06, 1.12)
-LATER = 4  # a second buff is tried before each of so many points at the end of an order
+LATER = 4  # a second buff is tried before each of the last N points of an order
 SAVE_EVERY_S = 10.0
 
 
@@ -126,7 +126,7 @@ def _better(
 
 
 def make_player(oracle: Oracle) -> fields.Player:
-    """What `solve` needs beside the oracle, to be made once for many calls."""
+    """What `solve` needs apart from the oracle, to be made once for many calls."""
     return fields.make_player(oracle.map, oracle.start, oracle.end, oracle.treasures)
 
 
