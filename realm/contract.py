@@ -303,7 +303,7 @@ class Prediction(NamedTuple):
 
 
 class PredictContext(NamedTuple):
-    """What `Agent.predict` gets beside the observations: slot i64 [N], first bool [N], explore f32 [N]."""
+    """What `Agent.predict` gets besides the observations: slot i64 [N], first bool [N], explore f32 [N]."""
 
     slot: Array
     first: Array
@@ -415,7 +415,7 @@ class Agent(Protocol):
         ...
 
     def save_model(self) -> dict[str, Any]:
-        """Everything beside `model` that resuming needs (optimizer, counters): tensors and plain data."""
+        """All state besides `model` that a resume needs (optimizer, counters): tensors and plain data."""
         ...
 
     def load_model(self, state: dict[str, Any]) -> None:

@@ -35,7 +35,6 @@ CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two second
 TELL_S = 30.0  # between two lines of progress in a log
 
 
-
 def effective(config: RunConfig) -> RunConfig:
     """The configuration as a run of it on this machine writes it into its config.toml: every value decided."""
     hyper = load_hyper(config.app.algo, config.hyper, config.places)

@@ -38,7 +38,7 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     fi
     touch .venv/made-by-realm
     log=.venv/install.log
-    # PIP_USER=0: a pip.conf that asks for --user would install beside the environment
+    # PIP_USER=0: a pip.conf that asks for --user would install outside of the environment
     if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -r requirements.lock > "$log" 2>&1; then
         tail -n 20 "$log" >&2
         echo "error: installing requirements.lock failed (the last lines are above, all of it in $log)" >&2

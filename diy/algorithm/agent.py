@@ -16,11 +16,11 @@ from diy.config import Config
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 
-FEW_ROWS = 512  # small MLPs: a forward pass of so few takes less time than waking a second thread for it
+FEW_ROWS = 512  # small MLPs: a forward pass over so few takes less time than waking a second thread
 
 
 class Agent:
-    """Implements `realm.contract.Agent`: all it knows is in `model` and in what `save_model` gives."""
+    """Implements `realm.contract.Agent`: all of its state is in `model` and in what `save_model` returns."""
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         self.config = config
@@ -35,7 +35,7 @@ class Agent:
         """Choose an action for each row: sampled from the policy where explore is 1, the most likely where it is 0.
 
         obs: name -> [N, ...]
-        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if it is asked for.
+        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if `value_source` is "actor".
         """
         with torch.inference_mode(), _one_thread_if(self.config.features == "small" and len(context.first) <= FEW_ROWS):
             return self.ppo.act(obs, context.explore, self.player.model())
@@ -47,17 +47,17 @@ class Agent:
         return learned
 
     def save_model(self) -> dict[str, Any]:
-        """What resuming needs beside the weights: tensors and plain numbers."""
+        """The state that a resume needs besides the weights: tensors and plain numbers."""
         return self.ppo.state_dict()
 
     def load_model(self, state: dict[str, Any]) -> None:
-        """Take back what `save_model` gave; the weights come back through `model.load_state_dict`."""
+        """Restore what `save_model` returned; `model.load_state_dict` restores the weights."""
         self.ppo.load_state_dict(state)
 
 
 @contextmanager
 def _one_thread_if(yes: bool) -> Iterator[None]:
-    """Torch's operations within it do not share out their work, if `yes`."""
+    """Run torch's operations on one thread, if `yes`."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if yes else threads)
     try:

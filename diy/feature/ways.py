@@ -92,7 +92,7 @@ def _lengths(map_: Map, through: NDArray[np.uint8]) -> NDArray[np.float32]:
 @jit
 def _spread(road: NDArray[np.uint8], through: NDArray[np.uint8], length: NDArray[np.float32]) -> None:
     """Lower each of `length` (f32 [P, 128, 128]) to the least of it and walking from anywhere over cells `through` (u8
-    [128, 128]) to a cell, by sweeps to and fro until nothing changes. A diagonal step needs both cells beside it to be
+    [128, 128]) to a cell, by sweeps to and fro until nothing changes. A diagonal step needs both cells next to it to be
     road."""
     for p in range(len(length)):
         field = length[p]

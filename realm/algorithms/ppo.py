@@ -1,4 +1,4 @@
-"""PPO: how actions are chosen and what an update is, for any network with discrete actions.
+"""PPO: how to choose actions and how to update, for any network with discrete actions.
 
 An agent (`<algo>/algorithm/agent.py`) makes one `PPO` of its network and calls `act` in `predict` and `update` in
 `learn`. An update takes a batch of chunks, estimates advantages (GAE or V-trace) and makes a few passes of
@@ -30,15 +30,15 @@ from realm.contract import Array, Arrays, Chunk, Learned
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see PPO.tensor
 
-FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough to stay in cache
+FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough for the cache
 
 Answer = TypeVar("Answer")
 Obs = dict[str, Tensor]  # name -> [n, ...]
-Metrics = dict[str, Tensor]  # of a gradient step; f32 [] each, but for what `PPO._of_all` makes of its n rows
+Metrics = dict[str, Tensor]  # of a gradient step; f32 [] each, or f32 [n], which `PPO._of_all` reduces
 
 
 class Network(Protocol):
-    """What PPO needs of a network. The critic's parameters have names that begin with `critic`."""
+    """The network that PPO trains. The names of the critic's parameters begin with `critic`."""
 
     def actor(self, obs: Obs) -> Tensor:
         """Logits float [n, A]; illegal actions need not be masked."""
@@ -57,7 +57,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What changes while training goes on, at one update."""
+    """The settings that change during training, at one update."""
 
     lr: float
     entropy_coef: float
@@ -66,13 +66,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch as `update` uses it: what belongs to its R valid rows, and all observations."""
+    """A batch as `update` uses it: its R valid rows, and all observations."""
 
     obs: Obs  # name -> [B * (T + 1), ...]
     index: Tensor  # i64 [R], where each row's observation is in `obs`
     action: Tensor  # i64 [R]
     log_prob: Tensor  # f32 [R], of the policy that acted
-    log_centre: Tensor  # f32 [R], of the policy the loss clips around: that acted, or that was before the update
+    log_centre: (
+        Tensor  # f32 [R], of the policy that the loss clips around: the one that acted, or the one before the update
+    )
     value: Tensor  # f32 [R], before the update
     advantage: Tensor  # f32 [R], normalised
     target: Tensor  # f32 [R], for the critic
@@ -90,14 +92,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Loss:
-    """Of one minibatch, and what else is known of it."""
+    """The loss of one minibatch, with its metrics."""
 
     value: Tensor  # f32 []
     metrics: Metrics
 
 
-class Here(Executor):
-    """An executor without a thread: what is submitted is done at once."""
+class SameThread(Executor):
+    """An executor without a thread: it does the work at once."""
 
     def submit(self, work: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
         done: Future[Answer] = Future()
@@ -106,7 +108,7 @@ class Here(Executor):
 
 
 class PPO:
-    """Trains `network`: all it knows beside the weights is in `state_dict`."""
+    """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
     def __init__(self, network: Network, settings: Settings, device: torch.device, seed: int) -> None:
         self.network, self.settings, self.device = network, settings, device
@@ -115,7 +117,7 @@ class PPO:
         for name, parameter in network.named_parameters():
             parts[name.startswith("critic") and not settings.shared_trunk].append(parameter)
         self.optimizers = [Adam(part, settings.adam_eps) for part in parts.values() if part]
-        self.beside: Executor = Here()  # does what can be done at the same time; see `two_threads`
+        self.second: Executor = SameThread()  # a second thread within `two_threads`
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
         self.updates = 0  # the version of the weights, within an epoch
         self.moved_on = False  # the weights are no longer those that went out as this version
@@ -126,8 +128,8 @@ class PPO:
     def act(self, obs: Arrays, explore: Array, network: Network | None = None) -> tuple[Array, Arrays]:
         """Choose an action for each row: sampled from the policy where explore is 1, the most likely where it is 0.
 
-        obs: name -> [N, ...]; explore: f32 [N]; network: which one acts, if not the one that is trained
-        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if it is asked for.
+        obs: name -> [N, ...]; explore: f32 [N]; network: acts in place of the one that is trained
+        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if `value_source` is "actor".
         """
         seen = {name: self.tensor(array) for name, array in obs.items()}
         network = network or self.network
@@ -165,7 +167,7 @@ class PPO:
                         steps.append(self._joint_step(minibatch, now))
                         continue
                     # they share no weights: the critic makes its steps in another thread, and neither waits
-                    critic = self.beside.submit(self._critic_step, minibatch, now)
+                    critic = self.second.submit(self._critic_step, minibatch, now)
                     loss = policy_loss(minibatch, self.network.actor(minibatch.obs), settings, now.entropy_coef)
                     pending.append((self._descend(self.optimizers[0], loss, now.lr), critic))
                 steps += [_of_both(policy, critic.result()) for policy, critic in pending]
@@ -183,7 +185,7 @@ class PPO:
         return result, None
 
     def schedule(self) -> Schedule:
-        """What the fields `*_start` and `*_end` of the settings say for the steps learned from so far."""
+        """Interpolate the settings `*_start` and `*_end` at the steps learned from so far."""
         settings = self.settings
         progress = min(1.0, self.env_steps / settings.total_env_steps)
 
@@ -197,26 +199,26 @@ class PPO:
         )
 
     def _of_a_pass(self, count: int) -> int:
-        """How many minibatches `count` rows are."""
+        """The number of minibatches in `count` rows."""
         return max(1, round(count / self.settings.minibatch_size))
 
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
-        """Each row once an epoch, in random order; each minibatch is gathered beside the step on the one before."""
+        """Each row once an epoch, in random order; the second thread gathers a minibatch while the first trains."""
         count = len(rows.index)
         if not count:
             return
         epochs = range(self.settings.epochs)
         orders = [torch.randperm(count, generator=self.generator).to(self.device) for _ in epochs]
         parts = [part for order in orders for part in order.tensor_split(self._of_a_pass(count))]
-        ahead = self.beside.submit(rows.at, parts[0])
+        ahead = self.second.submit(rows.at, parts[0])
         for part in parts[1:]:
-            minibatch, ahead = ahead.result(), self.beside.submit(rows.at, part)
+            minibatch, ahead = ahead.result(), self.second.submit(rows.at, part)
             yield minibatch
         yield ahead.result()
 
     def _of_all(self, steps: list[Metrics]) -> Metrics:
-        """The mean of each number over the gradient steps; and from the ratios of all rows, once for all steps instead
-        of a dozen small operations in each, how far the policy went. f32 [] each."""
+        """The mean of each number over the gradient steps, and how far the policy moved: computed once from the ratios
+        of all rows, instead of a dozen small operations in each step. f32 [] each."""
         log_ratio, log_clipped = (torch.cat([one[name] for one in steps]) for name in ("log_ratio", "log_clipped"))
         means = {name: torch.stack([one[name] for one in steps]).mean() for name, x in steps[0].items() if x.ndim == 0}
         return means | {
@@ -227,7 +229,7 @@ class PPO:
 
     def _critic_step(self, rows: Rows, now: Schedule) -> Metrics | None:
         if not torch.isfinite(rows.advantage).all():
-            return None  # as the policy's: what spoiled these advantages spoiled targets of the batch, too
+            return None  # the policy skips it, too: whatever spoiled these advantages spoiled targets of the batch
         return self._descend(self.optimizers[1], value_loss(rows, self.network.critic(rows.obs), self.settings), now.lr)
 
     def _joint_step(self, rows: Rows, now: Schedule) -> Metrics | None:
@@ -238,7 +240,7 @@ class PPO:
         return self._descend(self.optimizers[0], loss, now.lr)
 
     def _descend(self, optimizer: Adam, loss: Loss, lr: float) -> Metrics | None:
-        """One step of Adam. Returns the metrics, or None where loss or gradient is not finite: then it is left out."""
+        """One step of Adam. Returns the metrics, or None where loss or gradient is not finite: then it makes no step."""
         optimizer.zero_grad()
         loss.value.backward()  # type: ignore[no-untyped-call]
         grad_norm, value = optimizer.grad_norm(), loss.value.detach()
@@ -248,16 +250,16 @@ class PPO:
         return {"loss": value, **loss.metrics, "grad_norm": grad_norm}
 
     def side_by_side(self, of_policy: Callable[[], Answer], of_critic: Callable[[], Answer]) -> tuple[Answer, Answer]:
-        """What both return; at the same time, where the critic has a thread (`two_threads`)."""
-        critic = self.beside.submit(of_critic)
+        """Call both, at the same time within `two_threads`, and return both results."""
+        critic = self.second.submit(of_critic)
         return of_policy(), critic.result()
 
     @contextmanager
     def two_threads(self) -> Iterator[None]:
-        """Within it the critic has a thread of its own, and each of both half of torch's threads, if there are two.
+        """Give the critic a thread of its own, and each of the two threads half of torch's threads, if torch has two.
 
-        Policy and critic share no weights, so neither needs to wait for the other, while OpenMP's threads, which share
-        out each operation, meet a hundred times in a gradient step.
+        Policy and critic share no weights, so neither waits for the other. OpenMP's threads, which split each
+        operation, would meet a hundred times in a gradient step.
         """
         threads = torch.get_num_threads()
         if threads == 1 or self.settings.shared_trunk or self.device.type != "cpu":
@@ -265,17 +267,17 @@ class PPO:
             return
         torch.set_num_threads(threads - threads // 2)
         try:
-            with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self.beside:
+            with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self.second:
                 yield
         finally:
-            self.beside = Here()
+            self.second = SameThread()
             torch.set_num_threads(threads)
 
     # ---- from a batch to rows ----
 
     @torch.no_grad()
     def rows(self, batch: Chunk, now: Schedule, older: bool) -> Rows:
-        """Put a batch on the device and estimate its advantages. older: an older policy has acted, at least in part."""
+        """Put a batch on the device and estimate its advantages. older: an older policy chose some of the actions."""
         settings, network = self.settings, self.network
         obs = {name: self.tensor(array) for name, array in batch.obs.items()}
         reward, valid = self.tensor(batch.reward), self.tensor(batch.valid)
@@ -301,7 +303,7 @@ class PPO:
             log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         ends = self.tensor(batch.terminated), self.tensor(batch.truncated), valid
         if settings.advantage == "vtrace":
-            log_ratio = torch.zeros_like(reward)  # rows that are not valid have no action to speak of
+            log_ratio = torch.zeros_like(reward)  # rows that are not valid have no action
             log_ratio[valid] = log_centre - log_prob
             advantage, target = returns.vtrace(reward, value, log_ratio, *ends, now.gamma, settings.lam)
         else:
@@ -317,7 +319,7 @@ class PPO:
             target=target[valid],
         )
 
-    @torch.no_grad()  # again: it holds for one thread alone
+    @torch.no_grad()  # again: it holds for one thread only
     def forward(self, obs: Obs, net: Callable[[Obs], Tensor]) -> Tensor:
         """Apply `net` to obs name -> [B, K, ...] in parts of FORWARD_ROWS; returns [B, K, ...]."""
         parts = zip(*(torch.split(x.flatten(0, 1), FORWARD_ROWS) for x in obs.values()), strict=True)
@@ -331,13 +333,13 @@ class PPO:
         return torch.cat(self.side_by_side(lambda: self.forward(head, net), lambda: self.forward(tail, net)))
 
     def tensor(self, array: Array) -> Tensor:
-        """The array on the device. On a CPU it is not copied, not even if it is read-only: nobody writes into it."""
+        """The array on the device. On a CPU it is not copied, even if it is read-only: nobody writes into it."""
         return torch.from_numpy(np.require(array, requirements="A")).to(self.device)
 
     # ---- resuming ----
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs beside the weights: tensors and plain numbers."""
+        """The state that a resume needs besides the weights: tensors and plain numbers."""
         return {
             "optimizers": [one.state_dict() for one in self.optimizers],
             "generator": self.generator.get_state(),
@@ -346,7 +348,7 @@ class PPO:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"])
@@ -381,7 +383,7 @@ def value_loss(rows: Rows, value: Tensor, settings: Settings) -> Loss:
 
 
 def _of_both(policy: Metrics | None, critic: Metrics | None) -> Metrics | None:
-    """The metrics of a gradient step of two networks: the sum of their losses, the length of both gradients as one."""
+    """Join the metrics of two networks in a gradient step: the sum of their losses, the norm of both gradients."""
     if policy is None or critic is None:
         return None
     of_both = {"loss": policy["loss"] + critic["loss"], "grad_norm": policy["grad_norm"].hypot(critic["grad_norm"])}

@@ -118,7 +118,7 @@ def _distances(road: NDArray[np.uint8], cells: NDArray[np.int32]) -> NDArray[np.
 
 
 def load(path: str | Path, points: str | Path | None = None, name: str | None = None) -> Map:
-    """Read a map. `path`: a folder with map_1.json and crab.yaml, or the json file with the yaml file beside
+    """Read a map. `path`: a folder with map_1.json and crab.yaml, or the json file with the yaml file next to
     it (or at `points`). `name` is what the map is called, its path if not given."""
     flags_file = Path(path)
     if flags_file.is_dir():

@@ -3,7 +3,7 @@
 `python tools/oracle_table.py [--maps default 1 2 3 4 5] [--layouts 715 | --sets] [--out train/oracle.json]` bounds all
 8 192 sets of treasures of each map (`default`, a path, or the seed of a generated map), plays the layouts, or all sets,
 in the real environment, prints a table and writes the figures. What was played is kept in `--cache`, so that a run can
-be stopped and gone on with; a change of the oracle begins anew by itself.
+be stopped and continued; a change of the oracle starts from scratch by itself.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     """The file: {map: {bounds_cpu_s, bound_steps_of_all_sets, and lists with an entry for each layout}}."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--maps", nargs="+", default=["default", "1", "2", "3", "4", "5"])
-    parser.add_argument("--layouts", type=int, default=715, help="play only so many of each map")
+    parser.add_argument("--layouts", type=int, default=715, help="layouts of each map")
     parser.add_argument("--sets", action="store_true", help="play all sets of treasures instead of layouts of nine")
     parser.add_argument("--tries", type=int, default=8, help="orders of the treasures that a play is sought for")
     parser.add_argument("--width", type=int, default=200, help="states of that search")

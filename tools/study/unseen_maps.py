@@ -81,15 +81,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     oracle = parser.add_mutually_exclusive_group()
     oracle.add_argument("--no-oracle", action="store_true", help="no excess")
     oracle.add_argument("--executed", action="store_true", help="against the oracle's own play instead of its bound")
-    parser.add_argument("--json", type=Path, help="write maps, total and every episode there, anew after each map")
+    parser.add_argument("--json", type=Path, help="write maps, total and every episode there, again after each map")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
     parser.add_argument("--log-dir", help=LOG_DIR_HELP)
     args = parser.parse_args(arguments)
     for name, low, high in (("maps", 1, 10**6), ("pairs", 1, 210), ("layouts", 1, 10**6), ("treasures", 0, 13)):
         if not low <= getattr(args, name) <= high:
-            parser.error(f"--{name} {getattr(args, name)}: allowed is a number from {low} to {high}")
+            parser.error(f"--{name} {getattr(args, name)}: must be a number from {low} to {high}")
     if args.first < 0:
-        parser.error(f"--first {args.first}: allowed is a number from 0")
+        parser.error(f"--first {args.first}: must be a number from 0")
     return args
 
 
@@ -157,7 +157,7 @@ def play_map(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint
 
 
 def draw_layouts(map_: Map, pairs: int, number: int, treasures: int, max_step: int) -> list[Episode]:
-    """For each of some different pairs of start and end so many layouts. The same for a map each time."""
+    """For each of some different pairs of start and end `layouts` layouts. The same for a map each time."""
     rng = np.random.default_rng(int(map_.name.rpartition("-")[2]))
     every = [(start, end) for start in IDS for end in IDS if start != end]
     layouts = []
