@@ -35,7 +35,7 @@ class Agent:
         """Choose an action for each row: sampled from the policy where explore is 1, the most likely where it is 0.
 
         obs: name -> [N, ...]
-        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if `value_source` is "actor".
+        Returns action i64 [N] and extra: its log_prob f32 [N], and value f32 [N] if `value_source` is "actor".
         """
         with torch.inference_mode(), _one_thread_if(self.config.features == "small" and len(context.first) <= FEW_ROWS):
             return self.ppo.act(obs, context.explore, self.player.model())

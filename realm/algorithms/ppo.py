@@ -129,7 +129,7 @@ class PPO:
         """Choose an action for each row: sampled from the policy where explore is 1, the most likely where it is 0.
 
         obs: name -> [N, ...]; explore: f32 [N]; network: acts in place of the one that is trained
-        Returns action i64 [N] and extra: log_prob f32 [N] of that action, and value f32 [N] if `value_source` is "actor".
+        Returns action i64 [N] and extra: its log_prob f32 [N], and value f32 [N] if `value_source` is "actor".
         """
         seen = {name: self.tensor(array) for name, array in obs.items()}
         network = network or self.network
@@ -240,7 +240,7 @@ class PPO:
         return self._descend(self.optimizers[0], loss, now.lr)
 
     def _descend(self, optimizer: Adam, loss: Loss, lr: float) -> Metrics | None:
-        """One step of Adam. Returns the metrics, or None where loss or gradient is not finite: then it makes no step."""
+        """One step of Adam. Returns the metrics, or None without a step where loss or gradient is not finite."""
         optimizer.zero_grad()
         loss.value.backward()  # type: ignore[no-untyped-call]
         grad_norm, value = optimizer.grad_norm(), loss.value.detach()
