@@ -1,0 +1,53 @@
+"""The agent: two small MLPs, and PPO that acts with them and trains them."""
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from realm.algorithms.ppo import PPO, Obs
+from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
+from realm.zoo.cartpole.config import Config
+
+
+class Model(nn.Module):
+    def __init__(self, inputs: int, actions: int, hidden: int) -> None:
+        super().__init__()
+        self.actor_net, self.critic_net = _mlp(inputs, hidden, actions, 0.01), _mlp(inputs, hidden, 1, 1.0)
+
+    def actor(self, obs: Obs) -> Tensor:
+        return self.actor_net(obs["state"])  # type: ignore[no-any-return]
+
+    def critic(self, obs: Obs) -> Tensor:
+        return self.critic_net(obs["state"]).squeeze(-1)  # type: ignore[no-any-return]
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        return self.actor(obs), self.critic(obs)
+
+
+def _mlp(inputs: int, hidden: int, outputs: int, gain: float) -> nn.Sequential:
+    first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+    for layer, scale in ((first, 2**0.5), (second, 2**0.5), (last, gain)):
+        nn.init.orthogonal_(layer.weight, scale)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+
+
+class Agent:
+    def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Model(spec.obs["state"].size, spec.action.n, config.hidden).to(device)
+        self.ppo = PPO(self.model, config, torch.device(device), seed)
+
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        return self.ppo.act(obs, context.explore)
+
+    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
+        return (yield from self.ppo.update(batch))
+
+    def save_model(self) -> dict[str, Any]:
+        return self.ppo.state_dict()
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        self.ppo.load_state_dict(state)
