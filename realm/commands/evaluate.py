@@ -101,7 +101,7 @@ def _evaluate_any(
     if isinstance(maps, list):
         why = (
             f"the oracle is asked about one map, and [env] has {len(maps)}: --set env.map={maps[0]} takes one, and "
-            "tools/unseen_maps.py plays maps one by one"
+            "tools/study/unseen_maps.py plays maps one by one"
         )
     for name, wanted in asked.items():
         if wanted:

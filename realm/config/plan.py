@@ -244,7 +244,7 @@ def make_plan(app: AppConfig, machine: Machine) -> Plan:
 
 
 def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
-    """A sentence for each choice of the user's that is known to be slow here; `tools/bench_train.py --rows slow`
+    """A sentence for each choice of the user's that is known to be slow here; `tools/bench/train.py --row`
     measures them (docs/performance.md has the table)."""
     found = []
     if plan.workers > 2 * plan.cores:
