@@ -1,4 +1,4 @@
-"""tools/bench/parts.py and tools/bench/limits.py: everything they print is there and makes sense, nothing about speed."""
+"""tools/bench/parts.py and tools/bench/limits.py: all they print is there and makes sense, nothing about speed."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def some_tasks():
 def fake_result(task):
     return {
         "env_steps": 100, "minutes": 1.0, "steps_per_s": 2.0, "mean_lag": 0.0, "commit": "abc", "greedy": FIGURES,
-        "last_score": 12.0, "curve": [[0, 1], [100, 2 + task.seed]], "sampled": FIGURES,
+        "last_score": 12.0, "sampled": FIGURES,
     }  # fmt: skip
 
 
@@ -351,18 +351,8 @@ def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
     text = experiments.table(again)
     assert "| returns (GAE) | lambda 0 | 7.0 / 7.0 |" in text
     assert "100 env steps each, commit abc" in text
-    experiments.draw(again, tmp_path / "e.png")
-    assert (tmp_path / "e.png").stat().st_size > 1000
     changed = [experiments.Task(experiments.Change("gae", "lam-0", "lambda 0", ("diy.lam=0.1",)), 1)]
     with pytest.raises(ConfigError, match="lam-0-1"):
         experiments.open_results(out, setup, changed)
     with pytest.raises(ConfigError, match="take another --out"):
         experiments.open_results(out, {"env_steps": 7}, tasks)
-
-
-def test_a_curve_is_thinned_out():
-    x = np.arange(1000.0)
-    found = np.array(experiments.thin(x, 2 * x, 10))
-    assert found.shape == (10, 2)
-    assert found[0].tolist() == [49.5, 99.0]
-    assert experiments.thin(x[:0], x[:0], 10) == []

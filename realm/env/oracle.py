@@ -1,8 +1,8 @@
 """The oracle: what the best possible play of an episode can score at most, and a play that comes close.
 
-For `realm oracle`, `tools/study/oracle_table.py` and whoever measures agents. `make_oracle` prepares a map, a start and an
-end; `bound` gives the least steps and the highest score that any policy can reach with a set of treasures, `plans` the
-best orders to take them in, `solve` both and the best plan played in the real environment (`oracle_play.py`),
+For `realm oracle`, `tools/study/oracle_table.py` and whoever measures agents. `make_oracle` prepares a map, a start and
+an end; `bound` gives the least steps and the highest score that any policy can reach with a set of treasures, `plans`
+the best orders to take them in, `solve` both and the best plan played in the real environment (`oracle_play.py`),
 `play_sets` that for many sets. How the bound comes about is told at `make_oracle`.
 """
 

@@ -36,8 +36,8 @@ LIMITS = (32.0, 5.0)  # points of mean regret
 NEWEST = 50  # checkpoints that the run itself keeps: enough until this process has linked them
 
 Results = dict[str, Any]
-"""{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}; figures have `code`, a digest of what
-made them"""
+"""{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}; figures have `code`, the digest
+of what made them"""
 
 
 class Model(NamedTuple):
