@@ -1,4 +1,4 @@
-"""`diy` on more than one map: several maps' environments as one, features for any map, `tools/unseen_maps.py`."""
+"""`diy` on more than one map: several maps' environments as one, features for any map, `tools/study/unseen_maps.py`."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_tours_are_what_all_orders_say() -> None:
 
 @pytest.fixture
 def tool() -> ModuleType:
-    found = importlib.util.spec_from_file_location("unseen_maps", ROOT / "tools" / "unseen_maps.py")
+    found = importlib.util.spec_from_file_location("unseen_maps", ROOT / "tools" / "study" / "unseen_maps.py")
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
@@ -331,7 +331,7 @@ def test_commands_about_one_map_name_the_way(run_dir: Path, capsys: Any) -> None
     assert cli.main(["play", str(run_dir), "--map", "generated:5", "--random", "2"]) == 0
     assert "ran out of time in 30 steps" in capsys.readouterr().out
     why = "the oracle is asked about one map, and [env] has 2: --set env.map=generated:501 takes one, and "
-    why += "tools/unseen_maps.py plays maps one by one\n"
+    why += "tools/study/unseen_maps.py plays maps one by one\n"
     assert cli.main(["eval", str(run_dir), "--all"]) == 2
     assert capsys.readouterr().err == f"error: --all: {why}"
     assert cli.main(["eval", str(run_dir), "--episodes", "2"]) == 0

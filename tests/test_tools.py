@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = sorted(path.name for path in (ROOT / "tools").glob("*.py") if "\nif __name__ ==" in path.read_text())
+TOOLS = ROOT / "tools"
+SCRIPTS = sorted(
+    str(path.relative_to(TOOLS))
+    for room in ("bench", "study")
+    for path in (TOOLS / room).glob("*.py")
+    if "\nif __name__ ==" in path.read_text()
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_says_how_it_is_used(name: str, tmp_path: Path) -> None:
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, str(ROOT / "tools" / name), "--help"]
+    command = [sys.executable, str(TOOLS / name), "--help"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout

@@ -1,10 +1,9 @@
-"""tools/runs.py, tools/judge.py, tools/experiments.py: what they look for, keep and go on with. Nothing is trained."""
+"""tools/common.py and tools/study: what they look for, keep and go on with. Nothing is trained."""
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,8 @@ import pytest
 from realm.config.load import load_config, to_toml
 from realm.errors import ConfigError
 from realm.watch.tensorboard import TensorBoard
-from tools import experiments, judge, runs
+from tools import common
+from tools.study import experiments, judge, runs
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
@@ -67,19 +67,19 @@ def test_minutes_leave_out_pauses_and_count_what_was_made_twice(tmp_path, monkey
         for step, second in zip(steps, seconds, strict=True):
             fake = SimpleNamespace(time=lambda second=second: now + second, monotonic=time.monotonic)
             monkeypatch.setattr("realm.watch.tensorboard.time", fake)
-            board.write({runs.CLOCK: 1.0}, step)
+            board.write({common.CLOCK: 1.0}, step)
         board.close()
-    clock = runs.Curve(*(np.array(x, float) for x in ([0, 100, 200, 100, 200, 300], [0, 1, 2, 2, 3, 4], [1] * 6)))
-    assert runs.minutes_at(clock, 200) == 3.0
-    assert runs.minutes_at(clock, 300) == 4.0
-    assert runs.minutes_at(clock, 50) == 0.5
-    assert runs.mean_rate(clock) == pytest.approx((300 - 100) / 180)
-    waits_to_stop = runs.Curve(*(np.append(x, last) for x, last in zip(clock, (300, 9, 1), strict=True)))
-    assert runs.minutes_at(waits_to_stop, 300) == 4.0
-    read = runs.read_curves(tmp_path, [runs.CLOCK, "no/curve"])
-    assert read[runs.CLOCK].env_steps.tolist() == [0, 100, 200, 100, 200, 300]
-    assert read[runs.CLOCK].minutes == pytest.approx([0, 1, 2, 2, 3, 4], abs=0.1)
-    assert len(read["no/curve"].value) == 0
+    clock = common.Curve(*(np.array(x, float) for x in ([0, 100, 200, 100, 200, 300], [0, 1, 2, 2, 3, 4], [1] * 6)))
+    assert common.minutes_at(clock, 200) == 3.0
+    assert common.minutes_at(clock, 300) == 4.0
+    assert common.minutes_at(clock, 50) == 0.5
+    assert common.mean_rate(clock) == pytest.approx((300 - 100) / 180)
+    waits_to_stop = common.Curve(*(np.append(x, last) for x, last in zip(clock, (300, 9, 1), strict=True)))
+    assert common.minutes_at(waits_to_stop, 300) == 4.0
+    read = common.read_curves(tmp_path)
+    assert read[common.CLOCK].env_steps.tolist() == [0, 100, 200, 100, 200, 300]
+    assert read[common.CLOCK].minutes == pytest.approx([0, 1, 2, 2, 3, 4], abs=0.1)
+    assert set(read) == {common.CLOCK}
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
@@ -93,13 +93,16 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
         runs.refuse_other_setting(tmp_path, config("run_name=a", "max_version_lag=4"))
 
 
-def test_a_process_ends_with_the_stop(tmp_path):
-    assert runs.run_process([sys.executable, "-c", "print('hello')"], tmp_path / "log") == 0
-    assert (tmp_path / "log").read_text() == "hello\n"
-    stop = threading.Event()
-    stop.set()
+def test_a_process_is_ended_where_something_goes_wrong():
+    assert common.run_process([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+
+    def fail():
+        raise KeyboardInterrupt
+
+    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        runs.run_process([sys.executable, "-c", "import time; time.sleep(600)"], stop=stop)
+        common.run_process([sys.executable, "-c", "import time; time.sleep(600)"], fail)
+    assert time.monotonic() - begin < 60
 
 
 def test_judging_takes_nine_treasures_whatever_the_training_had():
@@ -117,7 +120,7 @@ def test_judging_takes_nine_treasures_whatever_the_training_had():
 
 def test_the_digest_of_the_sources_is_of_code_and_maps(tmp_path, monkeypatch):
     assert runs.sources() == runs.sources()
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(common, "ROOT", tmp_path)
     seen = {runs.sources()}
     for name in ("realm/a.py", "diy/feature/b.py", "realm/env/maps/default/crab.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,27 +139,26 @@ MANY = 'env.map=["generated:1","generated:2"]'
     ("tool", "arguments", "sentence"),
     [
         ("judge", "--also no/such.json", "no/such.json"),
-        ("judge", "--also {tmp}/empty.json", "empty.json: holds no results of this tool"),
-        ("judge", "--out {tmp}/empty.json", "empty.json: holds no results of this tool"),
+        ("judge", "--also {tmp}/empty.json", "empty.json: holds no results of this script"),
+        ("judge", "--out {tmp}/empty.json", "empty.json: holds no results of this script"),
         ("judge", "--out {tmp}/new.json --config no/such.toml", "no/such.toml"),
-        ("judge", "--out {tmp}", "cannot be written; allowed is a file"),
+        ("judge", "--out {tmp}", "cannot be written; it must be a file"),
         ("judge", "--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
         ("judge", "--out {tmp}/new.json --set env.map=nowhere", "nowhere"),
         ("judge", "--out {tmp}/new.json --set env.start=99", "start is 99"),
         ("judge", "--out {tmp}/new.json --set diy.lam=7.0", "diy.lam"),
-        ("experiments", "--out {tmp}/empty.json", "empty.json: holds no results of this tool"),
+        ("experiments", "--out {tmp}/empty.json", "empty.json: holds no results of this script"),
         ("experiments", "--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
         ("experiments", "--config no/such.toml", "no/such.toml"),
-        ("runs", "{tmp}", "has no checkpoint, so there is nothing to play"),
     ],
 )
 def test_what_a_user_got_wrong_is_said_before_any_work(tool, arguments, sentence, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty.json").write_text("{}")
     words = [word.format(tmp=tmp_path, many=MANY) for word in arguments.split()]
-    monkeypatch.setattr(sys, "argv", [f"tools/{tool}.py", *words])
-    monkeypatch.setattr(runs, "run_process", None)
+    monkeypatch.setattr(sys, "argv", [f"tools/study/{tool}.py", *words])
+    monkeypatch.setattr(common, "run_process", None)
     with pytest.raises(SystemExit) as ended:
-        runs.command_line({"judge": judge, "experiments": experiments, "runs": runs}[tool].main)
+        common.command_line({"judge": judge, "experiments": experiments}[tool].main)
     said = capsys.readouterr().err
     assert (ended.value.code, said.startswith("error: "), len(said.splitlines())) == (2, True, 1), said
     assert sentence in said
@@ -190,18 +192,6 @@ def test_the_first_good_model_is_found_between_those_of_the_grid():
     assert judge.first_at_most(play, [0, 3, 6, 9], 1) is None
 
 
-def test_the_rate_of_plain_ppo_is_read():
-    lines = ["    5 s  32768 steps  6553/s  score - entropy 2.7\n", "   31 s  262144 steps  8456/s  score 3\n", "x\n"]
-    assert judge.rate_after(lines, 30) == 8456.0
-    assert judge.rate_after(lines[:1], 30) is None
-
-
-def test_plain_ppo_gets_what_concerns_it():
-    given = ["env.map=maps/7", "diy.decoupled=true", "diy.lam=0.5", "max_version_lag=0", "app.level=INFO"]
-    expected = ["--env", "map='maps/7'", "--set", "decoupled=True", "--set", "lam=0.5"]
-    assert judge.plain_options(given) == expected
-
-
 class FakeWork:
     """Six models; the fourth of them and all after it are good. `calls` says what was done."""
 
@@ -212,10 +202,6 @@ class FakeWork:
         if what == self._fail_at:
             raise KeyboardInterrupt
         self.calls.append(what)
-
-    def plain_rate(self, seed):
-        self._note("plain", seed)
-        return 1000.0
 
     def train(self, seed):
         self._note("train", seed)
@@ -234,21 +220,21 @@ class FakeWork:
 def test_a_judgement_goes_on_where_it_was_stopped(tmp_path):
     out = tmp_path / "judge.json"
     setup = {"minutes": 60}
-    first, second, third = FakeWork(fail_at=("play", 1, 500, "best")), FakeWork(), FakeWork()
+    first, second, third = FakeWork(fail_at=("play", 1, 500, "greedy")), FakeWork(), FakeWork()
     for work in (first, second, third):
-        results = judge.open_results(out, setup)
+        results = common.open_results(out, setup, "seeds")
         entry = results["seeds"].setdefault("1", {})
         try:
-            judge.judge_seed(entry, 1, work, lambda r=results: runs.write_json(out, r), grid=3, executed_sets=False)
+            judge.judge_seed(entry, 1, work, lambda r=results: common.write_json(out, r), grid=3)
         except KeyboardInterrupt:
             assert work is first
-    assert first.calls[:2] == [("plain", 1), ("train", 1)]
+    assert first.calls[0] == ("train", 1)
     assert all(kind == "play" for kind, *_ in second.calls)
     assert not set(first.calls) & set(second.calls)
     assert third.calls == []
     found = json.loads(out.read_text())["seeds"]["1"]
     assert found["reached"] == {"32": {"env_steps": 300, "minutes": 0.3}, "5": None}
-    assert set(found["end"]) == {"best", "drawn", "sets"}
+    assert set(found["end"]) == {"greedy", "sampled", "sets"}
     text = judge.table(results)
     assert "| mean regret at most 32: env steps | 300 |" in text
     assert "| mean regret at most 5: env steps | not |" in text
@@ -258,23 +244,19 @@ def test_a_judgement_goes_on_where_it_was_stopped(tmp_path):
     judge.draw([("judge", results), ("other", results)], tmp_path / "judge.png")
     assert (tmp_path / "judge.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match="take another --out"):
-        judge.open_results(out, {"minutes": 30})
+        common.open_results(out, {"minutes": 30}, "seeds")
 
 
-def test_other_code_plays_again_and_sets_are_played_by_the_oracle_when_asked_for():
+def test_other_code_plays_again():
     entry = {}
 
-    def calls(work, executed_sets=False):
-        judge.judge_seed(entry, 1, work, lambda: None, grid=3, executed_sets=executed_sets)
-        return [what for what in work.calls if what[0] != "plain"]
+    def calls(work):
+        judge.judge_seed(entry, 1, work, lambda: None, grid=3)
+        return work.calls
 
     first = calls(FakeWork())
     assert calls(FakeWork()) == []
     assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"abc"}
-    asked = FakeWork()
-    asked.play = lambda seed, model, how: asked.calls.append(how) or dict(FIGURES)
-    assert calls(asked, executed_sets=True) == ["sets"]
-    assert "| all 8 192 sets: mean regret | 7.00 |" in judge.table({"seeds": {"1": entry}})
     again = calls(FakeWork(code="def"))
     assert sorted(map(str, again)) == sorted(map(str, first[1:]))  # all but the training
     assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"def"}
@@ -287,7 +269,7 @@ def test_every_change_can_be_made_and_none_is_the_default():
     found = experiments.changes(CONFIG, experiments.COMMON)
     names = [row.name for row in found]
     assert len(set(names)) == len(names)
-    assert {row.group for row in found} == {"default", *experiments.GROUPS}
+    assert {row.group for row in found} == {"default", *experiments.all_changes()[0]}
     default = experiments.meaning(CONFIG, experiments.COMMON)
     meanings = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings]) for row in found]
     assert meanings.count(default) == 1
@@ -295,7 +277,7 @@ def test_every_change_can_be_made_and_none_is_the_default():
 
 @pytest.mark.parametrize("updates", [1, 4])
 def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
-    (row,) = (row for row in experiments.all_changes(0.01, ROUND) if row.name == f"lag-{updates}")
+    (row,) = (row for row in experiments.all_changes()[1] if row.name == f"lag-{updates}")
     plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0]
     assert plan.max_version_lag == updates
     assert plan.preload == (updates + 1) * plan.batch
@@ -325,13 +307,13 @@ def test_only_takes_groups_and_names_and_always_the_default():
     every = experiments.changes(CONFIG, experiments.COMMON)
     some = [one.name for one in experiments.chosen(every, ["normalise", "shared-trunk"])]
     assert some == ["default", "normalise-none", "normalise-std", "shared-trunk"]
-    assert experiments.chosen(every, list(experiments.GROUPS)) == every
+    assert experiments.chosen(every, []) == every
     with pytest.raises(ConfigError, match="no group or change gaex here, there are clip-"):
         experiments.chosen(every, ["gae", "gaex"])
 
 
 def test_a_large_buffer_waits_for_one_batch_only():
-    found = [row for row in experiments.all_changes(0.01, ROUND) if row.group == "sampler"]
+    found = [row for row in experiments.all_changes()[1] if row.group == "sampler"]
     plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0] for row in found]
     assert [(plan.capacity, plan.preload) for plan in plans] == [(2 * ROUND, ROUND), (32 * ROUND, ROUND)]
 
@@ -343,8 +325,8 @@ def some_tasks():
 
 def fake_result(task):
     return {
-        "env_steps": 100, "minutes": 1.0, "steps_per_s": 2.0, "mean_lag": 0.0, "commit": "abc", "best": FIGURES,
-        "last": {"score": 12.0}, "curves": {"score": [[0, 1], [100, 2 + task.seed]]}, "drawn": FIGURES,
+        "env_steps": 100, "minutes": 1.0, "steps_per_s": 2.0, "mean_lag": 0.0, "commit": "abc", "greedy": FIGURES,
+        "last_score": 12.0, "sampled": FIGURES,
     }  # fmt: skip
 
 
@@ -352,65 +334,25 @@ def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
     out, tasks, setup = tmp_path / "e.json", some_tasks(), {"env_steps": 100}
     ran = []
 
-    def runner(task, core):
-        ran.append((task.name, core))
+    def runner(task):
+        ran.append(task.name)
         if task.name == "lam-0-1" and len(ran) <= 4:
             raise RuntimeError("exit code 1")
         return fake_result(task)
 
     results = experiments.open_results(out, setup, tasks)
-    failed = experiments.run_all(tasks, results, runner, [0, 1], lambda: runs.write_json(out, results))
+    failed = experiments.run_all(tasks, results, runner, lambda: common.write_json(out, results))
     assert failed == ["lam-0-1: exit code 1"]
-    assert sorted(name for name, _ in ran) == sorted(task.name for task in tasks)
+    assert sorted(ran) == sorted(task.name for task in tasks)
     again = experiments.open_results(out, setup, tasks)
-    assert experiments.run_all(tasks, again, runner, [1], lambda: runs.write_json(out, again)) == []
-    assert ran[4:] == [("lam-0-1", 1)]
+    assert experiments.run_all(tasks, again, runner, lambda: common.write_json(out, again)) == []
+    assert ran[4:] == ["lam-0-1"]
     assert set(json.loads(out.read_text())["runs"]) == {task.name for task in tasks}
     text = experiments.table(again)
     assert "| returns (GAE) | lambda 0 | 7.0 / 7.0 |" in text
-    assert "100 env steps, commit abc" in experiments.caption(again)
-    experiments.draw(again, tmp_path / "e.png")
-    assert (tmp_path / "e.png").stat().st_size > 1000
+    assert "100 env steps each, commit abc" in text
     changed = [experiments.Task(experiments.Change("gae", "lam-0", "lambda 0", ("diy.lam=0.1",)), 1)]
     with pytest.raises(ConfigError, match="lam-0-1"):
         experiments.open_results(out, setup, changed)
     with pytest.raises(ConfigError, match="take another --out"):
         experiments.open_results(out, {"env_steps": 7}, tasks)
-
-
-def test_a_stopped_lane_leaves_the_rest_for_the_next_time():
-    results = {"runs": {}}
-
-    def runner(task, core):
-        if task.seed == 2:
-            raise KeyboardInterrupt
-        return fake_result(task)
-
-    assert experiments.run_all(some_tasks(), results, runner, [0], lambda: None) == []
-    assert sorted(results["runs"]) == ["default-1", "lam-0-1"]
-
-
-def test_progress_is_read_from_the_last_live_line(tmp_path):
-    log = tmp_path / "log"
-    assert experiments.progress(log) is None
-    log.write_text(
-        "INFO state running | env steps 1,024 | steps/s 100 | x\nINFO env steps 48,896 | steps/s 6,808 | y\n"
-    )
-    assert experiments.progress(log) == (48_896, 6808.0)
-
-
-def test_the_line_says_how_long_it_takes_yet():
-    tasks = some_tasks()
-    runner, results = SimpleNamespace(active={"lam-0-1": (500_000, 5000.0)}), {"runs": {"default-1": {}}}
-    watch = experiments.Watch(runner, tasks, results, 1e6)  # the one in the results was there before
-    results["runs"]["default-2"] = {}
-    line = watch.line(3600.0)
-    assert line == "2 of 4 runs done; lam-0-1 0.50 M (5,000/s); about 1:00 h left"
-
-
-def test_a_curve_is_thinned_out():
-    x = np.arange(1000.0)
-    found = np.array(experiments.thin(x, 2 * x, 10))
-    assert found.shape == (10, 2)
-    assert found[0].tolist() == [49.5, 99.0]
-    assert experiments.thin(x[:0], x[:0], 10) == []

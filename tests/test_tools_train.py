@@ -1,4 +1,4 @@
-"""tools/bench_train.py: its rows, what it reads from them, and a tiny run of two. Nothing is asserted of speed."""
+"""tools/bench/train.py: its rows, what it reads from them, and a tiny run of two. Nothing is asserted of speed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from tools.bench_train import Point, Row
-from tools.peers import common
 
 from diy.algorithm.model import ReferenceModel, SmallModel
 from realm.config.load import load_config
-from realm.config.plan import Machine, make_plan, slow_choices, this_machine
+from realm.config.plan import Machine, make_plan, this_machine
 from realm.errors import ConfigError
 from realm.user import load_hyper
 from realm.watch.tensorboard import TensorBoard
-from tools import bench_train, plain_ppo
+from tools.bench import report, train, watch
+from tools.bench.peers import common
+from tools.bench.train import Row
+from tools.bench.watch import Point
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ROOT / "conf" / "smoke.toml"
 TINY = ["diy.chunk_length=16", "diy.hidden=32", "diy.minibatch_size=64"]
 FIGURES = {
-    "round", "env_steps_per_s", "cpu_s_per_1000", "pss_mb", "rss_mb", "seconds_to_score", "env_steps_to_score", "score",
-    "env_steps", "updates", "window_s", "start_s", "cpu_s_of_roles", "threads", "died",
+    "round", "env_steps_per_s", "cpu_s_per_1000", "pss_mb", "seconds_to_score", "env_steps_to_score", "score",
+    "env_steps", "updates", "window_s", "start_s", "died",
 }  # fmt: skip
 
 
@@ -40,105 +40,63 @@ def points(*rows):
 # ---- rows ----
 
 
-def all_rows(path, machine):
-    """Ours, without peers."""
-    app = load_config(path).app
-    tuner = bench_train.tuner_settings(app, machine)
-    plan = make_plan(load_config(path, tuner).app, machine)
-    ours = bench_train.our_rows(plan.round_size, tuner)
-    return [*ours, *bench_train.slow_rows(plan, tuner), *bench_train.scale_rows(plan, tuner, 128, 256)]
-
-
-def test_every_row_is_a_start_that_the_configuration_allows():
-    for conf in ("configure_app.toml", "reference.toml", "local.toml"):
-        path = ROOT / "conf" / conf
-        plan = make_plan(load_config(path).app, this_machine())
-        rows = all_rows(path, this_machine())
-        assert len({row.name for row in rows}) == len(rows)
-        assert not {row.name for row in rows} & {row.group for row in rows}
-        ours = [row for row in rows if row.kind in ("local", "cluster") and "reverb" not in row.name]
-        for row in ours:
-            app = load_config(path, row.settings).app
-            made = make_plan(app, this_machine())
-            assert (app.wrapper_type == "local") == (row.kind == "local")
-            if row.same:
-                assert made.round_size == plan.round_size, row.name
-                assert not [one for one in row.settings if one.startswith("diy.")], row.name
-
-
-def test_rows_of_another_network_or_shape_say_so():
-    rows = {row.name: row for row in all_rows(ROOT / "conf" / "configure_app.toml", Machine(2, 0, True))}
-    other = {"plain-fp32", "slow-batch", "hidden-64", "envs-16", "chunk-16", "workers-2"}
-    assert not [name for name in other if rows[name].same]
-    same = {"plain", "local", "tuner", "cluster-4-central-native", "slow-workers", "slow-threads", "slow-flow"}
-    assert all(rows[name].same for name in same)
+def test_rows_are_ours_those_asked_for_and_the_peers():
+    path = ROOT / "conf" / "configure_app.toml"
+    tuner = train.tuner_settings(load_config(path).app, this_machine())
+    extra = ["many=aisrv_count=4 aisrv_connect_to_kaiwu_env_count=16", "wide=diy.hidden=512", "few=aisrv_count=7"]
+    rows = train.all_rows(path, (), tuner, extra)
+    assert [row.name for row in rows[:6]] == ["plain", "local", "tuner", "many", "wide", "few"]
+    assert {row.name: row.same for row in rows if row.name in ("tuner", "many", "wide", "few")} == {
+        "tuner": True, "many": True, "wide": False, "few": False,
+    }  # fmt: skip
+    for row in rows[:6]:
+        load_config(path, row.settings)
+    assert [row.name for row in rows[6:]] == ["pufferlib", "pufferlib-malloc", "sb3", "sb3-malloc"]
+    names = [row.name for row in train.chosen_rows(rows, [], extra)]
+    assert names == ["plain", "local", "tuner", "many", "wide", "few", "pufferlib", "sb3"]
+    some = train.chosen_rows(rows, ["tuner", "sb3-malloc"], ["wide=x"])
+    assert [row.name for row in some] == ["tuner", "wide", "sb3-malloc"]
+    with pytest.raises(ConfigError, match="--rows d: there is no such row"):
+        train.chosen_rows(rows, ["d"], [])
+    for text in ("many", "=aisrv_count=2", "many="):
+        with pytest.raises(ConfigError, match="must be NAME="):
+            train.all_rows(path, (), tuner, [text])
+    with pytest.raises(ConfigError, match="no_such_key"):
+        train.all_rows(path, (), tuner, ["x=no_such_key=1"])
 
 
 def test_the_tuners_row_is_the_tuners_with_as_many_environments():
     path = ROOT / "conf" / "reference.toml"  # two workers with 16 environments each
     app = load_config(path).app
-    settings = bench_train.tuner_settings(app, Machine(2, 0, True))
+    settings = train.tuner_settings(app, Machine(2, 0, True))
     assert {"aisrv_count=auto", "predict_local_or_remote=auto"} <= set(settings)
     for cores, workers, envs in ((2, 1, 32), (16, 4, 8), (12, 2, 16)):  # of 12 the tuner would have three workers
         machine = Machine(cores, 0, True)
-        settings = bench_train.tuner_settings(app, machine)
+        settings = train.tuner_settings(app, machine)
         plan = make_plan(load_config(path, settings).app, machine)
         assert (plan.workers, plan.envs_per_worker) == (workers, envs)
     assert "aisrv_count=2" in settings
 
 
-def test_the_reference_has_no_rows_of_other_layers():
-    path = ROOT / "conf" / "reference.toml"
-    plan = make_plan(load_config(path).app, this_machine())
-    names = [row.name for row in bench_train.scale_rows(plan, (), 128, None)]
-    assert "chunk-64" in names
-    assert not [name for name in names if name.startswith("hidden")]
-
-
-@pytest.mark.parametrize("cores", [2, 16])
-def test_a_start_warns_of_every_slow_row_and_not_of_the_tuners_choice(cores):
-    path = ROOT / "conf" / "configure_app.toml"
-    machine = Machine(cores=cores, gpus=0, has_reverb=True)
-    app = load_config(path).app
-    plan = make_plan(app, machine)
-    assert slow_choices(app, plan) == []
-    slow = [row for row in all_rows(path, machine) if row.group == "slow"]
-    assert len(slow) == 6
-    for row in slow:
-        changed = load_config(path, row.settings).app
-        assert slow_choices(changed, make_plan(changed, machine)), row.name
-
-
-def test_rows_are_chosen_by_name_and_by_group():
-    rows = [Row("a", "x", "", "plain"), Row("b", "x", "", "plain"), Row("c", "slow", "", "plain")]
-    assert [row.name for row in bench_train.chosen_rows(rows, [])] == ["a", "b"]
-    assert [row.name for row in bench_train.chosen_rows(rows, ["slow", "b"])] == ["b", "c"]
-    with pytest.raises(ConfigError, match="d: there is no such row"):
-        bench_train.chosen_rows(rows, ["d"])
-
-
-def test_every_peer_has_two_rows_and_says_why_it_cannot_run(tmp_path, monkeypatch):
-    rows = bench_train.peer_rows()
-    assert {row.name for row in rows} >= {"sb3", "sb3-malloc", "tianshou", "torchrl", "rllib", "sample_factory"}
-    assert all(row.says for row in rows)
-    monkeypatch.setattr(bench_train, "PEERS", tmp_path)
+def test_a_peer_says_why_it_cannot_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "PEERS", tmp_path)
     plan = make_plan(load_config(SMOKE).app, this_machine())
-    with pytest.raises(ConfigError, match=r"is not installed: tools/bench_peers.sh sb3$"):
-        bench_train.start_of(Row("sb3-malloc", "peer", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
+    with pytest.raises(ConfigError, match=r"is not installed: tools/bench/peers.sh sb3$"):
+        train.start_of(Row("sb3-malloc", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
     (tmp_path / "sb3").mkdir()
     (tmp_path / "sb3" / "failed").write_text("no wheel for this Python\n")
     with pytest.raises(ConfigError, match="could not be installed: no wheel for this Python"):
-        bench_train.start_of(Row("sb3", "peer", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
+        train.start_of(Row("sb3", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
 
 
 def test_only_one_of_a_peers_rows_has_the_allocator_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_train, "PEERS", tmp_path)
+    monkeypatch.setattr(train, "PEERS", tmp_path)
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
     (tmp_path / "sb3").mkdir()
     (tmp_path / "sb3" / "installed").touch()
     plan = make_plan(load_config(SMOKE).app, this_machine())
     with_, without = (
-        bench_train.start_of(Row(name, "peer", "", "peer", (), allocator), SMOKE, plan, tmp_path / "run", 1)
+        train.start_of(Row(name, "", "peer", (), allocator), SMOKE, plan, tmp_path / "run", 1)
         for name, allocator in (("sb3-malloc", True), ("sb3", False))
     )
     assert with_.command == without.command
@@ -148,23 +106,21 @@ def test_only_one_of_a_peers_rows_has_the_allocator_settings(tmp_path, monkeypat
 
 
 def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_train, "PEERS", tmp_path)
+    monkeypatch.setattr(train, "PEERS", tmp_path)
     (tmp_path / "sb3").mkdir()
     (tmp_path / "sb3" / "installed").touch()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("KEPT", "7")
     plan = make_plan(load_config(SMOKE).app, this_machine())
-    peer = bench_train.start_of(Row("sb3", "peer", "", "peer"), SMOKE, plan, tmp_path / "run", 1, "/tmp/x", 3)
+    peer = train.start_of(Row("sb3", "", "peer"), SMOKE, plan, tmp_path / "run", 1, "/tmp/x", 3)
     assert peer.command[-2:] == ["--threads", "3"]
     assert peer.environment["OMP_NUM_THREADS"] == "3"
     assert peer.environment["TMPDIR"] == "/tmp/x"
-    for row in (Row("plain", "", "", "plain"), Row("local", "", "", "local"), Row("tuner", "", "", "cluster")):
-        start = bench_train.start_of(row, SMOKE, plan, tmp_path / "run", 1)
+    for row in (Row("plain", "", "plain"), Row("local", "", "local"), Row("tuner", "", "cluster")):
+        start = train.start_of(row, SMOKE, plan, tmp_path / "run", 1)
         assert start.environment["KEPT"] == "7"
         assert not [name for name, value in start.environment.items() if name != "KEPT" and value == "7"]
-    assert bench_train.limits.numbers_of_threads(3) == [1, 2, 3]
-    assert bench_train.limits.numbers_of_threads(12) == [1, 2, 4, 8, 12]
 
 
 # ---- what is read ----
@@ -172,27 +128,27 @@ def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_p
 
 def test_the_window_begins_after_the_first_updates():
     seen = points((10.0, 100, 1, None), (11.0, 300, 3, None), (12.0, 400, 4, None), (14.0, 900, 9, None))
-    first, last = bench_train.window(seen)
+    first, last = train.window(seen)
     assert (first.time, last.time) == (11.0, 14.0)
-    assert bench_train.window(seen[:2]) is None
+    assert train.window(seen[:2]) is None
 
 
 def test_the_score_is_of_enough_episodes():
-    score = bench_train.Score()
+    score = watch.Score()
     assert score.take(None, 0) is None
     assert score.take(1000.0, 150) is None
     assert score.take(2000.0, 100) == 1500.0
     assert score.take(None, 0) == 1500.0
     seen = points((1, 10, 1, None), (2, 20, 2, 900.0), (4, 30, 3, 1200.0), (6, 40, 4, 1100.0), (8, 50, 5, 1300.0))
-    at = bench_train.reached(seen, 1150.0)
+    at = watch.reached(seen, 1150.0)
     assert at is not None
     assert (at.time, at.env_steps, at.score) == (pytest.approx(2 + 2 * 5 / 6), 28, 1150.0)  # the first time
-    assert bench_train.reached(seen, 900.0) == seen[1]
-    assert bench_train.reached(seen, 800.0) == seen[1]  # nothing is known of before
-    assert bench_train.reached(seen, 1350.0) is None
-    assert bench_train.reached(seen, None) is None
+    assert watch.reached(seen, 900.0) == seen[1]
+    assert watch.reached(seen, 800.0) == seen[1]  # nothing is known of before
+    assert watch.reached(seen, 1350.0) is None
+    assert watch.reached(seen, None) is None
     often = points((2, 20, 2, 900.0), (2.5, 22, 2, 1170.0), (4, 30, 3, 1100.0), (6, 40, 4, 1200.0))
-    at = bench_train.reached(often, 1150.0)
+    at = watch.reached(often, 1150.0)
     assert at is not None
     assert (at.time, at.env_steps) == (5, 35)  # who looks every two seconds has not seen 1170
 
@@ -201,7 +157,7 @@ def test_lines_are_read_as_they_come(tmp_path):
     log = tmp_path / "log"
     line = json.dumps({"time": 5.0, "env_steps": 64, "updates": 2, "episodes": 400, "score": 7.0})
     log.write_text(f"loading\n{line}\n{line[:10]}")
-    lines = bench_train.Lines(log)
+    lines = watch.Lines(log)
     assert lines.poll() == points((5.0, 64, 2, 7.0))
     with open(log, "a") as file:
         file.write(f"{line[10:]}\n[1, 2]\nnull\n")
@@ -215,7 +171,7 @@ def test_curves_are_read(tmp_path):
     values = {"learner/version_update": 4.0, "episode/score": 30.0, "rate/aisrv/episodes_per_s": 200.0}
     board.write(values, 512)
     board.close()
-    (point,) = bench_train.Curves(tmp_path).poll()
+    (point,) = watch.Curves(tmp_path).poll()
     assert point[1:] == (512, 4, None)
     assert abs(point.time - time.time()) < 60
 
@@ -223,9 +179,12 @@ def test_curves_are_read(tmp_path):
 def test_the_episodes_of_a_curve_are_its_rate_times_the_time_since_the_event_before(tmp_path, monkeypatch):
     (tmp_path / "log" / "tensorboard").mkdir(parents=True)
     values = {"learner/version_update": 4.0, "rate/aisrv/episodes_per_s": 12.0}
-    events = [(at, 512, {**values, "episode/score": score}) for at, score in ((10.0, 30.0), (20.0, 60.0), (40.0, 90.0))]
-    monkeypatch.setattr(bench_train, "event_values", lambda folder: events)
-    seen = bench_train.Curves(tmp_path).poll()
+    events = [
+        watch.common.Event(0, at, 512, {**values, "episode/score": score})
+        for at, score in ((10.0, 30.0), (20.0, 60.0), (40.0, 90.0))
+    ]
+    monkeypatch.setattr(watch.common, "read_events", lambda run: events)
+    seen = watch.Curves(tmp_path).poll()
     assert [point.time for point in seen] == [10.0, 20.0, 40.0]
     # since when the first one counts is not known; then 120 episodes, which are too few, and 240, which are enough
     assert [point.score for point in seen] == [None, None, 90.0]
@@ -234,16 +193,16 @@ def test_the_episodes_of_a_curve_are_its_rate_times_the_time_since_the_event_bef
 def test_the_last_words_of_a_log_are_its_error(tmp_path):
     log = tmp_path / "log"
     log.write_text("Traceback:\n  File 'x', line 3, in Error\nValueError: no such thing\nbye\n")
-    assert bench_train.last_words(log) == "ValueError: no such thing"
+    assert train.last_words(log) == "ValueError: no such thing"
     log.write_text("")
-    assert bench_train.last_words(log) == "it said nothing"
+    assert train.last_words(log) == "it said nothing"
 
 
 def test_processes_count_children_and_what_has_ended():
     busy = "import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(1)"
     code = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {busy!r}]); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code])
-    seen = bench_train.Processes(process.pid)
+    seen = watch.Processes(process.pid)
     begin = time.monotonic()
     while time.monotonic() - begin < 30 and (len(seen.history) < 3 or seen.history[-1][1] < 0.3):
         seen.sample()
@@ -255,27 +214,8 @@ def test_processes_count_children_and_what_has_ended():
     assert seen.history[-1][1] >= before
     assert seen.cpu_at(seen.history[0][0] - 1) == seen.history[0][1]
     assert seen.cpu_at(time.time()) == seen.history[-1][1]
-    assert min(seen.pss_mb, seen.rss_mb) > 0
+    assert seen.pss_mb > 0
     assert not seen.alive()
-
-
-def test_roles_are_told_by_their_command_lines():
-    assert bench_train.role_of(["python", "-m", "realm", "role", "learner", "--index", "0"], "python") == "learner"
-    assert bench_train.role_of(["python", "-m", "realm", "nursery", "4"], "python") == "nursery"
-    assert bench_train.role_of(["ray::Runner.sample"], "ray::Runner.sample") == "ray"
-
-
-def test_plain_ppo_keeps_the_fastest_number_of_threads():
-    assert plain_ppo.candidates("auto", 1) == [1]
-    assert plain_ppo.candidates("auto", 6) == [1, 2, 4, 6]
-    assert plain_ppo.candidates("3", 8) == [3]
-    threads = plain_ppo.Threads([1, 2])
-    for play_s, learn_s in ((9, 9), (1, 5), (1, 5), (0, 0), (3, 2), (4, 2)):  # the first of each is not counted
-        assert not threads.chosen
-        threads.took(play_s, learn_s)
-    assert threads.chosen
-    assert threads.best == {"play": 1, "learn": 2}
-    assert plain_ppo.Threads([4]).chosen
 
 
 # ---- what comes out ----
@@ -283,9 +223,9 @@ def test_plain_ppo_keeps_the_fastest_number_of_threads():
 
 def entry(kind, rates, same=True, seconds=None, failures=()):
     """rates: round -> env steps/s"""
-    row = bench_train.new_entry(Row("", "", "says", kind, same=same))
+    row = train.new_entry(Row("", "says", kind, same=same))
     for number, rate in rates.items():
-        found = dict.fromkeys(FIGURES, 1.0) | {"threads": {}, "died": "", "seconds_to_score": None}
+        found = dict.fromkeys(FIGURES, 1.0) | {"died": "", "seconds_to_score": None}
         row["rounds"].append(found | {"round": number, "env_steps_per_s": rate})
     for one, value in zip(row["rounds"], seconds or (), strict=False):
         one["seconds_to_score"] = value
@@ -293,10 +233,10 @@ def entry(kind, rates, same=True, seconds=None, failures=()):
     return row
 
 
-def results_of(rows, to_score=None, of_machine=None):
+def results_of(rows, to_score=None):
     about = {"command": "c", "date": "d", "machine": "m", "commit": "0"}
     setup = {"rounds": 3, "seconds": 1.0, "num_envs": 8, "to_score": to_score}
-    return {"about": about, "setup": setup, "limits": of_machine, "rows": rows}
+    return {"about": about, "setup": setup, "rows": rows}
 
 
 def test_ratios_are_of_rows_in_the_same_round():
@@ -307,38 +247,28 @@ def test_ratios_are_of_rows_in_the_same_round():
         "sb3": entry("peer", {1: 25.0, 2: 20.0, 3: 30.0}),
         "envs-4": entry("cluster", {1: 10.0, 2: 10.0, 3: 10.0}, same=False),
     }
-    of_machine = bench_train.middle_limits(
-        [
-            {"round": 1, "epochs": 3, "s_train": 300.0, "s_infer": 1000.0, "s_env": 1000.0},
-            {"round": 2, "epochs": 3, "s_train": 900.0, "s_infer": 500.0, "s_env": 2000.0},
-            {"round": 3, "epochs": 3, "s_train": 600.0, "s_infer": 800.0, "s_env": 4000.0},
-        ]
-    )
-    assert [of_machine[name] for name in ("s_train", "s_infer", "s_env")] == [600.0, 800.0, 2000.0]
-    bench_train.add_ratios(results_of(rows, of_machine=of_machine))
+    report.add_ratios(results_of(rows))
     found = {name: row["ratios"] for name, row in rows.items()}
     # of the medians it would be 1.0
     assert found["tuner"]["of_plain"] == {"median": 0.75, "least": 0.5, "greatest": 1.0, "rounds": 3}
     assert found["tuner"]["tau"] == {"median": 1.75, "least": 0.5, "greatest": 3.0, "rounds": 2}
-    assert found["sb3"]["of_default"] == {"median": 0.1, "least": 0.1, "greatest": 0.5, "rounds": 3}
-    assert found["tuner"]["eta"]["greatest"] == pytest.approx(300 * (3 / 600 + 1 / 800 + 1 / 4000))
-    assert found["tuner"]["eta"]["median"] == pytest.approx(200 * (3 / 900 + 1 / 500 + 1 / 2000))
-    assert found["sb3"]["eta"] is found["sb3"]["tau"] is None
-    assert found["envs-4"]["eta"] is found["envs-4"]["tau"] is None
-    assert found["envs-4"]["of_default"]["median"] == pytest.approx(0.05)
+    assert found["sb3"]["of_tuner"] == {"median": 0.1, "least": 0.1, "greatest": 0.5, "rounds": 3}
+    assert found["sb3"]["tau"] is None
+    assert found["envs-4"]["tau"] is None
+    assert found["envs-4"]["of_tuner"]["median"] == pytest.approx(0.05)
 
 
 def test_a_round_that_did_not_reach_the_score_is_infinitely_long():
     rates = {1: 1.0, 2: 1.0, 3: 1.0}
-    all_three = bench_train.to_score(entry("plain", rates, seconds=(30.0, 10.0, 20.0)))
+    all_three = report.to_score(entry("plain", rates, seconds=(30.0, 10.0, 20.0)))
     assert all_three == {"median": 20.0, "reached": 3, "of": 3}
-    two = bench_train.to_score(entry("plain", rates, seconds=(30.0, None, 20.0)))
+    two = report.to_score(entry("plain", rates, seconds=(30.0, None, 20.0)))
     assert two == {"median": 30.0, "reached": 2, "of": 3}
-    assert bench_train.to_score(entry("plain", rates, seconds=(30.0, None, None)))["median"] is None
-    failed = bench_train.to_score(entry("plain", {1: 1.0}, seconds=(30.0,), failures=(2, 3)))
+    assert report.to_score(entry("plain", rates, seconds=(30.0, None, None)))["median"] is None
+    failed = report.to_score(entry("plain", {1: 1.0}, seconds=(30.0,), failures=(2, 3)))
     assert failed == {"median": None, "reached": 1, "of": 3}
-    assert bench_train.score_cell(two) == "30 (2 of 3 rounds)"
-    assert bench_train.score_cell(failed) == "not reached (1 of 3 rounds)"
+    assert report.score_cell(two) == "30 (2 of 3 rounds)"
+    assert report.score_cell(failed) == "not reached (1 of 3 rounds)"
 
 
 def test_a_table_is_printed_again_from_its_file(tmp_path):
@@ -350,7 +280,7 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
     rows["sb3"] |= {"trials": {"1": 31.0, "2": 29.0}, "threads": "1"}
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(results_of(rows, to_score=1150.0)))
-    command = [sys.executable, str(ROOT / "tools" / "bench_train.py"), "--table", str(path)]
+    command = [sys.executable, str(ROOT / "tools" / "bench" / "train.py"), "--table", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
@@ -362,15 +292,10 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
     assert lines[3].endswith("| 1 (1: 31/s, 2: 29/s) |")
     assert "round 1: it broke / twice over; round 2: it broke" in lines[4]
 
-    for content, why in (
-        ("{}", "holds no results"),
-        ('{"rows": {"plain": {"rounds": []}}}', "an older tools/bench_train.py wrote it"),
-        ('{"rows": {}, "limits": {"s_train": 1.0}}', "an older tools/bench_train.py wrote it"),
-    ):
-        path.write_text(content)
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
-        assert why in ended.stderr
+    path.write_text("{}")
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert "holds no results" in ended.stderr
 
 
 # ---- peers ----
@@ -390,8 +315,6 @@ def test_peers_have_our_networks():
             ours = SmallModel(realms.size, 16, ppo.hidden, bf16=False)
         else:
             ours = ReferenceModel(31, 16, bf16=False)
-            for one, other in zip(common.unpack(rows), (obs["image"], obs["vector"]), strict=True):
-                np.testing.assert_array_equal(one, other)
         logits, value = ours({name: torch.from_numpy(array) for name, array in obs.items()})
         for part, outputs, wanted in (("actor", 16, logits), ("critic", 1, value[:, None])):
             net = common.network(ppo, realms.size, outputs)
@@ -420,12 +343,12 @@ class Told:
 
 
 def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path):
-    start = bench_train.Start([sys.executable, "-c", "raise ValueError('lost it')"], dict(os.environ), tmp_path)
+    start = train.Start([sys.executable, "-c", "raise ValueError('lost it')"], dict(os.environ), tmp_path)
     seen = points((1.0, 0, 1, None), (2.0, 100, 3, 7.0), (5.0, 400, 4, 7.0))
 
     def measure(seconds):
-        wanted = bench_train.Wanted(seconds, 1150.0, 60.0)
-        return bench_train.measure(start, tmp_path / "log", lambda: Told(*seen), wanted, lambda text: None)
+        wanted = train.Wanted(seconds, 1150.0, 60.0)
+        return train.measure(start, tmp_path / "log", lambda: Told(*seen), wanted, lambda text: None)
 
     found = measure(3.0)
     assert found["env_steps_per_s"] == 100.0
@@ -438,14 +361,14 @@ def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path)
 def bench(tmp_path, rows, rounds):
     args = SimpleNamespace(
         out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, config=SMOKE,
-        set=TINY, limit_seconds=0.5,
+        set=TINY,
     )  # fmt: skip
-    results = results_of({row.name: bench_train.new_entry(row) for row in rows})
-    return bench_train.Bench(rows, args, load_config(SMOKE, TINY), ("aisrv_count=1",), results), results, args.out
+    results = results_of({row.name: train.new_entry(row) for row in rows})
+    return train.Bench(rows, args, load_config(SMOKE, TINY), results), results, args.out
 
 
 def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monkeypatch, capsys):
-    rows = [Row("plain", "", "", "plain"), Row("local", "", "", "local")]
+    rows = [Row("plain", "", "plain"), Row("local", "", "local")]
     calls = []
 
     def measure(start, log, source, wanted, show):
@@ -453,19 +376,12 @@ def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monke
         log.touch()
         if log.stem == "plain-1":
             raise OSError("no more sockets")
-        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "threads": {}, "died": ""}
+        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "died": ""}
 
-    def measure_limits(config, overrides, seconds, cores):
-        calls.append((config, [*overrides], seconds))
-        return {"epochs": 3, "s_train": 1.0 * len(calls), "s_infer": 1.0, "s_env": 1.0}
-
-    monkeypatch.setattr(bench_train, "measure", measure)
-    monkeypatch.setattr(bench_train.limits, "measure", measure_limits)
+    monkeypatch.setattr(train, "measure", measure)
     runs, results, _ = bench(tmp_path, rows, rounds=2)
     runs.run()
-    of_machine = (SMOKE, [*TINY, "aisrv_count=1"], 0.5)
-    assert calls == [of_machine, "plain-1", "local-1", of_machine, "local-2", "plain-2"]
-    assert [(one["round"], one["s_train"]) for one in results["limits"]["rounds"]] == [(1, 1.0), (2, 4.0)]
+    assert calls == ["plain-1", "local-1", "local-2", "plain-2"]
     plain = results["rows"]["plain"]
     assert plain["failures"] == [{"round": 1, "why": "OSError: no more sockets"}]
     assert [one["round"] for one in plain["rounds"]] == [2]
@@ -474,10 +390,10 @@ def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monke
 
 
 def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_train, "PEERS", tmp_path / "peers")
+    monkeypatch.setattr(train, "PEERS", tmp_path / "peers")
     (tmp_path / "peers" / "sb3").mkdir(parents=True)
     (tmp_path / "peers" / "sb3" / "installed").touch()
-    monkeypatch.setattr(bench_train.limits, "numbers_of_threads", lambda cores: [1, 2, 3, 4])
+    monkeypatch.setattr(train.limits, "numbers_of_threads", lambda cores: [1, 2, 3, 4])
     rates, tried, temporaries = {"1": 10.0, "2": 30.0, "3": 20.0}, [], set()
 
     def measure(start, log, source, wanted, show):
@@ -489,11 +405,10 @@ def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
         log.touch()
         if threads == "4":
             raise RuntimeError("out of memory")
-        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "env_steps_per_s": rates[threads], "threads": {}, "died": ""}
+        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "env_steps_per_s": rates[threads], "died": ""}
 
-    monkeypatch.setattr(bench_train, "measure", measure)
-    monkeypatch.setattr(bench_train.Bench, "_measure_limits", lambda bench, number: None)
-    runs, results, out = bench(tmp_path, [Row("sb3", "peer", "", "peer")], rounds=2)
+    monkeypatch.setattr(train, "measure", measure)
+    runs, results, out = bench(tmp_path, [Row("sb3", "", "peer")], rounds=2)
     runs.run()
     assert tried == ["1", "2", "3", "4", "2", "2"]
     kept = json.loads(out.read_text())["rows"]["sb3"]
@@ -504,30 +419,30 @@ def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
 
 @pytest.mark.system
 def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
-    rows = [row for row in bench_train.our_rows(8, ()) if row.name in ("plain", "cluster-1-local-native")]
-    rows.append(Row("broken", "yardstick", "is wrong", "plain", ("no_such_field=1",)))
+    one = ("wrapper_type=remote", "aisrv_count=1", "predict_local_or_remote=local", "buffer_backend=native")
+    rows = [Row("plain", "plain loop", "plain"), Row("cluster", "one worker", "cluster", (*one, "eval_cpu_share=0"))]
+    rows.append(Row("broken", "is wrong", "cluster", ("no_such_field=1",)))
     runs, results, out = bench(tmp_path, rows, rounds=1)
     runs.run()
-    bench_train.add_ratios(results)
+    report.add_ratios(results)
 
     kept = json.loads(out.read_text())["rows"]
-    for name in ("plain", "cluster-1-local-native"):
+    for name in ("plain", "cluster"):
         entry = results["rows"][name]
         assert entry["failures"] == []
         (found,) = entry["rounds"]
         assert set(found) == FIGURES
         assert kept[name]["rounds"] == json.loads(json.dumps(entry["rounds"]))
-        assert found["updates"] > bench_train.WARM_UPDATES
+        assert found["updates"] > train.WARM_UPDATES
         assert min(found["env_steps_per_s"], found["cpu_s_per_1000"], found["pss_mb"]) > 0
         assert found["window_s"] >= 2.0
-    cluster = results["rows"]["cluster-1-local-native"]
-    assert set(cluster["rounds"][0]["threads"]) == {"main", "nursery", "learner", "aisrv", "buffer", "model_pool"}
+    cluster = results["rows"]["cluster"]
     assert cluster["ratios"]["tau"] is None  # the row `local` was not run
     assert cluster["ratios"]["of_plain"]["rounds"] == 1
     broken = results["rows"]["broken"]
     assert "no_such_field" in broken["failures"][0]["why"]
     assert not broken["rounds"]
-    text = bench_train.table(results)
+    text = report.table(results)
     assert len(text.splitlines()) == 2 + 3
     assert "no_such_field" in text
     assert "round 1 of 1, plain" in capsys.readouterr().out
@@ -535,7 +450,7 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
 
 
 def test_a_wrong_row_is_one_sentence(tmp_path):
-    command = [sys.executable, str(ROOT / "tools" / "bench_train.py"), "--rows", "nothing"]
+    command = [sys.executable, str(ROOT / "tools" / "bench" / "train.py"), "--rows", "nothing"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --rows nothing: there is no such row")
@@ -546,8 +461,8 @@ def test_a_second_sigterm_does_not_come_in_the_middle_of_ending():
     """As `timeout` sends it, if a whole process group has had one already."""
     script = """
 import time
-from tools import runs
-runs.end_in_order()
+from tools import common
+common.end_in_order()
 try:
     print("begun", flush=True)
     time.sleep(60)

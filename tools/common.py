@@ -65,8 +65,8 @@ def command_line(run: Callable[[], None]) -> None:
 
 
 def end_in_order() -> None:
-    """Treat SIGTERM as Ctrl+C from now on; ignore a second one, as `timeout` and a killed process group send it: it must
-    not interrupt the end of what was started."""
+    """Treat SIGTERM as Ctrl+C from now on, and ignore a second one, as `timeout` and a killed process group send it: it
+    must not interrupt the end of what was started."""
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -7,7 +7,7 @@ S_train   samples/s of gradient steps: diy's loss, minibatch size and precision;
 S_infer   rows/s of `Agent.predict`: the best number of threads, or a process on each core
 S_env     env steps/s, with observation and reward: a process on each core
 
-Each runs alone in a tight loop. Processes on all cores count as that many times one process, which is a bound. With them,
+Each runs alone in a tight loop. Processes on all cores count as that many times one process, a bound. With them,
 
     eta = SPS x (epochs / S_train + 1 / S_infer + 1 / S_env)
 

@@ -11,9 +11,10 @@ Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster 
 peer, and with `-malloc` the peer with our allocator settings. `--row NAME='KEY=VALUE ...'` adds the tuner's cluster
 with these changes. All train the same environments with the features, network, chunk length, minibatch and epochs of
 `--config`. Each round starts every row once, from scratch; what counts begins after its first updates and lasts
-`--seconds` (ours are seen every two seconds: take 60 for the published network). The table has medians over the rounds; the JSON has everything, after each row. A row that fails is tried
-again in the next round. Peers compute in float32: `--set diy.precision='"fp32"'` says what our bfloat16 is worth. Each
-peer is first tried with every number of threads for some seconds, and keeps the fastest.
+`--seconds`. Our rows are seen every two seconds: take 60 for the published network, whose updates are long. The table
+has medians over the rounds; the JSON has everything, after each row. A row that fails is tried again in the next round.
+Peers compute in float32: `--set diy.precision='"fp32"'` says what our bfloat16 is worth. Each peer is first tried with
+every number of threads for some seconds, and keeps the fastest.
 
 s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds,
              is that high. Seconds count from the start of the command; a round that does not get there is infinite

@@ -7,7 +7,7 @@
 The changes are in tools/study/experiments.toml. Each run is the folder train/experiments/<name>-<seed>, in one process
 where the change allows it and a cluster where it is about one. Then its last model plays all 715 layouts of nine
 treasures. Results are in the JSON as soon as a run is finished; the same command goes on where it was stopped. At the
-end: a table in Markdown and a picture with a panel for each group, for docs/experiments.md.
+end: a table in Markdown, for docs/experiments.md. tools/study/plot_curve.py draws the runs' curves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -33,7 +31,6 @@ from tools.study import runs
 CHANGES = Path(__file__).with_suffix(".toml")
 COMMON = ("wrapper_type=local", "eval_cpu_share=0", "dump_model_freq=50", "modelpool_max_save_model_count=2")
 SCORE, LAG = "episode/score", "learner/policy_lag_updates"
-POINTS = 200  # of a curve in the JSON
 LAST_SHARE = 0.1  # of a run: what its score at the end is the mean of
 
 Results = dict[str, Any]
@@ -142,7 +139,7 @@ class Runner:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """The score's curve of a run, thinned out, and its mean at the end; rate and lag."""
+    """Of a run: its rate, its lag, and its score at the end."""
     curves = common.read_curves(run)
     clock, score, lag = (curves.get(tag, common.NO_CURVE) for tag in (common.CLOCK, SCORE, LAG))
     steps = float(clock.env_steps[-1])
@@ -153,17 +150,10 @@ def summary(run: Path) -> dict[str, Any]:
         "steps_per_s": common.mean_rate(clock),
         "mean_lag": float(lag.value.mean()) if len(lag.value) else None,
         "last_score": float(end.mean()) if len(end) else None,
-        "curve": thin(score.env_steps, score.value, POINTS),
     }
 
 
-def thin(x: np.ndarray, y: np.ndarray, number: int) -> list[list[float]]:
-    """Means of at most `number` pieces with equally many points: [x, y] of each."""
-    pieces = np.array_split(np.arange(len(x)), max(1, min(number, len(x))))
-    return [[round(float(x[i].mean()), 4), round(float(y[i].mean()), 4)] for i in pieces if len(i)]
-
-
-# ---- table and picture ----
+# ---- the table ----
 
 COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "regret": (".1f", lambda one: one["greedy"]["regret"]),
@@ -197,46 +187,6 @@ def table(results: Results) -> str:
         f"\n\n`{about['command']}`, {about['date']}, {about['machine']}; {setup['env_steps']:,} env steps "
         f"each, commit {commits}."
     )
-
-
-def draw(results: Results, out: Path) -> None:
-    """A panel for each group: thin lines for the seeds of each change, the default in grey."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    every = sorted(results["runs"].values(), key=lambda one: (one["seed"], one["name"]))
-    titles = all_changes()[0]
-    groups = [group for group in titles if any(one["group"] == group for one in every)]
-    if not groups:
-        return
-    width = min(3, len(groups))
-    height = -(-len(groups) // width)
-    size = (4.2 * width, 3.1 * height)
-    figure, panels = plt.subplots(
-        height, width, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
-    for panel in panels.flat[len(groups) :]:
-        panel.axis("off")
-    for group, panel in zip(groups, panels.flat, strict=False):
-        names = ["default", *dict.fromkeys(one["name"] for one in every if one["group"] == group)]
-        colors = dict(zip(names, ["0.6", *(f"C{k}" for k in range(len(names)))], strict=False))
-        said: set[str] = set()
-        for one in (one for one in every if one["name"] in names):
-            x, y = np.array(one["curve"]).reshape(-1, 2).T
-            label = None if one["name"] in said else "default" if one["name"] == "default" else one["says"]
-            said.add(one["name"])
-            panel.plot(x / 1e6, y, color=colors[one["name"]], linewidth=1.0, label=label)
-        panel.set_title(titles[group], fontsize=10)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
-    for panel in panels[-1]:
-        panel.set_xlabel("million env steps")
-    for panel in panels[:, 0]:
-        panel.set_ylabel("training score")
-    figure.savefig(out, dpi=110)
-    plt.close(figure)
 
 
 # ---- the command ----
@@ -287,8 +237,7 @@ def main() -> None:
         failed = run_all(tasks, results, runner, lambda: common.write_json(args.out, results))
     except KeyboardInterrupt:
         sys.exit("\nstopped; the same command goes on")
-    draw(results, args.out.with_suffix(".png"))
-    print(f"\n{table(results)}\n\n{args.out}\n{args.out.with_suffix('.png')}")
+    print(f"\n{table(results)}\n\n{args.out}")
     if failed:
         sys.exit("error: " + "\n".join(failed))
 

@@ -3,11 +3,11 @@
     python tools/study/judge.py --seeds 1 2 3 --minutes 60 --out train/judge.json
     python tools/study/judge.py --out train/judge-local.json --set wrapper_type=local --also train/judge.json
 
-Each seed has a run from scratch (train/<name of --out>-<seed>) with a checkpoint every few updates. Then its models play
-all 715 layouts of nine treasures with greedy actions, to find the first one whose mean regret is at most 32 points (and
-5): models at evenly growing numbers of env steps play, and between the first good one and the one before it every model
-in sequence. The last model plays with sampled actions, too, and all 8 192 sets of treasures. Regret is against the
-oracle's own play, and against its bound, which nobody can beat. The first time, the oracle plays for some minutes.
+Each seed has a run from scratch (train/<name of --out>-<seed>) with a checkpoint every few updates. Its models play all
+715 layouts of nine treasures with greedy actions, to find the first one whose mean regret is at most 32 points (and 5):
+models at evenly growing numbers of env steps play, and between the first good one and the one before it every model.
+The last model plays with sampled actions, too, and all 8 192 sets of treasures. Regret is against the oracle's own
+play, and against its bound, which nobody can beat. The first time, the oracle plays for some minutes.
 
 Everything is in the JSON as soon as it is known. The same command goes on where it was stopped: a half-trained run is
 resumed, a finished one is not trained again. Models play again where realm/ or diy/ have changed meanwhile.
@@ -36,8 +36,8 @@ LIMITS = (32.0, 5.0)  # points of mean regret
 NEWEST = 50  # checkpoints that the run itself keeps: enough until this process has linked them
 
 Results = dict[str, Any]
-"""{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}; figures have the digest `code` of what
-made them"""
+"""{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}; figures have `code`, the digest
+of what made them"""
 
 
 class Model(NamedTuple):

@@ -1,19 +1,20 @@
-"""What is possible on a map and how near the oracle's own play comes: all layouts of nine out of thirteen treasures.
+"""What is possible on a map, and how near the oracle's own play comes to its bound.
 
-`python tools/oracle_table.py [--maps default 1 2 3 4 5] [--layouts 715 | --sets] [--out train/oracle.json]` bounds all
-8 192 sets of treasures of each map (`default`, a path, or the seed of a generated map), plays the layouts, or all sets,
-in the real environment, prints a table and writes the figures. What was played is kept in `--cache`, so that a run can
-be stopped and continued; a change of the oracle starts from scratch by itself.
+    python tools/study/oracle_table.py
+    python tools/study/oracle_table.py --maps default 1 2 --layouts 100 --out train/oracle.json
+    python tools/study/oracle_table.py --maps default --sets
+
+Bounds all 8 192 sets of treasures of each map (`default`, a path, or the seed of a generated map), plays layouts of
+nine treasures, or all sets, in the real environment, and prints a table. What was played is kept in `--cache`, so the same
+command goes on where it was stopped; a change of the oracle starts again by itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +24,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.env import map as maps
 from realm.env import oracle as oracles
+from tools import common
 
 CHOSEN = 9
-TELL_EVERY_S = 30.0
-
-
-def load_map(name: str) -> maps.Map:
-    """`default`, a path, or the seed of a generated map."""
-    return maps.generate(int(name)) if name.isdigit() else maps.resolve(name)
-
-
-def teller(name: str) -> Callable[[int, int], None]:
-    """A `report` for `play_sets` that prints how fast it goes."""
-    begin = last = time.monotonic()
-
-    def tell(done: int, of: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now > last + TELL_EVERY_S or done == of:
-            last, rate = now, done / (now - begin)
-            print(f"{name}: {done} of {of}, {rate:.2f}/s, {(of - done) / rate / 60:.0f} min left", flush=True)
-
-    return tell
 
 
 def play_map(name: str, layouts: int | None, cache: Path, tries: int, width: int) -> dict[str, Any]:
     """One map's figures; all sets if `layouts` is None."""
     begin = time.process_time()
-    oracle = oracles.make_oracle(load_map(name), cache=cache)
+    oracle = oracles.make_oracle(maps.generate(int(name)) if name.isdigit() else maps.resolve(name), cache=cache)
     score, take = oracles.bounds(oracle)
     bounds_cpu_s = time.process_time() - begin
     sets = np.arange(len(oracle.steps))
     if layouts is not None:
-        every = [oracles.set_index(oracle, part) for part in itertools.combinations(oracle.treasures, CHOSEN)]
-        # a part is spread over all of them
+        every = [oracles.set_index(oracle, ids) for ids in itertools.combinations(oracle.treasures, CHOSEN)]
+        # spread over all of them
         sets = np.array(every)[np.linspace(0, len(every) - 1, min(layouts, len(every))).round().astype(int)]
-    played = oracles.play_sets(oracle, sets, cache, report=teller(name), tries=tries, width=width)
+    show = common.counting(name, len(sets))
+    played = oracles.play_sets(oracle, sets, cache, report=lambda done, of: show(done, done), tries=tries, width=width)
     return {
         "bounds_cpu_s": bounds_cpu_s,
         "bound_steps_of_all_sets": oracle.steps.tolist(),
-        "treasures": [oracles.set_ids(oracle, int(part)) for part in sets],
+        "treasures": [oracles.set_ids(oracle, int(one)) for one in sets],
         "bound_steps": oracle.steps[take[sets]].tolist(),
         "bound_score": score[sets].tolist(),
-        "bound_taken": [int(part).bit_count() for part in take[sets]],
+        "bound_taken": [int(one).bit_count() for one in take[sets]],
         **{field: array.tolist() for field, array in played._asdict().items() if field != "treasures"},
         "taken": played.treasures.tolist(),
     }
@@ -88,24 +71,24 @@ def row(name: str, figures: dict[str, Any]) -> str:
 
 def main() -> None:
     """The file: {map: {bounds_cpu_s, bound_steps_of_all_sets, and lists with an entry for each layout}}."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--maps", nargs="+", default=["default", "1", "2", "3", "4", "5"])
-    parser.add_argument("--layouts", type=int, default=715, help="layouts of each map")
+    parser.add_argument("--layouts", type=int, default=715, help="play that many of each map")
     parser.add_argument("--sets", action="store_true", help="play all sets of treasures instead of layouts of nine")
-    parser.add_argument("--tries", type=int, default=8, help="orders of the treasures that a play is sought for")
+    parser.add_argument("--tries", type=int, default=8, help="orders of the treasures for which a play is searched")
     parser.add_argument("--width", type=int, default=200, help="states of that search")
     parser.add_argument("--out", type=Path, default=Path("train/oracle.json"))
     parser.add_argument("--cache", type=Path, default=Path(".cache/oracle"))
     args = parser.parse_args()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    common.check_out(args.out)
     table: dict[str, Any] = {}
     for name in args.maps:
         table[name] = play_map(name, None if args.sets else args.layouts, args.cache, args.tries, args.width)
-        args.out.write_text(json.dumps(table))
+        common.write_json(args.out, table)
     print("       map bounds,s layouts   bound   steps   full   mean  worst   bound   score buff cpu,s  worst")
     for name in args.maps:
         print(row(name, table[name]))
 
 
 if __name__ == "__main__":
-    main()
+    common.command_line(main)

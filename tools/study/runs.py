@@ -1,4 +1,4 @@
-"""What tools/study/judge.py and tools/study/experiments.py share: folders of runs, their models, and how well these play."""
+"""Folders of runs, their models, and how well these play: for tools/study/judge.py and tools/study/experiments.py."""
 
 from __future__ import annotations
 

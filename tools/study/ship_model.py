@@ -1,8 +1,10 @@
 """Puts the model of a run into diy/shipped, from where `realm play` takes it when there is no run.
 
-`python tools/ship_model.py RUN [--id best]` evaluates the run's model with `realm eval --all` and writes `eval.json`,
-`config.toml` (with every hyper-parameter, so that new defaults do not change the model) and `ckpt/`, in which the
-optimizer is a fresh one, since training never goes on from there. What was shipped before is replaced at the end.
+    python tools/study/ship_model.py train/my_run --id best
+
+Evaluates the run's model with `realm eval --all` and writes `eval.json`, `config.toml` (with every hyper-parameter, so
+that new defaults do not change the model) and `ckpt/`, in which the optimizer is a fresh one, since training never goes
+on from there. What was shipped before is replaced at the end.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from realm.commands.main import main as realm  # noqa: E402
-from realm.commands.models import ID_HELP, chosen_model  # noqa: E402
-from realm.config.keys import AppConfig  # noqa: E402
-from realm.config.load import to_toml  # noqa: E402
-from realm.errors import CheckpointError, ConfigError, UserCodeError  # noqa: E402
-from realm.learn import checkpoint  # noqa: E402
-from realm.learn.evaluate import load_player  # noqa: E402
-from realm.user import load_hyper  # noqa: E402
+from realm.commands.main import main as realm
+from realm.commands.models import ID_HELP, chosen_model
+from realm.config.keys import AppConfig
+from realm.config.load import to_toml
+from realm.errors import ConfigError
+from realm.learn import checkpoint
+from realm.learn.evaluate import load_player
+from realm.user import load_hyper
+from tools import common
 
 
 def ship(run: Path, number: str, shipped: Path) -> None:
@@ -33,7 +35,7 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     if config.app.algo != "diy" or env.get("map", "default") != "default":
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
-    app = dataclasses.replace(config.app, log_dir=AppConfig().log_dir)  # not a folder of this machine
+    app = config.app.model_copy(update={"log_dir": AppConfig().log_dir})  # not a folder of this machine
     config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)
     envs, agent = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
@@ -55,13 +57,13 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     print(f"shipped {found.path} to {shipped} ({size / 1e6:.1f} MB)")
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's folder, such as train/final")
     parser.add_argument("--id", default="latest", help=ID_HELP)
-    arguments = parser.parse_args()
-    try:
-        ship(arguments.run, arguments.id, ROOT / "diy" / "shipped")
-    except (ConfigError, UserCodeError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    args = parser.parse_args()
+    ship(args.run, args.id, common.ROOT / "diy" / "shipped")
+
+
+if __name__ == "__main__":
+    common.command_line(main)

@@ -1,22 +1,19 @@
-"""How well a model plays maps it has never seen: 20 generated ones, any start, any end, nine treasures.
+"""How well a model plays maps it has never seen: generated ones, any start, any end, nine treasures.
 
-    python tools/unseen_maps.py train/my_run --id best --json unseen.json
+    python tools/study/unseen_maps.py train/my_run --id best --json unseen.json
 
 MODEL is what `realm eval` takes: a run, its ckpt folder, one checkpoint, `shipped`, or nothing for the newest run. On
-each map it plays 25 layouts of each of 2 random pairs of start and end, and prints a line. "all %": the end was reached
-with every treasure. "excess %": how many more steps that took than the oracle's bound, which nobody can beat; a pair's
-bounds take two minutes once and are kept in .cache/oracle. --no-oracle leaves them out, --executed takes its own play
-instead (a few tenths of a second a layout).
+each map it plays layouts of random pairs of start and end, and prints a line. "all %": the end was reached with every
+treasure. "excess %": how many more steps that took than the oracle's bound, which nobody can beat; a pair's bounds take
+two minutes once and are kept in .cache/oracle. --no-oracle leaves them out, --executed takes its own play instead.
 
-"Never seen" means: neither trained on ([env]) nor used to choose the best model ([eval_env]). The map is no secret to
-the agent, though: its small features are made from the whole of it (exact walking distances to all points), and with
-`tours` they also hold a planner's answer, the best order of the treasures on foot. What is printed says which.
+"Never seen" means: neither trained on ([env]) nor used to choose the best model ([eval_env]). The agent does know the
+map: its small features are made from the whole of it, and with `tours` they hold a planner's best order of treasures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,13 +29,14 @@ from realm.config.load import RunConfig
 from realm.contract import Array
 from realm.env import map as maps
 from realm.env import report
-from realm.env.map import Map, MapError
-from realm.env.options import DEFAULTS, IDS, Episode, OptionError
+from realm.env.map import Map
+from realm.env.options import DEFAULTS, IDS, Episode
 from realm.env.oracle import CACHE
-from realm.errors import CheckpointError, ConfigError, UserCodeError
+from realm.errors import ConfigError
 from realm.learn.checkpoint import Checkpoint, find
 from realm.learn.evaluate import Outcome, evaluate_layouts, load_player
 from realm.user import load_hyper
+from tools import common
 
 FIRST_SEED = 1001
 WANTED_ALL, WANTED_EXCESS = 95.0, 25.0  # per cent: at least, at most
@@ -56,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if seen := set(names) & maps_of(getattr(config, table)):
                 raise ConfigError(f"--first {args.first}: the model {what} {', '.join(sorted(seen))}")
         play_all(args, config, checkpoint, names)
-    except (ConfigError, MapError, OptionError, CheckpointError, UserCodeError, OSError) as error:
+    except common.USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -77,19 +75,19 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=2, help="of start and end on each map (default 2)")
     parser.add_argument("--layouts", type=int, default=25, help="of treasures for each pair (default 25)")
     parser.add_argument("--treasures", type=int, default=9, help="in each layout (default 9)")
-    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    parser.add_argument("--stochastic", action="store_true", help="sampled actions, not greedy ones")
     oracle = parser.add_mutually_exclusive_group()
     oracle.add_argument("--no-oracle", action="store_true", help="no excess")
     oracle.add_argument("--executed", action="store_true", help="against the oracle's own play instead of its bound")
-    parser.add_argument("--json", type=Path, help="write maps, total and every episode there, again after each map")
+    parser.add_argument("--json", type=Path, help="write maps, total and every episode there, after each map")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
     parser.add_argument("--log-dir", help=LOG_DIR_HELP)
     args = parser.parse_args(arguments)
     for name, low, high in (("maps", 1, 10**6), ("pairs", 1, 210), ("layouts", 1, 10**6), ("treasures", 0, 13)):
         if not low <= getattr(args, name) <= high:
-            parser.error(f"--{name} {getattr(args, name)}: must be a number from {low} to {high}")
+            parser.error(f"--{name} {getattr(args, name)}: allowed is a number from {low} to {high}")
     if args.first < 0:
-        parser.error(f"--first {args.first}: must be a number from 0")
+        parser.error(f"--first {args.first}: allowed is a number from 0")
     return args
 
 
@@ -105,13 +103,11 @@ def knowledge(config: RunConfig) -> str:
 
 def play_all(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint, names: list[str]) -> None:
     """Play map after map; print and keep what came out."""
-    title = f"{checkpoint.path} ({checkpoint.env_steps:,} env steps), {'drawn' if args.stochastic else 'best'} actions"
-    print(
-        f"{title}\n{knowledge(config)}".rstrip(),
-        f"{'map':>15} " + " ".join(f"{one:>9}" for one in COLUMNS),
-        sep="\n",
-        flush=True,
+    title = (
+        f"{checkpoint.path} ({checkpoint.env_steps:,} env steps), {'sampled' if args.stochastic else 'greedy'} actions"
     )
+    header = f"{'map':>15} " + " ".join(f"{one:>9}" for one in COLUMNS)
+    print(f"{title}\n{knowledge(config)}".rstrip(), header, sep="\n", flush=True)
     lines: list[dict[str, Any]] = []
     episodes: dict[str, list[Any]] = {}
     for name in names:
@@ -124,9 +120,7 @@ def play_all(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint
         if args.json:
             content = {"checkpoint": str(checkpoint.path), "env_steps": checkpoint.env_steps, "asked": vars(args)}
             content |= {"maps": lines, "total": total, "episodes": episodes}
-            draft = args.json.with_suffix(".tmp")
-            draft.write_text(json.dumps(content, default=str))
-            draft.replace(args.json)
+            common.write_json(args.json, content)
     print(line(total))
     verdicts = [("all %", f">= {WANTED_ALL:g}", total["all %"] >= WANTED_ALL)]
     if total["excess %"] is not None:
@@ -157,7 +151,7 @@ def play_map(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint
 
 
 def draw_layouts(map_: Map, pairs: int, number: int, treasures: int, max_step: int) -> list[Episode]:
-    """For each of some different pairs of start and end `layouts` layouts. The same for a map each time."""
+    """For each of some different pairs of start and end so many layouts. The same for a map each time."""
     rng = np.random.default_rng(int(map_.name.rpartition("-")[2]))
     every = [(start, end) for start in IDS for end in IDS if start != end]
     layouts = []
@@ -174,13 +168,13 @@ def excess(args: argparse.Namespace, map_: Map, layouts: list[Episode], played: 
     """Per cent, f64 [K]; nan where something was left, by the agent or by the oracle, or where none was asked."""
     if args.no_oracle:
         return np.full(len(layouts), np.nan)
-    limits = []
+    limits, progress = [], common.Progress()
     for k in range(0, len(layouts), args.layouts):
         of_pair = layouts[k : k + args.layouts]
-        tell(f"{map_.name}: the oracle from {of_pair[0].start} to {of_pair[0].end} ...")
+        progress.show(f"{map_.name}: the oracle from {of_pair[0].start} to {of_pair[0].end} ...")
         ask = report.executed_limits if args.executed else report.bound_limits
         limits.append(ask(map_, of_pair, CACHE))
-    tell("")
+    progress.clear()
     score, steps = (np.concatenate([getattr(one, name) for one in limits]) for name in ("score", "steps"))
     return report.excess(played, report.Limits(score, steps))
 
@@ -203,12 +197,6 @@ def summary(episodes: dict[str, list[Any]]) -> dict[str, Any]:
 def line(values: dict[str, Any]) -> str:
     cells = ["-" if values[one] is None else f"{values[one]:.{0 if one == 'episodes' else 1}f}" for one in COLUMNS]
     return f"{values['map']:>15} " + " ".join(f"{one:>9}" for one in cells)
-
-
-def tell(text: str) -> None:
-    """Say what is being waited for, where somebody watches."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def _unfit(evaluation: Evaluation) -> str:
     if isinstance(maps, list):
         return (
             f"the oracle is asked about one map, and [env] has {len(maps)}: --set env.map={maps[0]} takes one, and "
-            "tools/unseen_maps.py plays maps one by one"
+            "tools/study/unseen_maps.py plays maps one by one"
         )
     if not plays_layouts(evaluation.envs):
         return f"needs the realm, and the environments of {evaluation.config.app.algo} play no layouts of it"
