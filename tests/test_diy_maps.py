@@ -296,7 +296,7 @@ def test_excess_is_against_the_oracle(tool: ModuleType, monkeypatch: pytest.Monk
         (["--first", str(10**19)], f"map is 'generated:{10**19}', after generated: comes a seed"),
         (["--json", "no/such/unseen.json"], "--json no/such/unseen.json: there is no folder no/such"),
         (["--id", "x"], "--id x: must be a number of updates, latest or best"),
-        (["--id", "5"], "no checkpoint of update 5 is there"),
+        (["--id", "5"], "has no checkpoint of update 5; it must be one of: 4"),
         (["--set", "diy.tours=false"], "was trained with other shapes"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
         return load_config(CONFIG, overrides)
 
     runs.refuse_other_setting(tmp_path, config())
-    (tmp_path / "config.toml").write_text(to_toml(config("run_name=a", "max_seconds=3")))
+    (tmp_path / "config.toml").write_text(to_toml(common.effective(config("run_name=a", "max_seconds=3"))))
     runs.refuse_other_setting(tmp_path, config("run_name=a", "max_seconds=7", "max_env_steps=9"))
     with pytest.raises(ConfigError, match="max_version_lag"):
         runs.refuse_other_setting(tmp_path, config("run_name=a", "max_version_lag=4"))

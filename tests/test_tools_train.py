@@ -15,10 +15,11 @@ import torch
 
 from diy.algorithm.model import ReferenceModel, SmallModel
 from realm.config.load import load_config
-from realm.config.plan import Machine, make_plan, this_machine
+from realm.config.plan import Machine, this_machine
 from realm.errors import ConfigError
 from realm.user import load_hyper
 from realm.watch.tensorboard import TensorBoard
+from tools import common as tools_common
 from tools.bench import report, train, watch
 from tools.bench.peers import common
 from tools.bench.train import Row
@@ -73,14 +74,14 @@ def test_the_tuners_row_is_the_tuners_with_as_many_environments():
     for cores, workers, envs in ((2, 1, 32), (16, 4, 8), (12, 2, 16)):  # of 12 the tuner would have three workers
         machine = Machine(cores, 0, True)
         settings = train.tuner_settings(app, machine)
-        plan = make_plan(load_config(path, settings).app, machine)
+        plan = tools_common.plan_of(load_config(path, settings).app, machine)
         assert (plan.workers, plan.envs_per_worker) == (workers, envs)
     assert "aisrv_count=2" in settings
 
 
 def test_a_peer_says_why_it_cannot_run(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "PEERS", tmp_path)
-    plan = make_plan(load_config(SMOKE).app, this_machine())
+    plan = tools_common.plan_of(load_config(SMOKE).app)
     with pytest.raises(ConfigError, match=r"is not installed: tools/bench/peers.sh sb3$"):
         train.start_of(Row("sb3-malloc", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
     (tmp_path / "sb3").mkdir()
@@ -94,7 +95,7 @@ def test_only_one_of_a_peers_rows_has_the_allocator_settings(tmp_path, monkeypat
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
     (tmp_path / "sb3").mkdir()
     (tmp_path / "sb3" / "installed").touch()
-    plan = make_plan(load_config(SMOKE).app, this_machine())
+    plan = tools_common.plan_of(load_config(SMOKE).app)
     with_, without = (
         train.start_of(Row(name, "", "peer", (), allocator), SMOKE, plan, tmp_path / "run", 1)
         for name, allocator in (("sb3-malloc", True), ("sb3", False))
@@ -112,7 +113,7 @@ def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_p
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("KEPT", "7")
-    plan = make_plan(load_config(SMOKE).app, this_machine())
+    plan = tools_common.plan_of(load_config(SMOKE).app)
     peer = train.start_of(Row("sb3", "", "peer"), SMOKE, plan, tmp_path / "run", 1, "/tmp/x", 3)
     assert peer.command[-2:] == ["--threads", "3"]
     assert peer.environment["OMP_NUM_THREADS"] == "3"

@@ -80,9 +80,10 @@ class Setting:
 
 
 def read_setting(path: str | Path, overrides: Sequence[str]) -> Setting:
-    config = common.effective(load_config(path, overrides))
+    config = load_config(path, overrides)
     if config.app.algo != "diy":
         raise ConfigError(f"{path}: algo is {config.app.algo!r}; it must be diy, whose loss and network are measured")
+    config = common.effective(config)
     hyper, definition = load_hyper("diy", config.hyper, config.places), load_definition("diy")
     with calling(config, "make_envs"):
         envs = definition.make_envs(1, 0, hyper, config.env)

@@ -34,6 +34,7 @@ from realm.config.plan import this_machine
 from realm.contract import Arrays, SampleInfo, Version, arrays_to_chunk
 from realm.data.buffer import ACCEPTED, make_replay_buffer
 from realm.data.gate import VersionGate
+from realm.env.realm_env import RealmVectorEnv
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
 from realm.learn.trainer import complete
@@ -132,9 +133,17 @@ def env_lines(bench: Bench) -> Iterator[Line]:
     """A step of a worker's environments: the rules, and everything."""
     n = bench.plan.envs_per_worker
     bare, whole = bench.setting.envs(n, 0), bench.setting.envs(n, 1)
-    rules, both = limits.make_env_step(bare.game, "action_mask"), limits.make_env_step(whole)
-    yield Line(f"env step, {n} envs", n, "env steps", rules, *copying(bare.game._buffer))
+    rules, both = make_rules_step(bare.game), limits.make_env_step(whole)
+    yield Line(f"env step, {n} envs", n, "env steps", rules, *copying(bare.game.state._asdict()))
     yield Line(f"env step, features, reward, {n} envs", n, "env steps", both, *copying(both()[0]))
+
+
+def make_rules_step(game: RealmVectorEnv) -> Callable[[], tuple[Any, ...]]:
+    """Make a call that steps the bare game with random actions."""
+    actions = np.random.default_rng(0).integers(0, 16, (97, game.num_envs))
+    turns = itertools.cycle(actions)
+    game.reset(seed=0)
+    return lambda: game.step(next(turns))
 
 
 def asked(bench: Bench) -> tuple[Arrays, Message]:

@@ -35,7 +35,7 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     if config.app.algo != "diy" or env.get("map", "default") != "default":
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
-    app = config.app.model_copy(update={"log_dir": AppConfig().log_dir})  # not a folder of this machine
+    app = dataclasses.replace(config.app, log_dir=AppConfig().log_dir)  # not a folder of this machine
     config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)
     envs, agent = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
