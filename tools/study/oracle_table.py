@@ -5,7 +5,7 @@
     python tools/study/oracle_table.py --maps default --sets
 
 Bounds all 8 192 sets of treasures of each map (`default`, a path, or the seed of a generated map), plays layouts of
-nine treasures, or all sets, in the real environment, and prints a table. What was played is kept in `--cache`, so the same
+nine treasures, or all sets, in the real environment, and prints a table. What was played is kept in `--cache`: the same
 command goes on where it was stopped; a change of the oracle starts again by itself.
 """
 
