@@ -85,7 +85,7 @@ def runs_folder(log_dir: str | None) -> Path:
 
 
 def shipped_model() -> Path:
-    """Where the shipped model is, if there is one: next to the agent that plays it, made by tools/study/ship_model.py."""
+    """Where the shipped model is, if there is one: next to its agent, put there by tools/study/ship_model.py."""
     from realm.user import folder_of
 
     return folder_of("diy") / "shipped"
