@@ -57,8 +57,8 @@ def test_a_round_trip_goes_to_a_real_actor(make_bench):
 
 def test_a_role_that_does_not_start_is_an_error_with_its_log(make_bench):
     bench = make_bench("default")
+    (bench.stage._folder / "config.toml").unlink()
     with pytest.raises(ConfigError, match=r"the model_pool did not get ready: [\s\S]*no such file"):
-        (bench.stage._folder / "config.toml").unlink()
         bench.stage.start("model_pool")
 
 

@@ -1,8 +1,8 @@
 """The oracle: the highest score that an episode allows, and a play that comes close.
 
 For `realm oracle`, `realm eval`, `tools/study/oracle_table.py` and everybody who measures agents: `make_oracle`
-prepares a map, a start and an end; `bound` says what no policy can beat with a set of treasures, `plans` gives the best orders to
-take them in, `solve` both and the best plan played by the rules, `play_sets` that for many sets.
+prepares a map, a start and an end; `bound` gives the score that no policy can beat with a set of treasures, `plans` the
+best orders to take them in, `solve` both and the best plan played by the rules, `play_sets` that for many sets.
 
 From the ground up: lattice -> distances -> legs -> lengths -> bounding (the bound) -> orders (plans) -> fields -> beam
 (the search) -> solving (the play).

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gymnasium.vector import VectorEnv
-
 from realm.chunk import ChunkBuilder
 from realm.contract import Chunk, Policy, WorkflowContext
 
 
-def workflow(envs: VectorEnv[Any, Any, Any], policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
+def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
     obs, _ = envs.reset(seed=context.seed)
     chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
     while True:

@@ -22,16 +22,13 @@ class Model(nn.Module):
     def critic(self, obs: Obs) -> Tensor:
         return self.critic_net(obs["state"]).squeeze(-1)  # type: ignore[no-any-return]
 
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        return self.actor(obs), self.critic(obs)
-
 
 def _mlp(inputs: int, hidden: int, outputs: int, gain: float) -> nn.Sequential:
-    first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
-    for layer, scale in ((first, 2**0.5), (second, 2**0.5), (last, gain)):
+    layers = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+    for layer, scale in zip(layers, (2**0.5, 2**0.5, gain), strict=True):
         nn.init.orthogonal_(layer.weight, scale)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+        layer.bias.data.zero_()
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
 
 class Agent:
