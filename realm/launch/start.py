@@ -88,7 +88,8 @@ def _check_models(config: RunConfig, spec: Spec) -> None:
     if app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")
         raise ConfigError(
-            f"{place}: key 'preload_model_dir': {app.preload_model_dir}: has no checkpoint; it must be a folder of checkpoints"
+            f"{place}: key 'preload_model_dir': {app.preload_model_dir}: has no checkpoint; "
+            "it must be a folder of checkpoints"
         )
 
 
