@@ -136,14 +136,14 @@ def test_a_full_disk_is_one_warning_a_minute_and_never_an_end(
         disk.setattr(RecordWriter, "flush", full)
         for step in range(2, 50):
             board.write({"x": 2.0}, step)
-        warnings = [line for line in logged if "cannot write TensorBoard" in line]
+        warnings = [line for line in logged if "cannot write TensorBoard's files" in line]
         assert len(logged) == len(warnings) == 1
         assert "No space left on device" in warnings[0]
         # a minute later it tries anew, with a new file
         for step in range(50, 60):
             monkeypatch.setattr(board, "_retry_at", 0.0)
             board.write({"x": 2.0}, step)
-        assert sum("cannot write TensorBoard" in line for line in logged) == 11
+        assert sum("cannot write TensorBoard's files" in line for line in logged) == 11
     board.write({"x": 3.0}, 60)
     assert threading.active_count() <= threads  # no writer's thread was left behind
     monkeypatch.setattr(board, "_retry_at", 0.0)
@@ -158,7 +158,7 @@ def test_a_folder_that_goes_away(tmp_path: Path, logged: list[str]) -> None:
     folder.write_text("in the way")
     board = TensorBoard(folder)
     board.write({"x": 1.0}, 1)
-    assert sum("cannot write TensorBoard" in line for line in logged) == 1
+    assert sum("cannot write TensorBoard's files" in line for line in logged) == 1
     board.close()
 
 
