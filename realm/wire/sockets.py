@@ -25,8 +25,6 @@ from realm.contract import Arrays
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
 
 _LINGER_MS = 500
-_HEARTBEAT_MS = 2_000
-_DEAD_AFTER_MS = 10_000
 _WARN_EVERY_S = 60.0
 # plain numbers: one operation on zmq's flag enums takes longer than a whole ZeroMQ call
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
@@ -70,14 +68,13 @@ class Socket:
         self.codec = codec
         self.traffic = Traffic()
         self._zmq: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        # no heartbeats: they abort a process that was frozen for longer than their time-out (libzmq issue 4767)
         options = {
             zmq.LINGER: _LINGER_MS,
             zmq.MAXMSGSIZE: codec.max_bytes,
             # counted in messages: fewer for larger messages, so that a queue holds bounded bytes
             zmq.SNDHWM: _high_water_mark(codec.max_bytes),
             zmq.RCVHWM: _high_water_mark(codec.max_bytes),
-            zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: _DEAD_AFTER_MS,
         }
         for name, value in options.items():
             self._zmq.setsockopt(name, value)
