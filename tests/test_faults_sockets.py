@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import signal
+import socket
+import struct
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+import zmq
 from cluster import Run
+
+from realm.wire.codec import Codec, Message
+from realm.wire.sockets import Client, Server, wait_any
+
+CODEC = Codec("the run's id", "abcd1234", "aisrv-0", 1, 256 << 20)
 
 
 @pytest.mark.system
@@ -24,3 +36,83 @@ def test_a_frozen_supervisor_goes_on(tmp_path: Path) -> None:
         run.wait_trained(update + 40, epoch)
         assert run.interrupt() == 0, run.text()
         assert run.processes() == []
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that answers everything."""
+    server, over = Server(CODEC, "127.0.0.1"), threading.Event()
+
+    def answer() -> None:
+        while not over.is_set():
+            wait_any([server], 20)
+            while (received := server.receive()) is not None:
+                server.send(received[0], Message("answer", received[1].seq, received[1].meta))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    yield server
+    over.set()
+    thread.join()
+    server.close()
+
+
+def ask(client: Client, n: int) -> None:
+    deadline = time.monotonic() + 30
+
+    def check() -> None:
+        assert time.monotonic() < deadline, "no answer"
+
+    assert client.wait(client.ask("question", {"n": n}), check).meta == {"n": n}
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00%s" + bytes(12) + b"\x00" + bytes(31)
+SOCKET_TYPE = b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+OPENINGS = {
+    "without a password": (b"NULL\0\0\0\0", b"\x05READY" + SOCKET_TYPE),
+    "with a wrong password": (b"PLAIN\0\0\0", b"\x05HELLO\x05realm\x05wrong"),
+    "with a wrong name": (b"PLAIN\0\0\0", b"\x05HELLO\x04root\x0cthe run's id"),
+    "with no handshake at all": (b"PLAIN\0\0\0", b"\x08INITIATE" + SOCKET_TYPE),
+}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_message_without_an_end_from_a_stranger(server: Server, opening: str) -> None:
+    client = Client(CODEC, server.address)
+    ask(client, 0)
+    mechanism, command = OPENINGS[opening]
+    before, sent = psutil.Process().memory_info().rss, 0
+    part = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)  # a frame of 1 MB, and more will follow
+    for n in range(3):
+        port = int(server.address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger, suppress(ConnectionError):
+            stranger.sendall(GREETING % mechanism + bytes([4, len(command)]) + command)
+            for _ in range(200):
+                stranger.sendall(part)
+                sent += 1
+        ask(client, n)
+    assert sent < 100
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+    assert server.traffic.messages_in == 4
+    client.close()
+
+
+@pytest.mark.parametrize("password", ["another run's id", "x"])
+def test_a_peer_with_a_wrong_password_is_refused_and_counted(server: Server, password: str) -> None:
+    honest = Client(CODEC, server.address)
+    ask(honest, 1)
+    raw: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    raw.setsockopt(zmq.LINGER, 0)
+    raw.setsockopt(zmq.PLAIN_USERNAME, b"realm")
+    raw.setsockopt(zmq.PLAIN_PASSWORD, password.encode())
+    raw.connect(server.address)
+    raw.send(b"x")
+    deadline = time.monotonic() + 30
+    while server.traffic.refused_peers == 0:
+        assert time.monotonic() < deadline, "the stranger was not counted"
+        time.sleep(0.01)
+    ask(honest, 2)
+    raw.close()
+    assert server.traffic.totals()["refused_peers"] >= 1
+    assert server.traffic.messages_in == 2
+    honest.close()
