@@ -5,17 +5,22 @@ from __future__ import annotations
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import zmq
+from backends import NEEDS_REVERB
 from cluster import Run
 
+from realm.contract import Field
 from realm.wire.codec import Codec, Message
 from realm.wire.sockets import Client, Server, wait_any
 
@@ -116,3 +121,39 @@ def test_a_peer_with_a_wrong_password_is_refused_and_counted(server: Server, pas
     assert server.traffic.totals()["refused_peers"] >= 1
     assert server.traffic.messages_in == 2
     honest.close()
+
+
+INTRUDER = """
+import sys
+import numpy as np
+from realm.data.reverb import _reverb
+client = _reverb.Client("localhost:" + sys.argv[1])
+if sys.argv[2] == "takes":
+    client.NewSampler("items-test", 1, 1).GetNextTrajectory()
+else:
+    writer = client.NewWriter(chunk_length=1, max_timesteps=1, max_in_flight_items=1)
+    row = {"short": [np.array(b"x", object)], "number": [np.array(5)], "two": [np.zeros(1), np.zeros(1)]}[sys.argv[2]]
+    writer.Append(row)
+    writer.CreateItem("items-test", 1, 1.0)
+    writer.Flush()
+"""
+
+
+@NEEDS_REVERB
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", ["takes", "short", "number", "two"])
+def test_another_process_at_the_table_is_an_error(deed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a wait for ever, and never an array from somebody else's bytes."""
+    from realm.data import reverb
+
+    monkeypatch.setattr(reverb, "_SAMPLE_WITHIN_S", 3)
+    fields = {"worker": Field((), "int32"), "x": Field((2,), "float32")}
+    storage = reverb.ReverbStorage(fields, 100, "Fifo", "Fifo", True, 1.0, "test")
+    items = {"worker": np.arange(4, dtype=np.int32), "x": np.ones((4, 2), np.float32)}
+    storage.add(items)
+    sampled, _ = storage.sample(3)
+    assert sampled["worker"].tolist() == [0, 1, 2]
+    subprocess.run([sys.executable, "-c", INTRUDER, str(storage._port), deed], check=True, timeout=120)
+    what = "gave no 1 items in 3 s" if deed == "takes" else "not one row of 12 bytes"
+    with pytest.raises(RuntimeError, match=f"reverb's table .*{what}.* port {storage._port}"):
+        storage.sample(1 if deed == "takes" else 2)
