@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import sys
+import threading
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -24,6 +26,7 @@ from realm.errors import ConfigError
 
 _WRITTEN = 25  # items in flight to the table: reverb's default
 _UNDER_WAY = 64  # samples in flight from it: more are no faster
+_SAMPLE_WITHIN_S = 30
 
 
 def _load_extension() -> Any:
@@ -90,6 +93,9 @@ class ReverbStorage:
         self._server = _reverb.Server([table], self._port, None)
         self._client = _reverb.Client(f"localhost:{self._port}")
         self._writer = self._new_writer()
+        self._counts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._samples: queue.SimpleQueue[tuple[Arrays, SampleInfo] | BaseException] = queue.SimpleQueue()
+        threading.Thread(target=self._sample_in_thread, name="sampler", daemon=True).start()
 
     def _new_writer(self) -> Any:
         return self._client.NewWriter(chunk_length=1, max_timesteps=1, max_in_flight_items=_WRITTEN)
@@ -108,6 +114,32 @@ class ReverbStorage:
         self.size += count - overflow
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
+        """Take `count` stored items. Raises RuntimeError if the table does not have them as this process wrote them."""
+        self._counts.put(count)
+        for _ in range(_SAMPLE_WITHIN_S):  # seconds while this process runs: a frozen one does not count them
+            try:
+                sampled = self._samples.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if isinstance(sampled, BaseException):
+                raise sampled
+            if self._once:
+                self.size -= count
+            return sampled
+        raise RuntimeError(
+            f"reverb's table gave no {count} items in {_SAMPLE_WITHIN_S} s, although {self.size} are stored: another "
+            f"process took some through port {self._port}, or reverb's server has ended"
+        )
+
+    def _sample_in_thread(self) -> None:
+        """Sample as asked. In a thread of its own, because a reverb call that waits has no time limit."""
+        while (count := self._counts.get()) is not None:
+            try:
+                self._samples.put(self._sample(count))
+            except BaseException as error:  # `sample` raises it
+                self._samples.put(error)
+
+    def _sample(self, count: int) -> tuple[Arrays, SampleInfo]:
         record = self._record
         items = {name: np.empty((count, *record[name].shape), record[name].base) for name in self._names}
         key, times = np.empty(count, np.uint64), np.empty(count, np.int64)
@@ -115,13 +147,21 @@ class ReverbStorage:
         # reverb's `Client.sample` has only one sample in flight, which takes three times as long
         sampler = self._client.NewSampler(self._name, count, min(count, _UNDER_WAY))
         for row in range(count):
-            key[row], probability[row], _, _, times[row], data = sampler.GetNextTrajectory()
-            item = np.frombuffer(data.item(), record)[0]
+            key[row], probability[row], _, _, times[row], *columns = sampler.GetNextTrajectory()
+            item = np.frombuffer(self._row_bytes(columns), record)[0]
             for name, array in items.items():
                 array[row] = item[name]
-        if self._once:
-            self.size -= count
         return items, SampleInfo(key, probability, times)
+
+    def _row_bytes(self, columns: list[Array]) -> bytes:
+        """The bytes of one item. Raises RuntimeError if this process cannot have written it."""
+        value = columns[0].item() if len(columns) == 1 and columns[0].size == 1 else None
+        if not isinstance(value, bytes) or len(value) != self._record.itemsize:
+            raise RuntimeError(
+                f"reverb's table holds an item that is not one row of {self._record.itemsize} bytes: another process "
+                f"wrote into it through port {self._port}"
+            )
+        return value
 
     def update_priorities(self, key: Array, priority: Array) -> None:
         updates = list(zip(key.tolist(), priority.astype(float).tolist(), strict=True))
@@ -134,6 +174,7 @@ class ReverbStorage:
         self.size = 0
 
     def close(self) -> None:
+        self._counts.put(None)
         self._writer.Close(True)
         self._server.Stop()
         portpicker.return_port(self._port)

@@ -4,12 +4,14 @@ Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks. Eac
 which matches the answer to it; it stays open until the answer arrives. After a lost connection the client sends open
 questions again, so a restarted server costs only time; it does not repeat questions to a server that is only slow. A
 server may see a question more than once and must answer each time. Messages that `codec` refuses are counted per peer
-and dropped.
+and dropped. A connection opens with the run's id as its password: a stranger's first message is never read.
 """
 
 from __future__ import annotations
 
+import hmac
 import secrets
+import threading
 import time
 import weakref
 from collections import Counter
@@ -25,9 +27,10 @@ from realm.contract import Arrays
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
 
 _LINGER_MS = 500
-_HEARTBEAT_MS = 2_000
-_DEAD_AFTER_MS = 10_000
 _WARN_EVERY_S = 60.0
+_USER = b"realm"
+# ZAP's status codes; after the last one the client tries again
+_WELCOME, _WRONG, _CLOSING = (b"200", b"OK"), (b"400", b"wrong password"), (b"300", b"this server is closing")
 # plain numbers: one operation on zmq's flag enums takes longer than a whole ZeroMQ call
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
 RESEND_AFTER_S = 30.0
@@ -45,6 +48,7 @@ class Traffic:
     resent: int = 0
     unmatched: int = 0  # second answers to questions that were sent twice; answers to forgotten ones do not count
     bad_frames: Counter[str] = field(default_factory=Counter)
+    refused_peers: int = 0  # connections with a wrong password; those without one are closed by ZeroMQ
 
     def count_bad(self, text: str) -> None:
         """Count a bad message under its fault `text`; a flood of different faults takes bounded memory."""
@@ -60,6 +64,7 @@ class Traffic:
             "resent": self.resent,
             "unmatched": self.unmatched,
             "bad_frames": sum(self.bad_frames.values()),
+            "refused_peers": self.refused_peers,
         }
 
 
@@ -70,14 +75,13 @@ class Socket:
         self.codec = codec
         self.traffic = Traffic()
         self._zmq: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        # no heartbeats: they abort a process that was frozen for longer than their time-out (libzmq issue 4767)
         options = {
             zmq.LINGER: _LINGER_MS,
             zmq.MAXMSGSIZE: codec.max_bytes,
             # counted in messages: fewer for larger messages, so that a queue holds bounded bytes
             zmq.SNDHWM: _high_water_mark(codec.max_bytes),
             zmq.RCVHWM: _high_water_mark(codec.max_bytes),
-            zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: _DEAD_AFTER_MS,
         }
         for name, value in options.items():
             self._zmq.setsockopt(name, value)
@@ -133,13 +137,32 @@ class Server(Socket):
         """port 0 takes any free port. Raises OSError if the port is taken."""
         super().__init__(zmq.ROUTER, codec)
         self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._zmq.setsockopt(zmq.PLAIN_SERVER, 1)
+        self._domain = secrets.token_hex(8)
+        self._zmq.setsockopt_string(zmq.ZAP_DOMAIN, self._domain)
+        self._warned_at = self._refused_at = -_WARN_EVERY_S
+        self.address = f"{host}:{port}"
+        _doorkeeper().admit(self._domain, codec.run_id, self._refuse)
         try:
             self._zmq.bind(f"tcp://{host}:{port if port else '*'}")
         except zmq.ZMQError as error:
-            self._zmq.close(0)
+            self.close()
             raise OSError(error.errno, f"cannot listen on {host}:{port}: {error}") from error
-        self.address: str = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._warned_at = -_WARN_EVERY_S
+        self.address = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def close(self) -> None:
+        _doorkeeper().forget(self._domain)
+        super().close()
+
+    def _refuse(self, address: str) -> None:
+        """Count a peer with a wrong password. Called by the door's thread."""
+        self.traffic.refused_peers += 1
+        if time.monotonic() - self._refused_at > _WARN_EVERY_S:
+            self._refused_at = time.monotonic()
+            logger.warning(
+                "{}: refused a peer at {} with a wrong password ({} so far)",
+                self.address, address, self.traffic.refused_peers,
+            )  # fmt: skip
 
     def receive(self) -> tuple[bytes, Message] | None:
         """The next valid message and its peer, or None if none waits. Bad messages are counted and dropped."""
@@ -177,6 +200,8 @@ class Client(Socket):
         super().__init__(zmq.DEALER, codec)
         # without IMMEDIATE, questions to a dead server pile up in a queue and all arrive at its successor
         self._zmq.setsockopt(zmq.IMMEDIATE, 1)
+        self._zmq.setsockopt(zmq.PLAIN_USERNAME, _USER)
+        self._zmq.setsockopt(zmq.PLAIN_PASSWORD, codec.run_id.encode())
         self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
         self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._events = _monitor(self._zmq, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -260,6 +285,61 @@ class Client(Socket):
                 wait_any([self], 50)
             elif message.seq == seq:
                 return message
+
+
+class _Doorkeeper:
+    """Checks the passwords of new connections for all servers of a ZeroMQ context: its ZAP handler, in one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.context = context
+        self._servers: dict[str, tuple[bytes, weakref.WeakMethod[Callable[[str], None]]]] = {}
+        door: zmq.Socket[bytes] = context.socket(zmq.REP)
+        door.setsockopt(zmq.LINGER, 0)
+        door.bind("inproc://zeromq.zap.01")
+        threading.Thread(target=self._serve, args=(door,), name="doorkeeper", daemon=True).start()
+
+    def admit(self, domain: str, password: str, refuse: Callable[[str], None]) -> None:
+        """Expect this password from the peers of the server with this ZAP domain."""
+        self._servers[domain] = password.encode(), weakref.WeakMethod(refuse)
+
+    def forget(self, domain: str) -> None:
+        self._servers.pop(domain, None)
+
+    def _serve(self, door: zmq.Socket[bytes]) -> None:
+        """Answer ZeroMQ's I/O thread, which asks once per handshake."""
+        while True:
+            try:
+                version, request, domain, address, _, mechanism, *credentials = door.recv_multipart()
+                good, refuse = self._check(domain.decode(), mechanism, credentials)
+                status = _WELCOME if good else _WRONG if refuse else _CLOSING
+                door.send_multipart([version, request, *status, b"", b""])
+            except zmq.ContextTerminated:
+                door.close()
+                return
+            if not good and refuse is not None:
+                refuse(address.decode())
+
+    def _check(
+        self, domain: str, mechanism: bytes, credentials: list[bytes]
+    ) -> tuple[bool, Callable[[str], None] | None]:
+        password, refuse = self._servers.get(domain, (None, None))
+        if password is None or refuse is None or mechanism != b"PLAIN":
+            return False, None
+        good = len(credentials) == 2 and credentials[0] == _USER and hmac.compare_digest(credentials[1], password)
+        return good, refuse()
+
+
+_door: _Doorkeeper | None = None
+_door_lock = threading.Lock()
+
+
+def _doorkeeper() -> _Doorkeeper:
+    """The doorkeeper of this process's ZeroMQ context; ZeroMQ takes one for each context."""
+    global _door
+    with _door_lock:
+        if _door is None or _door.context is not zmq.Context.instance():
+            _door = _Doorkeeper(zmq.Context.instance())
+        return _door
 
 
 def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
