@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,7 @@ def test_again_and_again_ends_the_run(tmp_path: Path) -> None:
     one.start(1)
     given = iter(batches(10))
     with pytest.raises(DivergedError, match="choose a smaller learning rate"):
-        for batch in given:
-            one.update(*batch)
+        [one.update(*batch) for batch in given]
     assert len(list(given)) == 10 - 6  # two good ones, three returns, and the last
     assert one._meters.totals["restored_updates"] == 3
     assert load_newest(tmp_path)[1] == []
@@ -184,7 +184,7 @@ def test_a_run_survives_one_bad_update(tmp_path: Path, flow: str) -> None:
         assert run.finish() == 0, run.text()
         text = run.text()
         assert text.count("made the weights NaN or infinite") == 1, text
-        assert "training goes on as version 1.3" in text.replace("Version(epoch=1, update=3", "version 1.3"), text
+        assert "training goes on as version 1.3" in text, text
         check_saved(run)
         assert run.processes() == []
         if flow != "one process":
@@ -252,18 +252,19 @@ def test_a_last_checkpoint_that_does_not_fit(small: Path) -> None:
 @pytest.mark.parametrize("flow", ["one process", "at once"])
 def test_a_disk_that_is_full_when_a_run_stops(small: Path, tmp_path: Path, flow: str, leave: int) -> None:
     """leave: room for run.json, but not for a checkpoint."""
-    with Run(small, "counting.learn_s=0.01", "dump_model_freq=100000", *FLOWS[flow]) as run:
-        run.output = tmp_path / "output.txt"
+    settings = ["counting.learn_s=0.01", "dump_model_freq=100000", f"log_dir={small}/runs", *FLOWS[flow]]
+    with Run(tmp_path, *settings) as run:
+        run.dir = small / "runs" / "one"
         run.wait_running()
         run.wait_for(lambda: run.checkpoints(), "the first checkpoint")
+        time.sleep(2)  # some updates
         fill(small, leave)
-        run.wait_for(lambda: True, "some updates")
-        code = run.interrupt()
-        text = (small / "output.txt").read_text(errors="replace")
-        assert code == 1, text
-        assert "Traceback" not in text
+        assert run.interrupt() == 1, run.text()
+        text = run.output.read_text()
+        assert "Traceback" not in text, text
+        assert "env steps of training since the newest good checkpoint are lost" in text, text
+        assert f"{run.dir}/ckpt" in text
         if leave:
             assert run.file()["state"] == "failed"
-            assert "env steps of training since the newest good checkpoint are lost" in run.file()["cause"]
-            assert f"{run.dir}/ckpt" in run.file()["cause"]
+            assert f"{run.dir}/ckpt: the last checkpoint" in run.file()["cause"]
         assert run.processes() == []
