@@ -16,7 +16,7 @@ from loguru import logger
 
 from realm.config.load import load_config
 from realm.config.plan import decide, make_plan, this_machine
-from realm.errors import UserError
+from realm.errors import RunError, UserError
 from realm.launch.environment import enter_learner_environment
 from realm.launch.start import prepare
 from realm.user import load_agent, load_hyper, load_preferences
@@ -37,9 +37,9 @@ def main() -> int:
 
         prepared = prepare(config, decided)
         end = local.run(prepared)
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
 
     from realm.learn import checkpoint  # late: it imports torch, which the checks do not need
 

@@ -1,7 +1,7 @@
-"""Errors that a user can cause: each is one sentence and ends its process with exit code 2.
+"""Errors whose text is one sentence for the user. Each ends its process with its class's exit code.
 
-Raised everywhere, caught at the top of a process (`commands/main.py`, `launch/child.py`). A restart does not help: the
-configuration, the user's code or a file must change first.
+Raised everywhere, caught at the top of a process (`commands/main.py`, `launch/child.py`). After a UserError a restart
+does not help: the configuration, the user's code or a file must change first. A RunError ends a run that had begun.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 class UserError(ValueError):
     """The user must change something; the text says in one sentence what is wrong, where, and what to do."""
+
+    exit_code = 2
 
 
 class ConfigError(UserError):
@@ -25,3 +27,19 @@ class CheckpointError(UserError):
 
 class ContractError(UserError):
     """An array, a Spec or a message breaks the contract; the text names the field and both sides."""
+
+
+class RunError(RuntimeError):
+    """A run failed; the text says in one sentence why and what to do. It is not tried again."""
+
+    exit_code = 1
+
+
+class DivergedError(RunError):
+    """The weights became NaN or infinite again and again."""
+
+    exit_code = 3
+
+
+class UnsavedError(RunError):
+    """The last checkpoint could not be written; the text names the folder and what is lost."""

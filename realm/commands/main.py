@@ -1,7 +1,7 @@
 """The command line behind the scripts in `tools/`: `python -m realm start|stop|status|save|eval`, and the game's own.
 
 `game.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, `record` and `play`).
-Every error that a user can cause ends here as one line on stderr and exit code 2.
+Every error with a sentence for the user (`realm/errors.py`) ends here as one line on stderr and its exit code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from realm.commands.models import (
     runs_folder,
 )
 from realm.config.load import EVAL_SEED
-from realm.errors import UserError
+from realm.errors import RunError, UserError
 from realm.roles.table import ROLES
 
 NO_GAME = ("start", "stop", "status", "save")  # commands that are the same for all games
@@ -42,9 +42,9 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # `realm map show | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
 
 
 def console() -> int:

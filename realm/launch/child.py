@@ -18,14 +18,14 @@ from loguru import logger
 
 from realm.config.load import load_config
 from realm.config.plan import make_plan
-from realm.errors import UserError
+from realm.errors import DivergedError, RunError, UserError
 from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
 from realm.wire.sockets import Server
 
-EXIT_STOPPED, EXIT_FAILED, EXIT_USER = 0, 1, 2
+EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_DIVERGED = 0, 1, UserError.exit_code, DivergedError.exit_code
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def run_role(args: ChildArgs) -> int:
                 evaluator.run(job)
     except Stopped:
         pass
-    except UserError as error:
-        cause, code, trace = str(error), EXIT_USER, _last_lines(error.__cause__)  # its text names the place
+    except (UserError, RunError) as error:
+        cause, code, trace = str(error), error.exit_code, _last_lines(error.__cause__)  # its text names the place
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     except Exception as error:  # top of the process: log it and set the exit code
         cause, code, trace = _one_line(error), EXIT_FAILED, _last_lines(error)

@@ -17,7 +17,7 @@ from loguru import logger
 from realm.contract import Chunk, Report, Version, WorkflowContext, chunk_to_arrays
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
-from realm.errors import CheckpointError
+from realm.errors import CheckpointError, RunError
 from realm.launch.start import Prepared
 from realm.learn.checkpoint import find
 from realm.learn.trainer import Trainer
@@ -92,7 +92,7 @@ def run(prepared: Prepared) -> End:
                 else:
                     continue
                 break
-            trainer.save()  # not after an error: a resume must not get half-updated weights
+            trainer.save_last()  # not after an error: a resume must not get half-updated weights
         finally:
             _report(board, trainer, played, trained, buffer)
             tensorboard.write(board.curves(), trainer.env_steps)
@@ -100,7 +100,7 @@ def run(prepared: Prepared) -> End:
             envs.close()
     updates = int(board.total("learner", "updates"))
     prepared.run_file.cause = cause
-    prepared.run_file.write(prepared.run_dir)
+    prepared.run_file.write_or_warn(prepared.run_dir)
     logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
     return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"))
 
@@ -118,7 +118,7 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
     run_file = prepared.run_file
     run_file.state = "running"
     run_file.epoch += 1
-    run_file.write(prepared.run_dir)
+    run_file.write_or_warn(prepared.run_dir)
     state = "failed"
     try:
         yield
@@ -127,9 +127,12 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
         run_file.cause = str(error)
         prepared.put_back_config()
         raise
+    except RunError as error:
+        run_file.cause = str(error)
+        raise
     finally:
         run_file.state = state
-        run_file.write(prepared.run_dir)
+        run_file.write_or_warn(prepared.run_dir)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from loguru import logger
 
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
@@ -37,10 +38,24 @@ class RunFile:
     """`aisrv-0` -> pid, created, incarnation, address, state"""
     lock: Any = field(default=None, repr=False, compare=False)
     """The open lock file; it keeps other starts out of the directory while this process lives. Not written."""
+    warned: bool = field(default=False, repr=False, compare=False)
+    """Whether the last write failed. Not written."""
 
     def write(self, run_dir: Path) -> None:
-        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "lock"}
+        content = {
+            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("lock", "warned")
+        }
         replace_file(run_dir / "run.json", json.dumps(content, indent=1).encode(), mode=0o600, sync=False)
+
+    def write_or_warn(self, run_dir: Path) -> None:
+        """Write it; a full disk is one warning, until a write succeeds again."""
+        try:
+            self.write(run_dir)
+            self.warned = False
+        except OSError as error:
+            if not self.warned:
+                logger.warning("cannot write {}, so stop and status may fail: {}", run_dir / "run.json", error)
+            self.warned = True
 
 
 def read_run(run_dir: Path) -> RunFile | None:

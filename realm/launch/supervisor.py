@@ -25,7 +25,7 @@ from realm.config.keys import AppConfig
 from realm.config.plan import Plan
 from realm.contract import Evaluation, Spec
 from realm.errors import ConfigError
-from realm.launch.child import EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
+from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
@@ -294,11 +294,9 @@ class Supervisor:
             trained = role.name == "learner" and role.state == "ready"
             role.state = "ended"
             if trained and code != EXIT_STOPPED and len(self._signals) < 2:
-                self._exit_code = self._exit_code or 1
-                reason = role.cause or _signal_name(code)
-                self.cause += (
-                    f"; the learner failed while stopping ({reason}): its updates since the last checkpoint are lost"
-                )
+                self._exit_code = self._exit_code or (EXIT_DIVERGED if code == EXIT_DIVERGED else 1)
+                reason = role.cause or f"{_signal_name(code)}: its updates since the last checkpoint are lost"
+                self.cause += f"; the learner failed while stopping: {reason}"
         elif role.state == "stopped":
             logger.info("{} was stopped by the user", role.label)
         elif code == EXIT_STOPPED:
@@ -306,8 +304,8 @@ class Supervisor:
             self._fail(role, f"{role.label} ended by itself ({self._log(role)})", 1)
         else:
             cause = role.cause or _signal_name(code)
-            if code == EXIT_USER:
-                self._fail(role, f"{role.label}: {cause} ({self._log(role)})", EXIT_USER)
+            if code in (EXIT_USER, EXIT_DIVERGED):
+                self._fail(role, f"{role.label}: {cause} ({self._log(role)})", code)
                 return
             now = time.monotonic()
             role.restarts.append(now)
@@ -401,10 +399,7 @@ class Supervisor:
                 "address": role.address,
                 "state": role.state,
             }
-        try:
-            self.run_file.write(self.run_dir)
-        except OSError as error:
-            logger.warning("cannot write run.json, so stop and status may fail: {}", error)
+        self.run_file.write_or_warn(self.run_dir)
 
 
 def _pid(role: Role) -> int:

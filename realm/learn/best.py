@@ -52,11 +52,15 @@ class BestModel:
             logger.info("the best model so far, {}, has another setting: moved to {}", known["version"], aside)
 
     def offer(self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any]) -> bool:
-        """Keep the agent's model if its score is the greatest so far; return whether it is. Raises OSError.
+        """Keep the agent's model if its score is the greatest so far and its weights are finite; return whether it is
+        kept. Raises OSError.
 
         extra: more entries for the JSON.
         """
         if not evaluation.score > self.score:
+            return False
+        if spoiled := checkpoint.not_finite(agent.model.state_dict()):
+            logger.warning("version {} is not kept as the best model: {} is not finite", evaluation.version, spoiled)
             return False
         body = {
             "version": list(evaluation.version), "env_steps": evaluation.env_steps, "statistic": evaluation.statistic,

@@ -16,7 +16,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +49,17 @@ def to_bytes(model: torch.nn.Module) -> bytes:
     return safetensors.torch.save(
         {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     )
+
+
+def not_finite(state: Mapping[str, torch.Tensor]) -> str:
+    """The name of a tensor of a state dict that holds NaN or infinity; "" if all are finite."""
+    tensors = {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.numel()}
+    if not tensors:
+        return ""
+    # a sum passes NaN and infinity on, and is by far the quickest; only weights above 1e30 could make it overflow
+    sums = torch.stack([tensor.detach().sum(dtype=torch.float32) for tensor in tensors.values()])
+    finite = torch.isfinite(sums).tolist()
+    return next((name for name, good in zip(tensors, finite, strict=True) if not good), "")
 
 
 def load_bytes(model: torch.nn.Module, weights: bytes) -> None:
@@ -100,7 +111,7 @@ def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: s
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint folder and verify it. Raises CheckpointError."""
+    """Read one checkpoint folder and verify it; NaN in its weights counts as damage. Raises CheckpointError."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest.pop("digest") != _digest(manifest):
@@ -128,6 +139,12 @@ def load(path: Path) -> Checkpoint:
         ) from error
     if missing:
         raise CheckpointError(f"{path / 'state.pt'}: lacks {', '.join(sorted(missing))}")
+    try:
+        spoiled = not_finite(safetensors.torch.load(bodies["model.safetensors"]))
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path / 'model.safetensors'}: holds no weights ({error})") from error
+    if spoiled:
+        raise CheckpointError(f"{path / 'model.safetensors'}: {spoiled} is not finite, so these weights are of no use")
     return Checkpoint(path, version, env_steps, schema, bodies["model.safetensors"], state)
 
 

@@ -2,7 +2,8 @@
 
 Owned by `roles/learner.py` and `launch/local.py`, which differ only in where batches come from and where weights go.
 A version names one set of weights: they get their number when they go out, which is where `learn` yields if it is a
-generator and somebody wants them there, else at its end. Only numbered weights are saved.
+generator and somebody wants them there, else at its end. Only numbered weights are saved. Weights that are not finite
+get no number: the trainer goes back to the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import numpy as np
 from loguru import logger
 
 from realm.contract import Agent, Array, Arrays, Learned, SampleInfo, Spec, Version, arrays_to_chunk
-from realm.errors import CheckpointError, ContractError
+from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError
 from realm.learn import checkpoint
 from realm.watch.meters import Meters
 
 _WARN_EVERY_S = 60.0
 _SAVE_WITHIN_S = 600.0  # slow updates: no more than this is lost, whatever dump_model_freq says
+_MAX_RESTORES = 3  # without _GOOD_UPDATES in between; then the run ends
+_GOOD_UPDATES = 10
+
+
+class _NotFiniteError(Exception):
+    """An update left weights that are not finite; the text names a tensor."""
 
 
 class Trainer:
@@ -34,11 +41,15 @@ class Trainer:
         self.env_steps = 0
         self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
         self._saved = Version(0, 0)
+        self._saved_env_steps = 0  # of the newest good checkpoint
+        self._unwritten = ""  # why the newest checkpoint could not be written
         self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
         self._went_out_at: dict[int, float] = {}  # update -> monotonic seconds
         self._moved_on = False  # the weights are no longer those that went out as `version`
         self._asked: list[tuple[Path, int]] = []  # saves for the user that wait for numbered weights
+        self._restores = 0  # without _GOOD_UPDATES in between
+        self._good_updates = 0  # since the last restore
 
     def start(self, epoch: int, preload: checkpoint.Checkpoint | None = None) -> None:
         """Begin an epoch: from the newest good checkpoint of the folder, else with the weights of `preload`, if any.
@@ -64,11 +75,13 @@ class Trainer:
                 )
             checkpoint.restore(self.agent, newest)
             self.version = Version(epoch, newest.version.update)
-            self.env_steps = newest.env_steps
+            self.env_steps = self._saved_env_steps = newest.env_steps
             logger.info("resumed from {} at {} env steps", newest.path, newest.env_steps)
         elif preload is not None:
             checkpoint.load_bytes(self.agent.model, preload.weights)
             logger.info("weights preloaded from {}", preload.path)
+        if spoiled := checkpoint.not_finite(self.agent.model.state_dict()):
+            raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
         self._went_out_at[self.version.update] = time.monotonic()
         path = self.save()
         if path is not None:
@@ -93,11 +106,12 @@ class Trainer:
         started = time.monotonic()
         self._measure_lag(items["version"])
         steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
-        made = self.next_version
+        made, restored = self.next_version, False
 
         def go_out() -> bool:
             if publish is None:
                 return False
+            self._check_finite()
             self._number_weights(steps)
             publish(self.version, self.env_steps)
             self._save_due()
@@ -105,12 +119,21 @@ class Trainer:
             return True
 
         batch = items if self._spec.sample else arrays_to_chunk(items)
-        metrics, priorities = complete(self.agent.learn(batch, info), go_out)
-        if priorities is not None:
-            priorities = _checked_priorities(priorities, len(items["worker"]))
+        try:
+            metrics, priorities = complete(self.agent.learn(batch, info), go_out)
+            self._check_finite()
+            if priorities is not None:
+                priorities = _checked_priorities(priorities, len(items["worker"]))
+            self._good_updates += 1
+        except _NotFiniteError as error:
+            metrics, priorities, restored = {}, None, True
+            self._go_back(str(error))
         update_s = time.monotonic() - started
         if self.version != made:
             self._number_weights(steps)
+            self._save_due()
+        elif restored:  # the weights that went out early keep their number
+            self._number_weights(0)
             self._save_due()
         meters = self._meters
         meters.put_all(metrics)
@@ -124,6 +147,42 @@ class Trainer:
         meters.count("env_steps_trained", steps)
         meters.totals["version_epoch"], meters.totals["version_update"] = self.version
         return priorities
+
+    def _check_finite(self) -> None:
+        spoiled = checkpoint.not_finite(self.agent.model.state_dict())
+        if spoiled:
+            raise _NotFiniteError(spoiled)
+
+    def _go_back(self, spoiled: str) -> None:
+        """Restore the newest good checkpoint, because the tensor `spoiled` is not finite. Raises DivergedError.
+
+        Its weights get the next version: workers that wait for it go on. `env_steps` does not go back, so that a run
+        with a limit ends, however often this happens.
+        """
+        if self._good_updates >= _GOOD_UPDATES:
+            self._restores = 0
+        what = f"the update after version {self.version} made the weights NaN or infinite ({spoiled})"
+        if self._restores == _MAX_RESTORES:
+            raise DivergedError(
+                f"{what}, and so it was after each of {_MAX_RESTORES} returns to a checkpoint, with fewer than "
+                f"{_GOOD_UPDATES} good updates in between; choose a smaller learning rate, and look at the rewards and "
+                "observations for very large numbers"
+            )
+        newest, skipped = checkpoint.load_newest(self._folder)
+        for sentence in skipped:
+            logger.warning("checkpoint skipped: {}", sentence)
+        if newest is None:
+            raise DivergedError(
+                f"{what}, and {self._folder} has no good checkpoint to go back to; make sure that checkpoints can be "
+                "written there, and choose a smaller learning rate"
+            )
+        checkpoint.restore(self.agent, newest)
+        self._restores, self._good_updates = self._restores + 1, 0
+        self._meters.count("restored_updates")
+        logger.warning(
+            "{}; training goes on as version {} with weights and optimizer of {} (return {} of {})",
+            what, self.next_version, newest.path, self._restores, _MAX_RESTORES,
+        )  # fmt: skip
 
     def _number_weights(self, steps: int) -> None:
         """Name the weights as they are now: the next version, which was trained on `steps` more env steps."""
@@ -165,9 +224,19 @@ class Trainer:
         path = self._write(self._folder, self._keep)
         self._saved_at = time.monotonic()
         if path is not None:
-            self._saved = self.version
+            self._saved, self._saved_env_steps = self.version, self.env_steps
             self._meters.count("checkpoints")
         return path
+
+    def save_last(self) -> None:
+        """Write the checkpoint of a run that ends. Raises UnsavedError if the disk does not take it."""
+        self.save()
+        if self._saved != self.version:
+            raise UnsavedError(
+                f"{self._folder}: the last checkpoint {self.version} could not be written ({self._unwritten}), so "
+                f"{self.env_steps - self._saved_env_steps} env steps of training since the newest good checkpoint are "
+                "lost; make room on this disk before the next start"
+            )
 
     def _save_due(self) -> None:
         """Write what is to be written of the weights that have just got their number."""
@@ -188,6 +257,7 @@ class Trainer:
         try:
             return checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
         except OSError as error:
+            self._unwritten = str(error)
             if time.monotonic() - self._warned_at > _WARN_EVERY_S:
                 self._warned_at = time.monotonic()
                 logger.warning("checkpoint {} could not be written, training goes on: {}", self.version, error)

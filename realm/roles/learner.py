@@ -66,7 +66,7 @@ def run(job: Job) -> None:
             link.env_steps = trainer.env_steps
             tick()
     except Stopped:
-        trainer.save()  # not after an error: an update that failed halfway may have left anything in the weights
+        trainer.save_last()  # not after an error: an update that failed halfway may have left anything in the weights
         raise
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.config.plan import Plan
+from realm.files import replace_file
 from realm.watch.board import Board
 
 
@@ -36,10 +37,13 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
 
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
-    """Write `summary.json` and log one line per process."""
+    """Write `summary.json` and log one line per process; a full disk is a warning."""
     processes = board.processes()
     summary = {"cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "processes": processes}
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
+    try:
+        replace_file(run_dir / "summary.json", json.dumps(summary, indent=1).encode(), sync=False)
+    except OSError as error:
+        logger.warning("cannot write {}: {}", run_dir / "summary.json", error)
     for name, totals in processes.items():
         logger.info(
             "{:<14} pid {:>7.0f}  messages in {:>9,.0f} out {:>9,.0f}  MB in {:>8,.1f} out {:>8,.1f}  "

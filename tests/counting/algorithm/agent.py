@@ -15,6 +15,8 @@ class Agent:
         self.moved_on = False  # since the weights went out
         self.last = {}  # (worker, incarnation, env) -> (seq, count at the chunk's end, first at the end)
         self.env_steps = 0
+        self.nans = 0
+        self.calls = 0
 
     def predict(self, obs, context):
         count = obs["count"][:, 0]
@@ -22,12 +24,23 @@ class Agent:
 
     def learn(self, batch, info):
         self.check(batch, info)
+        self.calls += 1
+        torch.nn.init.constant_(self.model.weight, self.calls)  # no two versions have the same weights
+        if not self.config.nan_late:
+            self.spoil()
         time.sleep(self.config.learn_s / 2)
         if self.config.early:
             self.moved_on = yield
             assert isinstance(self.moved_on, bool)
         time.sleep(self.config.learn_s / 2)
+        if self.config.nan_late:
+            self.spoil()
         return {"checked_rows": float(batch.valid.size)}, None
+
+    def spoil(self):
+        if self.config.nan_from and self.calls >= self.config.nan_from and self.nans < self.config.nan_times:
+            self.nans += 1
+            torch.nn.init.constant_(self.model.weight, float("nan"))
 
     def check(self, batch, info):
         """Raise unless every row is what was played; count them."""
