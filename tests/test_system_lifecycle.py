@@ -56,7 +56,7 @@ def test_status_stop_and_resume(tmp_path):
             bystander.kill()
             bystander.wait()
         assert command("stop", "all", "--log-dir", log_dir).returncode == 0
-        assert "no run is alive" in command("status", "--log-dir", log_dir).stdout
+        assert "no living run" in command("status", "--log-dir", log_dir).stdout
         version = run.totals("learner")["version_update"]
         steps = run.summary()["env_steps"]
         # the final checkpoint is of the last version that was trained
