@@ -131,7 +131,9 @@ class Supervisor:
         return self._exit_code
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signals.append(number)  # nothing else: a handler can interrupt any code
+        # nothing else: a handler can interrupt any code. A terminal that closes sends SIGHUP, and so does its shell
+        if number != signal.SIGHUP or not self._signals:
+            self._signals.append(number)
 
     def _heed_signals(self) -> None:
         """End the run in order after one signal, at once after a second."""
