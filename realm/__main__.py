@@ -2,7 +2,9 @@
 
 import sys
 
-from realm.commands.main import main
-
 if __name__ == "__main__":
+    try:
+        from realm.commands.main import main
+    except KeyboardInterrupt:  # while the modules are imported
+        sys.exit(130)
     sys.exit(main(sys.argv[1:]))

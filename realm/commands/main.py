@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -37,14 +38,31 @@ def main(argv: list[str]) -> int:
     try:
         arguments = _parser(argv).parse_args(argv)
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
         return code
     except BrokenPipeError:  # `realm map show | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UserError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    finally:
+        _flush()
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # the terminal is closed
+        print(line, file=sys.stderr)
+
+
+def _flush() -> None:
+    """Write what is left; into nothing if the reader or the terminal is gone, or Python would exit with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def console() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from realm.launch.rundir import RunFile, find_runs, is_alive
+from realm.launch.rundir import RunFile, find_runs, is_alive, living_pids
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.sockets import Client
@@ -24,14 +24,16 @@ _STOP_WITHIN_S = 20.0
 
 def stop_all(log_dir: Path) -> int:
     """End every living run below `log_dir`; returns 0 even if there is none."""
-    living = [(path, run) for path, run in find_runs(log_dir) if _processes(run)]
+    living = [(path, run) for path, run in find_runs(log_dir) if living_pids(run)]
     if not living:
         print(f"no living run below {log_dir}")
     for path, run in living:
         print(f"stopping {path} ...", flush=True)
-        if is_alive(run.pid, run.created):
+        if is_alive(run.pid, run.created, run.boot):
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
-                psutil.Process(run.pid).terminate()  # the supervisor then ends its roles
+                supervisor = psutil.Process(run.pid)
+                supervisor.terminate()  # it then ends its roles
+                supervisor.resume()  # if it was stopped with Ctrl+Z, it can notice now
         _wait_for_supervisor(run)
         _, alive = psutil.wait_procs(_processes(run), timeout=_STOP_WITHIN_S)
         for process in alive:
@@ -45,7 +47,7 @@ def stop_all(log_dir: Path) -> int:
 def _wait_for_supervisor(run: RunFile) -> None:
     """Wait without a limit: the learner finishes its update before it saves, which may take long."""
     shown_at = time.monotonic()
-    while is_alive(run.pid, run.created):
+    while is_alive(run.pid, run.created, run.boot):
         if time.monotonic() - shown_at > 10:
             shown_at = time.monotonic()
             print("  still stopping: the learner saves after its update", flush=True)
@@ -56,7 +58,7 @@ def stop_role(log_dir: Path, role: str) -> int:
     """End one role of every living run; it is not started again."""
     runs = 0
     for path, run in find_runs(log_dir):
-        if not is_alive(run.pid, run.created):
+        if not is_alive(run.pid, run.created, run.boot):
             continue
         answer = _ask(run, "stop_role", {"role": role})
         if answer is None:
@@ -71,7 +73,9 @@ def stop_role(log_dir: Path, role: str) -> int:
 
 def save_models(log_dir: Path) -> int:
     """Ask the learner of every living run to save a checkpoint in `user_ckpt/`, where it is not pruned."""
-    living = [(path, run) for path, run in find_runs(log_dir) if is_alive(run.pid, run.created) and run.control]
+    living = [
+        (path, run) for path, run in find_runs(log_dir) if is_alive(run.pid, run.created, run.boot) and run.control
+    ]
     if not living:
         print(f"no living cluster below {log_dir}")
     for path, run in living:
@@ -85,7 +89,7 @@ def save_models(log_dir: Path) -> int:
 def show_status(log_dir: Path) -> int:
     """Print every living run, or the newest ended run if none lives."""
     runs = find_runs(log_dir)
-    living = [(path, run) for path, run in runs if is_alive(run.pid, run.created)]
+    living = [(path, run) for path, run in runs if is_alive(run.pid, run.created, run.boot)]
     if not living:
         print(f"no living run below {log_dir}")
         for path, run in runs[-1:]:
@@ -110,13 +114,10 @@ def show_status(log_dir: Path) -> int:
 
 def _processes(run: RunFile) -> list[psutil.Process]:
     """The living processes of a run, the supervisor first."""
-    named: list[tuple[int, float]] = [(run.pid, run.created)]
-    named += [(int(role["pid"]), float(role["created"])) for role in run.roles.values() if role["pid"]]
     alive = []
-    for pid, created in named:
+    for pid in living_pids(run):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if is_alive(pid, created):
-                alive.append(psutil.Process(pid))
+            alive.append(psutil.Process(pid))
     return alive
 
 

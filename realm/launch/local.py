@@ -137,15 +137,21 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Collect the names of received signals, so that the run can end in order."""
+    """Collect the name of the first signal, so that the run can end in order; a second one ends it at once."""
     received: list[str] = []
 
     def on_signal(number: int, frame: Any) -> None:
         received.append(signal.Signals(number).name)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # a terminal that closes sends it, and so does its shell: both mean the same
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield received
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # after a signal the process is about to end, and the second one may still come
+            if not received:
+                signal.signal(number, handler)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import secrets
+import sys
 import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from loguru import logger
 
@@ -29,6 +32,11 @@ class RunFile:
     run_id: str
     pid: int
     created: float
+    """When the process `pid` started, as `start_of` tells it."""
+    boot: str = ""
+    """The boot of the machine in which all these processes live."""
+    started: float = 0.0
+    """Wall-clock time of the start: only orders the runs of a folder."""
     control: str = ""
     state: str = "starting"
     cause: str = ""
@@ -61,24 +69,64 @@ class RunFile:
 def read_run(run_dir: Path) -> RunFile | None:
     """Read the run.json of a directory; None without a readable one."""
     try:
-        return RunFile(**json.loads((run_dir / "run.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        content = json.loads((run_dir / "run.json").read_text())
+        content.pop("lock", None)
+        run = msgspec.convert(content, RunFile)
+        for role in run.roles.values():
+            msgspec.convert((role["pid"], role["created"]), tuple[int, float])
+        return run
+    except (OSError, ValueError, LookupError, AttributeError, RecursionError):
         return None
 
 
-def is_alive(pid: int, created: float) -> bool:
-    """Whether exactly this process lives (the system reuses pids; the start time tells processes apart)."""
+def living_pids(run: RunFile) -> list[int]:
+    """The pids of the run's living processes, the supervisor first."""
+    named = [(run.pid, run.created), *((role["pid"], role["created"]) for role in run.roles.values())]
+    return [pid for pid, created in named if is_alive(pid, created, run.boot)]
+
+
+def is_alive(pid: int, created: float, boot: str) -> bool:
+    """Whether exactly this process lives: the system uses pids again, so start time and boot must be the same."""
+    return created > 0 and boot == boot_id() and start_of(pid) == created
+
+
+def start_of(pid: int) -> float:
+    """When a living process started, in a unit that steps of the wall clock do not move; 0 if it does not live."""
+    return _ticks_of(pid) if sys.platform == "linux" else _time_of(pid)
+
+
+def _ticks_of(pid: int) -> float:
+    """Linux: clock ticks since the boot."""
+    try:
+        # the name in parentheses may hold anything; after it come the state and the fields from number 4
+        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return 0.0
+    return 0.0 if state in (b"Z", b"X") else float(rest[18])  # field 22
+
+
+def _time_of(pid: int) -> float:
+    """Elsewhere: seconds of the wall clock."""
     try:
         process = psutil.Process(pid)
-        return abs(process.create_time() - created) < 2 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except (psutil.Error, ValueError, OverflowError):
+        return 0.0
+
+
+def boot_id() -> str:
+    """Names this boot of the machine: start times and pids of another boot mean nothing now."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # not Linux, where start times come from the wall clock
 
 
 def find_runs(log_dir: Path) -> list[tuple[Path, RunFile]]:
     """Every run below `log_dir`, oldest first."""
     runs = [(path.parent, read_run(path.parent)) for path in log_dir.glob("*/run.json")]
-    return sorted([(path, run) for path, run in runs if run], key=lambda pair: pair[1].created)
+    # a file of an older version has no `started`, and the wall-clock time in `created`
+    return sorted([(path, run) for path, run in runs if run], key=lambda pair: pair[1].started or pair[1].created)
 
 
 def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
@@ -106,9 +154,9 @@ def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
     earlier = read_run(run_dir)
     for subfolder in ("log/tensorboard", "ckpt", "user_ckpt"):
         (run_dir / subfolder).mkdir(parents=True, exist_ok=True)
-    process = psutil.Process()
     epoch = max(earlier.epoch if earlier else 0, _last_epoch(run_dir / "ckpt"))
-    run = RunFile(secrets.token_hex(8), process.pid, process.create_time(), epoch=epoch, lock=lock)
+    own = os.getpid()
+    run = RunFile(secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch, lock=lock)
     run.write(run_dir)
     return run_dir, run
 

@@ -18,7 +18,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import psutil
 from loguru import logger
 
 from realm.config.keys import AppConfig
@@ -29,7 +28,7 @@ from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs
 from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
-from realm.launch.rundir import RunFile
+from realm.launch.rundir import RunFile, start_of
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
 from realm.watch.progress import Every
@@ -132,7 +131,9 @@ class Supervisor:
         return self._exit_code
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signals.append(number)  # nothing else: a handler can interrupt any code
+        # nothing else: a handler can interrupt any code. A terminal that closes sends SIGHUP, and so does its shell
+        if number != signal.SIGHUP or not self._signals:
+            self._signals.append(number)
 
     def _heed_signals(self) -> None:
         """End the run in order after one signal, at once after a second."""
@@ -394,7 +395,7 @@ class Supervisor:
             alive = role.process is not None
             self.run_file.roles[role.label] = {
                 "pid": _pid(role),
-                "created": _created(role) if alive else 0.0,
+                "created": start_of(_pid(role)) if alive else 0.0,
                 "incarnation": role.incarnation,
                 "address": role.address,
                 "state": role.state,
@@ -404,13 +405,6 @@ class Supervisor:
 
 def _pid(role: Role) -> int:
     return role.process.pid or 0 if role.process is not None else 0
-
-
-def _created(role: Role) -> float:
-    try:
-        return psutil.Process(_pid(role)).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0
 
 
 def _kill(process: BaseProcess) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from loguru import logger
 from rich.console import Console
@@ -37,18 +37,24 @@ def display(app: AppConfig, capacity: int, title: str) -> Iterator[Show]:
         return
 
     console = Console(stderr=True)
-    with Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True) as live:
+    live = Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True)
 
-        def show_table(board: Board, state: str) -> None:
-            table = Table(title=f"{title}   (Ctrl+C ends the run)", title_justify="left")
-            row = cells(board, state)
-            for name in row:
-                table.add_column(name, justify="right")
-            table.add_row(*row.values())
-            live.update(table)
+    def show_table(board: Board, state: str) -> None:
+        table = Table(title=f"{title}   (Ctrl+C ends the run)", title_justify="left")
+        row = cells(board, state)
+        for name in row:
+            table.add_column(name, justify="right")
+        table.add_row(*row.values())
+        live.update(table)
 
-        # log lines go above the table instead of through it
+    with suppress(OSError):  # the terminal may be closed at any time, and the run must end in order
+        live.start()
+    try:
+        # log lines go above the table instead of through it; loguru catches the errors of a closed terminal
         logger.remove()
         logger.add(lambda text: live.console.print(text, end="", markup=False, highlight=False), level=app.level,
                    format="{time:HH:mm:ss} {level:<7} {message}")  # fmt: skip
         yield show_table
+    finally:
+        with suppress(OSError):
+            live.stop()
