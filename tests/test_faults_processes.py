@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from cluster import ROOT, Run
 
+from realm.config.keys import AppConfig
+from realm.launch.role import Role
 from realm.launch.rundir import RunFile, boot_id, find_runs, is_alive, living_pids, read_run, start_of
 
 NATIVE = "buffer_backend=native"
@@ -140,3 +143,102 @@ def test_a_closed_terminal_ends_the_run_in_order(tmp_path, mode):
     assert run.processes() == []
     if mode != LOCAL:
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
+
+
+HANG = """
+import os, time
+from pathlib import Path
+
+def once(place):
+    flag = Path(__file__).parents[1] / f"hung-{place}"
+    if os.environ.get("HANG") == place and not flag.exists():
+        flag.touch()
+        time.sleep(10_000)
+"""
+HANGS = {
+    "step": ("feature/definition.py", "        reset = self.ended.copy()\n", "aisrv"),
+    "learn": ("algorithm/agent.py", "        self.check(batch, info)\n", "learner"),
+}
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize("place", HANGS)
+def test_a_hang_is_named_and_started_again(tmp_path, monkeypatch, place):
+    file, line, role = HANGS[place]
+    package = tmp_path / "hanging"
+    shutil.copytree(ROOT / "tests" / "counting", package)
+    (package / "hang.py").write_text(HANG)
+    source = (package / file).read_text()
+    assert line in source
+    # not in the start's own try of the environment, and not before the learner has made updates
+    when = "self.count[0, 0] > 200" if place == "step" else "self.updates > 20"
+    call = f"        if {when}:\n            from hanging.hang import once; once('{place}')\n"
+    (package / file).write_text(source.replace(line, call + line))
+    monkeypatch.setenv("HANG", place)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    settings = (NATIVE, "algo=hanging", "restart_budget=3", "report_interval_s=0.05", "max_env_steps=30000")
+    with Run(tmp_path, *settings) as run:
+        run.wait_for(lambda: "has been silent for" in run.output.read_text(), "the hang is named")
+        run.wait_for(lambda: "so it was killed; starting it again" in run.output.read_text(), "it is started again")
+        assert run.finish() == 0, run.text()
+        text = run.output.read_text()
+        named = re.findall(r"(\w+)-\d has been silent", text)
+        assert set(named) == {role}, text
+        logs = "".join(path.read_text() for path in run.dir.glob(f"log/{role}-*.log"))
+        assert "in once" in logs  # its stacks
+        assert run.processes() == []
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_every_role_may_be_stopped_for_a_while(tmp_path):
+    with Run(tmp_path, NATIVE, "restart_budget=3", "report_interval_s=0.05") as run:
+        run.wait_running()
+        for role in run.file()["roles"]:
+            pid = run.pid(role)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(1)
+            os.kill(pid, signal.SIGCONT)
+        assert [entry["incarnation"] for entry in run.file()["roles"].values()] == [1] * len(run.file()["roles"])
+        for role in ("actor-0", "model_pool-0"):  # for ever
+            pid = run.pid(role)
+            os.kill(pid, signal.SIGSTOP)
+            run.wait_for(lambda role=role, pid=pid: run.file()["roles"][role]["pid"] not in (0, pid), "a new process")
+        run.process.send_signal(signal.SIGSTOP)  # nobody is killed because the supervisor did not listen
+        before = {role: entry["incarnation"] for role, entry in run.file()["roles"].items()}
+        time.sleep(7)
+        run.process.send_signal(signal.SIGCONT)
+        time.sleep(2)
+        assert {role: entry["incarnation"] for role, entry in run.file()["roles"].items()} == before
+        assert "stood still" in run.output.read_text()
+        assert run.interrupt() == 0, run.text()
+        assert run.processes() == []
+
+
+@pytest.mark.system
+def test_stopped_roles_end_with_a_killed_supervisor(tmp_path):
+    with Run(tmp_path, NATIVE) as run:
+        run.wait_running()
+        for role in ("aisrv-0", "learner-0"):  # from scratch and forked
+            os.kill(run.pid(role), signal.SIGSTOP)
+        run.process.kill()
+        run.process.wait()
+        deadline = time.monotonic() + 60
+        while run.processes():
+            assert time.monotonic() < deadline, run.processes()
+            time.sleep(0.05)
+
+
+def test_restarts_are_forgotten_only_after_progress():
+    role = Role("aisrv", 0)
+    now = time.monotonic()
+    assert role.count_restart(5.0, 300.0) == 1
+    assert role.restart_at - now < 0.5
+    for count, pause in ((2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 30), (8, 30)):
+        assert role.count_restart(5.0, 0.0) == count  # the learner stands still
+        assert abs(role.restart_at - time.monotonic() - pause) < 0.5
+    assert role.count_restart(6.0, 300.0) == 9  # too early
+    time.sleep(0.01)
+    assert role.count_restart(7.0, 0.001) == 1
+    assert AppConfig().report_interval_s * 30 == 15

@@ -6,8 +6,10 @@ after the orders, so a process never loads modules that only other roles need.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -46,6 +48,7 @@ class ChildArgs:
 def run_role(args: ChildArgs) -> int:
     """Run one role to its end; return the exit code."""
     gc.disable()  # imports make no garbage; `Link.ready` enables it again
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks a silent role for its stacks
     config = load_config(args.run_dir / "config.toml")
     _log_to_stderr(config.app.level)
     # torch warns about read-only arrays, such as those from the wire; no code writes to them

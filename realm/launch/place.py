@@ -8,6 +8,7 @@ because none of them works in a fork once in use. Only Linux has the fork server
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import random
@@ -27,6 +28,7 @@ from realm.errors import ConfigError
 
 Argument = TypeVar("Argument")
 
+_PR_SET_PDEATHSIG = 1
 _PRELOADED = "realm.launch.preload"
 
 
@@ -90,6 +92,8 @@ def _main(
 ) -> None:
     """The first lines of the new process."""
     os.setsid()
+    # a stopped process notices nothing; awake, `_die_with_parent` ends it with all its children
+    when_parent_ends(signal.SIGCONT)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(output, number)
@@ -103,6 +107,12 @@ def _main(
     sys.stderr.flush()
     # not sys.exit: a thread in reverb or a ZeroMQ context must not delay the end of the run
     os._exit(code)
+
+
+def when_parent_ends(number: signal.Signals) -> None:
+    """Linux: have the kernel send this process a signal when its parent ends, even if it is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _differ() -> None:

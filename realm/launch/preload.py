@@ -7,8 +7,11 @@ import signal
 
 import setproctitle
 
+from realm.launch.place import when_parent_ends
+
 os.setsid()  # terminal signals go to the supervisor, which ends its roles in order
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
+when_parent_ends(signal.SIGKILL)  # its forks hold its pipe, so a stopped one would keep it alive
 setproctitle.setproctitle("realm fork server")
 gc.disable()  # imports make no garbage
 with contextlib.suppress(ImportError):  # a role that needs the module reports the error in its own log

@@ -7,14 +7,9 @@ higher incarnation. When its restart budget is used up, the whole run stops with
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +23,7 @@ from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs
 from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
+from realm.launch.role import Key, Role, give_way, heed_silence, kill, pid, signal_name
 from realm.launch.rundir import RunFile, start_of
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
@@ -38,33 +34,7 @@ from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
 _CURVES_EVERY_S = 2.0
-_NICE = 10  # of an optional role
-
-Key = tuple[str, int]
-
-
-@dataclass
-class Role:
-    """One role of the cluster and its current process."""
-
-    name: str
-    index: int
-    process: BaseProcess | None = None
-    incarnation: int = 0
-    address: str = ""
-    state: str = "starting"  # starting, bound, ready, stopped (by the user), ended
-    cause: str = ""
-    trace: str = ""  # the last lines of the cause's traceback
-    started_at: float = 0.0
-    restarts: deque[float] = field(default_factory=deque)
-    bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
-    next: tuple[bytes, int] | None = None  # peer and question that wait for a command
-    report_seq: int = 0
-    given_up: bool = False  # it did not stop in time
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}-{self.index}"
+_FROZEN_S = 5.0  # no turn of the loop takes as long
 
 
 class Supervisor:
@@ -83,6 +53,7 @@ class Supervisor:
         self._tensorboard = TensorBoard(self._curves)
         self._signals: list[int] = []
         self._ready_at: float | None = None
+        self._turned_at = time.monotonic()
         self._group_since: dict[bool, float] = {}
         self._first_epoch = run.epoch
         self._stopping_since: float | None = None
@@ -110,6 +81,7 @@ class Supervisor:
                         self._handle(*received)
                     except WireError as error:
                         self._server.reject(received[0], error)
+                self._move_on()
                 self._watch()
                 self._heed_signals()
                 self._check_limits()
@@ -149,6 +121,16 @@ class Supervisor:
             self.cause, self._exit_code = cause, exit_code
             self._set_state("stopping")
 
+    def _move_on(self) -> None:
+        """If this process was frozen, do not count that time against any role."""
+        now = time.monotonic()
+        frozen, self._turned_at = now - self._turned_at, now
+        if frozen > _FROZEN_S:
+            logger.warning("the supervisor itself stood still for {:.0f} s", frozen)
+            for role in self._roles.values():
+                role.move_on(frozen)
+            self._group_since = {group: since + frozen for group, since in self._group_since.items()}
+
     def _over(self) -> bool:
         return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
 
@@ -171,15 +153,16 @@ class Supervisor:
         if role is None or message.incarnation != role.incarnation:
             self._server.send(peer, Message("stop", message.seq))
             return
+        role.heard()
         match message.kind:
             case "bound":
                 role.address, role.bound = message.text("address"), (peer, message.seq)
                 role.state = "bound"
                 self._give_orders()
             case "ready":
-                role.state = "ready"
+                role.state, role.named = "ready", False
                 seconds = time.monotonic() - role.started_at
-                logger.info("{} is ready (pid {}, {:.1f} s)", role.label, _pid(role), seconds)
+                logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), seconds)
                 self._server.send(peer, Message("ok", message.seq))
                 self._write_run_file()
             case "next":
@@ -218,7 +201,7 @@ class Supervisor:
         roles = {
             role.label: {
                 "state": role.state,
-                "pid": _pid(role),
+                "pid": pid(role),
                 "incarnation": role.incarnation,
                 "address": role.address,
                 "totals": self.board.of_process(role.name, role.index, role.incarnation),
@@ -253,7 +236,7 @@ class Supervisor:
         role.incarnation += 1
         role.state, role.cause, role.trace, role.started_at = "starting", "", "", time.monotonic()
         role.bound = role.next = None
-        role.report_seq = 0
+        role.report_seq, role.named = 0, False
         if role.name == "learner":  # counted here, not in files, which may be lost: an epoch is never used twice
             self.run_file.epoch = self._first_epoch + role.incarnation
         port = int(role.address.rpartition(":")[2]) if role.address else 0
@@ -272,23 +255,27 @@ class Supervisor:
             imports_torch=holds_weights(role.name, self.plan),
         )
         if ROLES[role.name].optional:
-            _give_way(_pid(role))
+            give_way(pid(role))
         self._write_run_file()
 
     def _watch(self) -> None:
-        """Find processes that ended or did not get ready in time."""
+        """Find processes that ended, are silent, or did not get ready in time; start again those that are due."""
         for role in self._roles.values():
             if role.process is None:
+                if role.state == "waiting" and self._stopping_since is None and time.monotonic() >= role.restart_at:
+                    self._start_again(role)
                 continue
             code = role.process.exitcode
             if code is not None:
-                _kill(role.process)  # the processes that it started
+                kill(role.process)  # the processes that it started
                 role.process = None
                 self._role_ended(role, code)
             elif role.state in ("starting", "bound") and not ROLES[role.name].optional and self._stopping_since is None:
                 limit = self.app.start_timeout_s
                 if time.monotonic() - role.started_at > limit:
                     self.stop(f"{role.label} was not ready after {limit:g} s ({self._log(role)})", 1)
+            if code is None and self._stopping_since is None:
+                heed_silence(role, self.app, self.board.recent("learner/update_s"), self._log(role))
 
     def _role_ended(self, role: Role, code: int) -> None:
         if self._stopping_since is not None:
@@ -296,7 +283,7 @@ class Supervisor:
             role.state = "ended"
             if trained and code != EXIT_STOPPED and len(self._signals) < 2:
                 self._exit_code = self._exit_code or (EXIT_DIVERGED if code == EXIT_DIVERGED else 1)
-                reason = role.cause or f"{_signal_name(code)}: its updates since the last checkpoint are lost"
+                reason = role.cause or f"{signal_name(code)}: its updates since the last checkpoint are lost"
                 self.cause += f"; the learner failed while stopping: {reason}"
         elif role.state == "stopped":
             logger.info("{} was stopped by the user", role.label)
@@ -304,30 +291,31 @@ class Supervisor:
             role.state = "ended"
             self._fail(role, f"{role.label} ended by itself ({self._log(role)})", 1)
         else:
-            cause = role.cause or _signal_name(code)
+            cause = role.cause or signal_name(code)
             if code in (EXIT_USER, EXIT_DIVERGED):
                 self._fail(role, f"{role.label}: {cause} ({self._log(role)})", code)
                 return
-            now = time.monotonic()
-            role.restarts.append(now)
-            while role.restarts and now - role.restarts[0] > self.app.restart_window_s:
-                role.restarts.popleft()
-            if len(role.restarts) > self.app.restart_budget:
-                self._fail(
-                    role,
-                    f"{role.label} failed {len(role.restarts)} times in {self.app.restart_window_s:g} s: {cause} "
-                    f"({self._log(role)})",
-                    1,
-                )
-            else:
-                logger.warning("{} ended: {}; starting it again", role.label, cause)
-                try:
-                    self._spawn(role)
-                except (ConfigError, OSError) as error:
-                    self._fail(role, f"{role.label} cannot be started again: {error}", 1)
-                    return
-                if role.name == "buffer":
-                    self._tell_workers("buffer_restarted")
+            count = role.count_restart(self.board.total("learner", "updates"), self.app.restart_window_s)
+            if count > self.app.restart_budget:
+                seconds = time.monotonic() - role.restarts[0][0]
+                within = f"in {max(seconds, self.app.restart_window_s):.0f} s"
+                self._fail(role, f"{role.label} failed {count} times {within}: {cause} ({self._log(role)})", 1)
+                return
+            role.state = "waiting"
+            pause = role.restart_at - time.monotonic()
+            when = f" in {pause:.0f} s" if pause > 0 else ""
+            logger.warning("{} ended: {}; starting it again{}", role.label, cause, when)
+            if not when:
+                self._start_again(role)
+
+    def _start_again(self, role: Role) -> None:
+        try:
+            self._spawn(role)
+        except (ConfigError, OSError) as error:
+            self._fail(role, f"{role.label} cannot be started again: {error}", 1)
+            return
+        if role.name == "buffer":
+            self._tell_workers("buffer_restarted")
 
     def _fail(self, role: Role, cause: str, exit_code: int) -> None:
         """Give up a role: this ends the run, unless the role is optional."""
@@ -363,7 +351,7 @@ class Supervisor:
                     role.given_up = True
                     logger.warning("{} did not stop in {:.0f} s and is killed", role.label, limit)
                 if role.given_up or role.state == "starting":
-                    _kill(role.process)
+                    kill(role.process)
             if alive:
                 return
 
@@ -375,7 +363,7 @@ class Supervisor:
     def _kill_all(self) -> None:
         for role in self._roles.values():
             if role.process is not None:
-                _kill(role.process)
+                kill(role.process)
         for role in self._roles.values():
             if role.process is not None:
                 role.process.join()
@@ -394,33 +382,10 @@ class Supervisor:
         for role in self._roles.values():
             alive = role.process is not None
             self.run_file.roles[role.label] = {
-                "pid": _pid(role),
-                "created": start_of(_pid(role)) if alive else 0.0,
+                "pid": pid(role),
+                "created": start_of(pid(role)) if alive else 0.0,
                 "incarnation": role.incarnation,
                 "address": role.address,
                 "state": role.state,
             }
         self.run_file.write_or_warn(self.run_dir)
-
-
-def _pid(role: Role) -> int:
-    return role.process.pid or 0 if role.process is not None else 0
-
-
-def _kill(process: BaseProcess) -> None:
-    """Kill a role's process and all that it started: each role leads its own session."""
-    assert process.pid
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()  # it may not have reached its setsid yet
-
-
-def _give_way(pid: int) -> None:
-    """Lower a role's priority, also where the kernel shares CPU time by session (autogroup)."""
-    with contextlib.suppress(OSError):  # it has ended, or the kernel has no autogroups
-        os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
-
-
-def _signal_name(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
