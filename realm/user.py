@@ -71,6 +71,42 @@ def folder_of(algo: str) -> Path:
     return Path(algo)
 
 
+def refuse_code_of_a_run(package: str, run_dir: Path | None = None, log_dir: Path | None = None) -> None:
+    """Raise ConfigError if the package would be imported from inside a run, which somebody else may have made.
+
+    Code comes from where the user stands. It is decided by path and before any import, which would run `__init__.py`.
+    No code is taken from `run_dir` either, nor from `log_dir` unless the user stands in it.
+    """
+    levels = package.split(".")
+    for place in dict.fromkeys(Path(one or os.curdir).resolve() for one in (os.getcwd(), *sys.path)):
+        chain = [place.joinpath(*levels[:count]) for count in range(1, len(levels) + 1)]
+        if not (chain[0].is_dir() or chain[0].with_suffix(".py").is_file()):
+            continue
+        named = {log_dir.resolve()} - {place, *place.parents} if log_dir else set()
+        named |= {run_dir.resolve()} if run_dir else set()
+        for folder in (
+            folder for level in (*chain, *(one.resolve() for one in chain)) for folder in _up_to(place, level)
+        ):
+            if folder in named or _is_run(folder, strict=folder == place):
+                raise ConfigError(
+                    f"{chain[-1]}: is inside {folder}, which holds runs or a model, so no code is taken from there; "
+                    f"move the package {package!r} elsewhere if you trust it"
+                )
+
+
+def _up_to(place: Path, folder: Path) -> list[Path]:
+    """The folder and those above it, down to `place` or to the root."""
+    above = [folder, *folder.parents]
+    return above[: above.index(place) + 1] if place in above else above
+
+
+def _is_run(folder: Path, strict: bool) -> bool:
+    """Whether it holds a run or a model. strict: a config.toml alone may be the user's own."""
+    if (folder / "run.json").is_file() or (folder / "manifest.json").is_file():
+        return True
+    return (folder / "config.toml").is_file() and (not strict or (folder / "ckpt").is_dir())
+
+
 def check_agent(algo: str) -> None:
     """Check that `<algo>/algorithm/agent.py` exists and is valid Python, without running it (it imports torch)."""
     spec = importlib.util.find_spec(f"{algo}.algorithm")
@@ -158,6 +194,7 @@ def _frozen(config: type[Any]) -> bool:
 
 
 def _module(algo: str, name: str, expected: str) -> ModuleType:
+    refuse_code_of_a_run(algo)
     here = os.getcwd()
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from commands import realm
 
 from realm.errors import ConfigError, UserCodeError
 from realm.user import hyper_table, load_agent, load_definition, load_hyper, load_preferences, load_workflow
@@ -252,3 +253,41 @@ def test_a_broken_agent_is_found_without_running_it(tmp_path: Path, monkeypatch:
     (folder / "agent.py").write_text("x = 1\nclass Agent(:\n")
     with pytest.raises(UserCodeError, match=r"agent\.py:2: SyntaxError"):
         check_agent("checked")
+
+
+@pytest.mark.parametrize("key", ["algo", "app"])
+@pytest.mark.parametrize("stand", ["", "train/gift"])
+def test_no_code_is_taken_from_a_run(tmp_path: Path, key: str, stand: str) -> None:
+    """A folder that somebody has sent: each of its modules would create a file."""
+    gift = tmp_path / "train" / "gift"
+    package = "code" if stand else "train.gift.code"
+    for folder in ("", "code", "code/feature", "code/algorithm"):
+        (gift / folder).mkdir(parents=True, exist_ok=True)
+        for name in ("__init__", "config", "commands", "train_workflow", "definition", "agent"):
+            (gift / folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (gift / "config.toml").write_text(f'[app]\n{key} = "{package}"\n')
+    command = ["eval", "." if stand else "train/gift", "--log-dir", "nowhere"]
+    for arguments in (command, ["record", *command[1:]], ["start", "--config", str(gift / "config.toml")]):
+        if stand and arguments[0] == "start":
+            continue  # the user stands there and names the configuration
+        if key == "app" and arguments[0] == "start":
+            continue  # imports no game
+        code, out, err = realm(*arguments, cwd=tmp_path / stand)
+        assert (code, out) == (2, ""), err
+        assert err.startswith("error: "), err
+        assert err.count("\n") == 1, err
+        assert "so no code is taken from there" in err
+        assert not (tmp_path / "ran").exists()
+
+
+def test_a_package_below_the_runs_is_refused_without_any_mark(tmp_path: Path) -> None:
+    (tmp_path / "train" / "code").mkdir(parents=True)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "configure_app.toml").write_text('[app]\nlog_dir = "train"\n')
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "config.toml").write_text('[app]\nalgo = "train.code"\n')
+    (tmp_path / "train" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    code, _, err = realm("eval", "sent", cwd=tmp_path)
+    assert code == 2
+    assert "so no code is taken from there" in err
+    assert not (tmp_path / "ran").exists()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checka
 from realm.config.keys import AppConfig
 from realm.config.toml import one_line, read_toml
 from realm.errors import ConfigError, UserCodeError
+from realm.user import refuse_code_of_a_run
 
 if TYPE_CHECKING:
     from realm.commands.evaluate import Evaluation, Request
@@ -69,6 +70,7 @@ def load_game(app: str) -> Game | None:
     package = BUILT_IN.get(app, app)
     if not all(part.isidentifier() for part in package.split(".")):
         return None
+    refuse_code_of_a_run(package)
     here, name = os.getcwd(), f"{package}.commands"
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)  # where the user's package is looked up, too

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from loguru import logger
+
 from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError
+from realm.user import folder_of, refuse_code_of_a_run
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 SHIPPED = "shipped"  # the name of the model that comes with diy
@@ -34,6 +37,7 @@ def model_of(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Lite
     """The model that the options name, with the options of evaluations in [env]. Checks `seed`, too."""
     check_seed(arguments.seed)
     config, folder, number = chosen_model(arguments.model, arguments.id, arguments.set, arguments.log_dir)
+    logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     return config.evaluated(), folder, number
 
 
@@ -62,6 +66,9 @@ def chosen_model(
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run or inside one (neither it nor a folder above has a config.toml)")
     config = load_config(run_dir / "config.toml", overrides)
+    for package in {config.app.algo, config.app.app}:
+        # the shipped model lies inside the package that plays it, and is no run
+        refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))
     if number == "best":
         from realm.learn.best import FOLDER  # late: it brings torch
 
@@ -86,8 +93,6 @@ def runs_folder(log_dir: str | None) -> Path:
 
 def shipped_model() -> Path:
     """Where the shipped model is, if there is one: next to its agent, put there by tools/study/ship_model.py."""
-    from realm.user import folder_of
-
     return folder_of("diy") / "shipped"
 
 
