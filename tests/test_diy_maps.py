@@ -333,6 +333,6 @@ def test_commands_about_one_map_name_the_way(run_dir: Path, capsys: Any) -> None
     why = "the oracle is asked about one map, and [env] has 2: --set env.map=generated:501 takes one, and "
     why += "tools/study/unseen_maps.py plays maps one by one\n"
     assert cli.main(["eval", str(run_dir), "--all"]) == 2
-    assert capsys.readouterr().err == f"error: --all: {why}"
+    assert capsys.readouterr().err.endswith(f"(/work/main/diy)\nerror: --all: {why}".replace("/work/main", str(ROOT)))
     assert cli.main(["eval", str(run_dir), "--episodes", "2"]) == 0
     assert f"without the oracle: {why}" in capsys.readouterr().out

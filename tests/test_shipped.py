@@ -76,12 +76,16 @@ def test_a_model_is_shipped_and_plays(
 
     assert main(["play", "--log-dir", none, "--treasures", "3,7"]) == 0
     out, err = capsys.readouterr()
-    assert err == f"{none}: no run is there yet, so this is the shipped model, {shipped}\n"
+    what, who = err.splitlines()
+    assert what == f"{none}: no run is there yet, so this is the shipped model, {shipped}"
+    assert f"the package diy plays ({SHIPPED.parent})" in who
     assert out.splitlines()[0].startswith("step 40/40, score 0.0, treasures 0/2")
     assert out.splitlines()[-1].startswith("ran out of time in 40 steps")
     assert len(out.splitlines()) == 34
     assert main(["play", "shipped", "--treasures", "3,7"]) == 0
-    assert capsys.readouterr() == (out, "")
+    again, err = capsys.readouterr()
+    assert (again, len(err.splitlines())) == (out, 1)
+    assert "the package diy plays" in err
     for arguments, text in {
         "play shipped --id 3": "--id 3: there is only one shipped model",
         f"play --id best --log-dir {none}": "no run is there yet; train one",
@@ -113,10 +117,11 @@ def test_what_does_not_fit_is_refused(
         tool.ship(fine, "latest", tmp_path / "shipped")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["fine", "map", "old"]
     monkeypatch.setattr(chosen, "shipped_model", lambda: old)  # shipped long ago
+    capsys.readouterr()
     for command in ("play", "record", "eval"):
         assert main([command, "shipped"]) == 2
         out, err = capsys.readouterr()
-        assert (out, len(err.splitlines())) == ("", 1)
+        assert (out, len(err.splitlines())) == ("", 1), err
         assert "was trained with other shapes (schema another" in err
 
 

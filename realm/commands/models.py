@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from loguru import logger
-
 from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError
 from realm.user import folder_of, refuse_code_of_a_run
@@ -37,7 +35,6 @@ def model_of(arguments: argparse.Namespace) -> tuple[RunConfig, Path, int | Lite
     """The model that the options name, with the options of evaluations in [env]. Checks `seed`, too."""
     check_seed(arguments.seed)
     config, folder, number = chosen_model(arguments.model, arguments.id, arguments.set, arguments.log_dir)
-    logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     return config.evaluated(), folder, number
 
 

@@ -17,11 +17,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from loguru import logger
 
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext
-from realm.errors import UserCodeError
-from realm.user import calling, load_agent, load_definition, load_hyper
+from realm.errors import CheckpointError, UserCodeError
+from realm.user import calling, folder_of, load_agent, load_definition, load_hyper
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -176,7 +177,6 @@ def load_player(
     config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int
 ) -> tuple[Any, Agent]:
     """Make environments with `options` and load a checkpoint's agent. Raises CheckpointError if it does not fit."""
-    from realm.errors import CheckpointError
     from realm.learn.checkpoint import load_bytes  # late: it imports torch, which may not be installed
 
     app = config.app
@@ -192,6 +192,7 @@ def load_player(
         )
     agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
     load_bytes(agent.model, checkpoint.weights)
+    logger.info("the package {} plays ({})", app.algo, folder_of(app.algo))
     return envs, agent
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,12 @@ class TensorBoard:
         sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = Event, Summary
-        self._open: Callable[[], Any] = lambda: EventFileWriter(str(folder), flush_secs=10)
+        self._folder = folder
+        self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
         self._writer: Any = None  # opened when there is something to write
+        self._files = 0
         self._retry_at = 0.0
 
     def write(self, values: Mapping[str, float], step: int) -> None:
@@ -39,13 +42,22 @@ class TensorBoard:
         )
         try:
             if self._writer is None:
-                self._writer = self._open()
-            self._writer.add_event(self._event(step=step, summary=summary, wall_time=time.time()))
+                self._open()
+            event = self._event(step=step, summary=summary, wall_time=time.time())
+            self._writer.write(event.SerializeToString())
             self._writer.flush()
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY_AFTER_S
             logger.warning("cannot write TensorBoard's files, training goes on without curves: {}", error)
             self.close()
+
+    def _open(self) -> None:
+        """Begin a file. Not by tensorboard's own writer: its thread prints a traceback when the disk is full."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{self._files}"
+        self._files += 1
+        self._writer = self._record_writer(open(self._folder / name, "ab"))  # noqa: SIM115 - `close` closes it
+        self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
