@@ -574,6 +574,7 @@ for _ in range(kills):
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_killed_while_saving(tmp_path: Path) -> None:
     """Fifty kills at random instants: what bears a final name is whole, and the train step never goes back."""
     script = tmp_path / "saver.py"

@@ -129,6 +129,7 @@ def test_the_help_imports_little() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_report_of_a_game(folder: Path) -> None:
     run = folder / "train" / "walk"
     config = load_config(folder / "conf" / "configure_app.toml")

@@ -72,6 +72,7 @@ def realm(folder, *arguments):
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_copy_of_the_example_trains(tmp_path):
     """The way that the README gives: the package copied to a folder of one's own, and a configuration that names it."""
     ((name, shown),) = files(text_of(README)).items()

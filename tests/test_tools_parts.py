@@ -49,6 +49,7 @@ def test_parts_of_one_process_have_times_and_bounds(make_bench, network):
     assert all(one["name"] in table and one["bound"] in table for one in lines)
 
 
+@pytest.mark.slow
 def test_a_round_trip_goes_to_a_real_actor(make_bench):
     lines = parts.measure(make_bench("default"), ["roundtrip"], 1, 0.0)
     check(lines, 1)

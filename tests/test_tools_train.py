@@ -302,6 +302,7 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
 # ---- peers ----
 
 
+@pytest.mark.slow
 def test_peers_have_our_networks():
     for path, model in (("configure_app.toml", SmallModel), ("reference.toml", ReferenceModel)):
         config = load_config(ROOT / "conf" / path)
@@ -419,6 +420,7 @@ def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
     one = ("wrapper_type=remote", "aisrv_count=1", "predict_local_or_remote=local", "buffer_backend=native")
     rows = [Row("plain", "plain loop", "plain"), Row("cluster", "one worker", "cluster", (*one, "eval_cpu_share=0"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 from loguru import logger
 
 _RETRY_AFTER_S = 60.0
+_NUMBERS = itertools.count()  # of this process's files
 
 
 class TensorBoard:
@@ -30,7 +32,6 @@ class TensorBoard:
         self._folder = folder
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
         self._writer: Any = None  # opened when there is something to write
-        self._files = 0
         self._retry_at = 0.0
 
     def write(self, values: Mapping[str, float], step: int) -> None:
@@ -54,8 +55,8 @@ class TensorBoard:
     def _open(self) -> None:
         """Begin a file. Not by tensorboard's own writer: its thread prints a traceback when the disk is full."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{self._files}"
-        self._files += 1
+        # tensorboard reads the files of a folder in the order of their names
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
         self._writer = self._record_writer(open(self._folder / name, "ab"))  # noqa: SIM115 - `close` closes it
         self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
