@@ -255,6 +255,11 @@ def arrays_to_chunk(flat: Arrays) -> Chunk:
     return Chunk(**parts)
 
 
+def count_env_steps(items: Arrays) -> int:
+    """The env steps in items of the buffer: valid rows of chunks, or one for each item without `valid`."""
+    return int(items["valid"].sum()) if "valid" in items else len(items["worker"])
+
+
 def check_arrays(arrays: Arrays, fields: Fields, leading: tuple[int, ...], label: str) -> None:
     """Raise ContractError, naming `label`, unless `arrays` has exactly `fields`, each with `leading` axes in front."""
     if arrays.keys() != fields.keys():

@@ -90,15 +90,6 @@ def write_mask(s: State, out: NDArray[np.int8]) -> None:
             out[e, DIRECTIONS + a] = flash
 
 
-@jit
-def write_legal(s: State, out: NDArray[np.int8]) -> None:
-    """The game's two flags. out: i8 [E, 2] = walk, flash."""
-    flash_wait = s.flash_wait
-    for e in range(len(out)):
-        out[e, 0] = 1
-        out[e, 1] = flash_wait[e] == 0
-
-
 # ---- a step and its observation in one call: entering a kernel with all these arrays takes microseconds ----
 
 

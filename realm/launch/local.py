@@ -14,7 +14,7 @@ from typing import Any
 
 from loguru import logger
 
-from realm.contract import Chunk, Report, Version, WorkflowContext, chunk_to_arrays
+from realm.contract import Chunk, Report, Version, WorkflowContext, chunk_to_arrays, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
@@ -69,7 +69,7 @@ def run(prepared: Prepared) -> End:
         try:
             for chunk in load_workflow(app.algo)(envs, policy, context):
                 items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
-                played.count("env_steps", int(items["valid"].sum()) if "valid" in items else len(items["worker"]))
+                played.count("env_steps", count_env_steps(items))
                 played.totals["actions"] = policy.actions
                 if buffer.add(items) == NO_ROOM:
                     count = len(items["worker"])

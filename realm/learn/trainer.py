@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from loguru import logger
 
-from realm.contract import Agent, Array, Arrays, Learned, SampleInfo, Spec, Version, arrays_to_chunk
+from realm.contract import Agent, Array, Arrays, Learned, SampleInfo, Spec, Version, arrays_to_chunk, count_env_steps
 from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError
 from realm.learn import checkpoint
 from realm.watch.meters import Meters
@@ -56,7 +56,7 @@ class Trainer:
 
         Saves at once, so that there is a model before anyone plays, and reads that back, so that a state which cannot
         be loaded is known now and not when it is needed. Raises CheckpointError for it, for a preload that does not
-        fit, and for a folder of which no checkpoint can be used: starting anew beside them would prune them away.
+        fit, and for a folder of which no checkpoint can be used: a new start would prune them away.
         """
         newest, skipped = checkpoint.load_newest(self._folder)
         for sentence in skipped:
@@ -64,7 +64,7 @@ class Trainer:
         if newest is None and skipped:
             raise CheckpointError(
                 f"{self._folder}: none of its {len(skipped)} checkpoints can be used ({skipped[0]}); move them away to "
-                "start anew"
+                "start from scratch"
             )
         self.version = Version(epoch, 0)
         if newest is not None:
@@ -105,7 +105,7 @@ class Trainer:
         """
         started = time.monotonic()
         self._measure_lag(items["version"])
-        steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
+        steps = count_env_steps(items)
         made, restored = self.next_version, False
 
         def go_out() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays
+from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays, count_env_steps
 from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
@@ -66,7 +66,7 @@ def run(job: Job) -> None:
                 'set max_version_lag = "free" to allow any number'
             )
         gate.begin_round()
-        steps = int(items["valid"].sum()) if "valid" in items else len(items["worker"])
+        steps = count_env_steps(items)
         link.env_steps += steps
         meters.count("env_steps", steps)
         meters.count("items", len(items["worker"]))
