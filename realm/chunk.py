@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from realm.contract import Array, Arrays, Chunk, Prediction, Spec, arrays_to_chunk, chunk_fields
+from realm.errors import ContractError
 
 _SETS = 3
 
@@ -42,11 +43,19 @@ class ChunkBuilder:
     def full(self) -> bool:
         return self._t == self._length
 
-    def step(self, prediction: Prediction, reward: Array, terminated: Array, truncated: Array, obs: Arrays) -> None:
+    def step(
+        self,
+        prediction: Prediction,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        obs: Arrays,
+        added: Arrays | None = None,
+    ) -> None:
         """Record one `envs.step`: reward [E], terminated and truncated bool [E], and the next obs name -> [E, ...].
 
         The step after an episode's end is the reset. Its row is not valid and holds no reward and no end, whatever
-        the environment returned.
+        the environment returned. added: what `Spec.step` names, name -> [E, ...].
         """
         now, t = self._now, self._t
         valid = ~self._ended
@@ -58,6 +67,8 @@ class ChunkBuilder:
         now.version[:, t] = prediction.version
         for name, rows in now.extra.items():
             rows[:, t] = prediction.extra[name]
+        for name, rows in now.step.items():
+            rows[:, t] = _added(added, name)
         for name, rows in now.obs.items():
             rows[:, t + 1] = obs[name]
         now.first[:, t + 1] = self._ended
@@ -68,7 +79,8 @@ class ChunkBuilder:
         """Record the row of an autoreset for a source that resets by hand; obs is that of the new episode."""
         self._ended[:] = True
         none = np.zeros(self._num_envs, np.bool_)
-        self.step(prediction, np.zeros(self._num_envs, np.float32), none, none, obs)
+        nothing = {name: np.zeros_like(rows[:, 0]) for name, rows in self._now.step.items()}
+        self.step(prediction, np.zeros(self._num_envs, np.float32), none, none, obs, nothing)
 
     def take(self) -> Chunk:
         """The full chunks, every array with a leading E; the next chunk begins with their last observation."""
@@ -83,6 +95,12 @@ class ChunkBuilder:
             rows[:, 0] = done.obs[name][:, -1]
         self._now.first[:, 0] = done.first[:, -1]
         return done
+
+
+def _added(added: Arrays | None, name: str) -> Array:
+    if added is None or name not in added:
+        raise ContractError(f"Spec.step names {name!r}, so the workflow must give it: step(..., added={{{name!r}: ...}})")
+    return added[name]
 
 
 def _allocate(spec: Spec, num_envs: int, worker: int, incarnation: int) -> Chunk:

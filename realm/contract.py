@@ -98,6 +98,24 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How a replay memory cuts its chunks into the rows of a batch (`Transitions`). A row begins at one step.
+
+    n_step     steps whose rewards a row sums up; fewer where the episode ends earlier
+    gamma      discount of one step; a field `discount` of `Spec.step` takes its place
+    look_back  observations before the row's own; at the start of an episode its first one stands in for them
+    """
+
+    n_step: int = 1
+    gamma: float = 0.99
+    look_back: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_step < 1 or self.look_back < 0 or not 0 <= self.gamma <= 1:
+            raise ContractError(f"a Draw needs n_step >= 1, look_back >= 0 and 0 <= gamma <= 1, got {self}")
+
+
+@dataclass(frozen=True)
 class Spec:
     """The shapes that user code and framework agree on; `definition.spec` makes it, and every receiver checks it.
 
@@ -106,6 +124,8 @@ class Spec:
     extra   outputs of `predict` next to the action that `learn` needs again (log-probability, value)
     chunk_length  T
     sample  fields of one item of the buffer; empty means a Chunk of T steps
+    step    what the workflow adds to each step (parts of the reward, the discount of a step that lasted long)
+    draw    off-policy: `learn` gets rows of the stored chunks, as Draw says; None: whole items
     """
 
     obs: Fields
@@ -113,11 +133,15 @@ class Spec:
     extra: Fields
     chunk_length: int
     sample: Fields = field(default_factory=dict)
+    step: Fields = field(default_factory=dict)
+    draw: Draw | None = None
 
     def __post_init__(self) -> None:
         if self.chunk_length < 1:
             raise ContractError(f"Spec.chunk_length must be at least 1, got {self.chunk_length}")
-        for group in ("obs", "extra", "sample"):
+        if self.draw is not None and self.sample:
+            raise ContractError("Spec.draw cuts chunks into rows, but Spec.sample says that items are no chunks")
+        for group in ("obs", "extra", "sample", "step"):
             for name, entry in getattr(self, group).items():
                 if not _is_number(entry.dtype) or any(d < 0 for d in entry.shape):
                     raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {entry}")
@@ -146,8 +170,13 @@ class Spec:
     def sample_bytes(self) -> int:
         return sum(entry.nbytes for entry in self.sample_fields.values())
 
+    @property
+    def steps_per_sample(self) -> int:
+        """Env steps of one sample, at most: T of a whole chunk, 1 of a row or of an item of the user's own."""
+        return 1 if self.sample or self.draw else self.chunk_length
+
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _LATER}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Spec:
@@ -161,12 +190,19 @@ class Spec:
             extra=fields(data["extra"]),
             chunk_length=int(data["chunk_length"]),
             sample=fields(data["sample"]),
+            step=fields(data.get("step", {})),
+            draw=Draw(**data["draw"]) if data.get("draw") else None,
         )
 
     @property
     def schema(self) -> str:
         """Eight hex digits in every message's header; they differ when any shape or dtype differs."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+        shapes = {name: value for name, value in self.to_json().items() if name != "draw"}
+        return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:8]
+
+
+_LATER = ("step", "draw")
+"""Left out of a Spec's JSON where they are empty, so that checkpoints from before they were there keep their schema."""
 
 
 def _is_number(dtype: str) -> bool:
@@ -196,6 +232,7 @@ class Chunk:
     valid       bool [T]                extra       name -> [T, ...]
     version     i64 [T, 2], (epoch, update) of the weights that chose the action
     worker, incarnation, env, seq       i64 [], the chunk's origin; seq counts the worker's rounds
+    step        name -> [T, ...], what the workflow added
     """
 
     obs: Arrays
@@ -206,6 +243,35 @@ class Chunk:
     truncated: Array
     valid: Array
     extra: Arrays
+    version: Array
+    worker: Array
+    incarnation: Array
+    env: Array
+    seq: Array
+    step: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """B rows that a replay memory cut out of its chunks, as `Spec.draw` asks. A row begins at step t of an episode.
+
+    obs         name -> [B, ...], or [B, look_back + 1, ...] with the newest last; o_t
+    action      [B, ...]; a_t
+    reward      f32 [B], r_t + gamma r_(t+1) + ... over n steps, or as many as the episode had left
+    discount    f32 [B], gamma^n, and 0 where the episode terminated: the factor of the value of next_obs
+    next_obs    as obs, n steps later; also after a time limit the true successor
+    extra, step name -> [B, ...], of step t
+    version     i64 [B, 2], of the weights that chose the action
+    worker, incarnation, env, seq       i64 [B], the origin of the chunk
+    """
+
+    obs: Arrays
+    action: Array
+    reward: Array
+    discount: Array
+    next_obs: Arrays
+    extra: Arrays
+    step: Arrays
     version: Array
     worker: Array
     incarnation: Array
@@ -226,6 +292,7 @@ def chunk_fields(spec: Spec) -> Fields:
         "truncated": Field((t,), "bool"),
         "valid": Field((t,), "bool"),
         **{f"extra.{name}": Field((t, *entry.shape), entry.dtype) for name, entry in spec.extra.items()},
+        **{f"step.{name}": Field((t, *entry.shape), entry.dtype) for name, entry in spec.step.items()},
         **ORIGIN_FIELDS,
         "version": Field((t, 2), "int64"),
     }
@@ -245,14 +312,23 @@ def chunk_to_arrays(chunk: Chunk) -> Arrays:
 
 def arrays_to_chunk(flat: Arrays) -> Chunk:
     """Rebuild the Chunk that `chunk_to_arrays` flattened (no copy)."""
-    parts: dict[str, Any] = {"obs": {}, "extra": {}}
+    return Chunk(**_regrouped(flat, "obs", "extra", "step"))
+
+
+def arrays_to_transitions(flat: Arrays) -> Transitions:
+    """A drawn batch of rows, flattened as a Chunk is, as Transitions (no copy)."""
+    return Transitions(**_regrouped(flat, "obs", "next_obs", "extra", "step"))
+
+
+def _regrouped(flat: Arrays, *groups: str) -> dict[str, Any]:
+    parts: dict[str, Any] = {group: {} for group in groups}
     for name, array in flat.items():
         group, _, inner = name.partition(".")
         if inner:
             parts[group][inner] = array
         else:
             parts[name] = array
-    return Chunk(**parts)
+    return parts
 
 
 def count_env_steps(items: Arrays) -> int:
@@ -300,28 +376,45 @@ class PredictRequest(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """A policy's answer: action [E, ...], extra name -> [E, ...], and the version that gave it."""
+    """A policy's answer: action [E, ...], extra name -> [E, ...], the version that gave it, and its env steps."""
 
     action: Array
     extra: Arrays
     version: Version
+    env_steps: int = 0
 
 
 class PredictContext(NamedTuple):
-    """What `Agent.predict` gets besides the observations: slot i64 [N], first bool [N], explore f32 [N]."""
+    """What `Agent.predict` gets besides the observations.
+
+    slot i64 [N], first bool [N], explore f32 [N], as in PredictRequest. env_steps: played before the weights that act
+    were published; a schedule of exploration follows it.
+    """
 
     slot: Array
     first: Array
     explore: Array
+    env_steps: int = 0
 
 
 @dataclass(frozen=True)
 class SampleInfo:
-    """Per item of a batch: key u64 [B], probability f64 [B] of being sampled, times_sampled i64 [B]."""
+    """What the buffer says about a batch. A sample is an item, or a row with `Spec.draw`.
+
+    key            u64 [B], names the sample for new priorities
+    probability    f64 [B], of being drawn
+    times_sampled  i64 [B]
+    new_env_steps  played into the buffer since the batch before; on-policy those of this batch
+    size           samples that can be drawn
+    env_steps      of the run so far, with the new ones; the trainer fills it in
+    """
 
     key: Array
     probability: Array
     times_sampled: Array
+    new_env_steps: int = 0
+    size: int = 0
+    env_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -377,8 +470,8 @@ Book = dict[str, str]
 class Policy(Protocol):
     """The verb `predict`, as a workflow sees it: a plain call in one process, a socket in a cluster."""
 
-    def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
-        """obs name -> [E, ...], first bool [E]; explore 1 samples the action, 0 takes the greedy one."""
+    def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
+        """obs name -> [E, ...], first bool [E]; explore, one number or f32 [E]: 1 samples the action, 0 is greedy."""
         ...
 
 
@@ -407,7 +500,7 @@ class Agent(Protocol):
         ...
 
     def learn(self, batch: Any, info: SampleInfo) -> Learned | Generator[None, bool, Learned]:
-        """One update on a batch (a Chunk with leading B). The batch may be read-only.
+        """One update on a batch (a Chunk with leading B, or Transitions). The batch may be read-only.
 
         A plain function returns (metrics, priorities). A generator yields once at most and then returns the same. It
         yields where its weights may go out before the update is over: with `max_version_lag = "part"` they are

@@ -409,13 +409,36 @@ def test_without_room_nothing_changes(make_buffer: MakeBuffer) -> None:
     assert buffer.add(played(5)) == NO_ROOM
 
 
-def test_a_round_that_never_finds_room_is_an_error(make_buffer: MakeBuffer) -> None:
-    buffer = make_buffer(capacity=8)
-    before = state(buffer)
-    with pytest.raises(ContractError, match="a round of 9 items, but the buffer's capacity is 8"):
-        buffer.add(played(0, count=9))
-    assert state(buffer) == before
-    assert buffer.add(played(0, count=8)) == ACCEPTED
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("count", [1, 4, 9, 100, 5000])
+def test_a_round_of_any_size_goes_in_and_keeps_the_ratio(native: MakeBuffer, once: bool, count: int) -> None:
+    """What never fits as a whole goes in by parts: each item once, in order, and never further ahead than one may be."""
+    capacity, preload, batch, ratio, ahead = 24, 5, 4, 1.0 if once else 0.5, 4
+    buffer = native(once, capacity, preload, batch, ratio, ahead, None)
+    drawn: list[int] = []
+    for seq in range(-(-200 // count)):
+        one = played(seq, count=count)
+        one["env"][:] = np.arange(count) + seq * count
+        for _ in range(4 * count):
+            status = buffer.add(one)
+            totals = buffer.totals()
+            if not once:
+                assert totals["inserted"] <= preload + (totals["sampled"] + batch) / ratio + ahead
+            if status == ACCEPTED:
+                break
+            assert status == NO_ROOM
+            batch_drawn = buffer.draw(batch, Version(1, 0))
+            assert batch_drawn is not None, "it stands still"
+            drawn += batch_drawn[0]["env"].tolist() if once else []
+            assert once or buffer.totals()["sampled"] <= (totals["inserted"] - preload) * ratio + batch
+        else:
+            raise AssertionError("the round never went in")
+        assert buffer.add(one) == DUPLICATE
+    while once and (batch_drawn := buffer.draw(batch, Version(1, 0))) is not None:
+        drawn += batch_drawn[0]["env"].tolist()
+    assert buffer.totals()["inserted"] == count * -(-200 // count)
+    assert drawn == list(range(len(drawn)))
+    assert not once or len(drawn) > buffer.totals()["inserted"] - batch
 
 
 def spoiled(change: Callable[[Arrays], Any]) -> Arrays:
@@ -559,7 +582,10 @@ def test_limiter_against_a_literal_count_and_without_deadlock(native: MakeBuffer
             one["ratio"],
             one["round_size"],
         )
-        preload = max(batch, preload_samples(one["capacity"], one["preload_ratio"]))
+        preload = preload_samples(one["capacity"], one["preload_ratio"])
+        preload = max(batch, preload) if once else preload
+        if not once and size_of_round > one["capacity"]:
+            continue  # it goes in by parts, as another test shows
         buffer = native(once, one["capacity"], preload, batch, ratio, size_of_round, None)
         inserted = sampled = size = seq = 0
         eager = draw.random()  # from here mostly the workers are quick, there the learner
@@ -567,7 +593,8 @@ def test_limiter_against_a_literal_count_and_without_deadlock(native: MakeBuffer
             may_add = size + size_of_round <= one["capacity"] if once else (
                 inserted + size_of_round - size_of_round <= preload + (sampled + batch) / ratio
             )  # fmt: skip
-            may_draw = size >= batch and inserted >= preload and (once or sampled <= (inserted - preload) * ratio)
+            enough = size >= (batch if once else 1) and inserted >= preload
+            may_draw = enough and (once or sampled <= (inserted - preload) * ratio)
             assert may_add or may_draw, f"{one} stalls at {inserted} in, {sampled} out"
             if draw.random() < eager:
                 status = buffer.add(played(seq, count=size_of_round))

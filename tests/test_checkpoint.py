@@ -70,7 +70,7 @@ class Agent:
 
 def batches(count: int) -> list[tuple[Arrays, SampleInfo]]:
     draw = np.random.default_rng(0)
-    info = SampleInfo(np.arange(6, dtype=np.uint64), np.ones(6), np.ones(6, np.int64))
+    info = SampleInfo(np.arange(6, dtype=np.uint64), np.ones(6), np.ones(6, np.int64), new_env_steps=6)
     origin = {name: np.zeros((6, *one.shape), one.dtype) for name, one in ORIGIN_FIELDS.items()}
     return [({**origin, "x": draw.normal(size=(6, 4)).astype(np.float32)}, info) for _ in range(count)]
 

@@ -110,7 +110,7 @@ def test_what_was_asked_for_is_taken() -> None:
         "aisrv_count": 3, "aisrv_connect_to_kaiwu_env_count": 5, "train_batch_size": 30, "replay_buffer_capacity": 90,
         "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:1", "flow": "overlapping",
         "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
-        "reverb_sampler": "Fifo",
+        "reverb_sampler": "Fifo", "warm_up_steps": 0,
     }  # fmt: skip
     one = plan(GPU, **asked)
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)

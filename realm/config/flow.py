@@ -36,13 +36,14 @@ def check_flow(
 
     On-policy, a drawn sample leaves the buffer, and workers wait for room. So the buffer must hold preload and one
     round together, and workers must collect enough for an update before they wait for a newer model. Off-policy,
-    samples stay until the remover takes them, and workers wait for the ratio. `max_version_lag` None is no bound;
+    samples stay until the remover takes them, and workers wait for the ratio: nothing can stall. `max_version_lag` None
+    is no bound;
     "part" is 0 with weights that go out in the middle of an update.
     """
-    if policy == "on-policy":
-        _check_on_policy(sampler, ratio)
-    else:
+    if policy == "off-policy":
         _check_off_policy(sampler, remover, capacity, max_version_lag)
+        return  # a sample can be drawn again and rounds go in by parts, so any batch and any round works
+    _check_on_policy(sampler, ratio)
     _check_batch(train_batch_size, round_size, max_version_lag)
     one_round = f"one round of all workers ({round_size} samples)"
     if capacity < train_batch_size + round_size:
@@ -54,7 +55,7 @@ def check_flow(
     start = (
         f"training starts at {preload} samples (replay_buffer_capacity {capacity} / preload_ratio {preload_ratio:g})"
     )
-    if policy == "on-policy" and capacity < preload + round_size:
+    if capacity < preload + round_size:
         raise ConfigError(
             f"{start}, and the buffer has no room for {one_round} as well; preload_ratio must be at "
             f"least {_up(capacity / (capacity - round_size))}"
@@ -65,6 +66,39 @@ def check_flow(
         raise ConfigError(
             f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {train_batch_size} workers "
             f"collect only {ahead} before the first update; preload_ratio must be at least {_up(capacity / ahead)}"
+        )
+
+
+def check_rows(
+    *,
+    policy: str,
+    backend: str,
+    remover: str,
+    capacity: int,
+    round_size: int,
+    chunk_length: int,
+    n_step: int,
+    look_back: int,
+) -> None:
+    """Raise ConfigError if rows cannot be cut out of chunks as `Spec.draw` asks (n_step, look_back)."""
+    if policy != "off-policy":
+        raise ConfigError(
+            "Spec.draw cuts chunks into rows, which only a replay memory does; "
+            'algorithm_on_policy_or_off_policy must be "off-policy", or the spec without draw'
+        )
+    if backend == "reverb":
+        raise ConfigError(
+            "buffer_backend is reverb, which cannot cut chunks into rows as Spec.draw asks; it must be auto or native"
+        )
+    if remover != "Fifo":
+        raise ConfigError(f"reverb_remover is {remover}, but chunks leave in the order they came; it must be Fifo")
+    chunks = 1 + math.ceil((n_step - 1) / chunk_length) + math.ceil(look_back / chunk_length)
+    least = (chunks + 1) * chunk_length * round_size
+    if capacity < least:
+        raise ConfigError(
+            f"replay_buffer_capacity is {capacity} steps, but rows of {n_step} steps that look {look_back} back need "
+            f"{chunks} chunks of {chunk_length} steps of each of the {round_size} environments, and one more that "
+            f"comes in; it must be at least {least}"
         )
 
 

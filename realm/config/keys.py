@@ -75,6 +75,8 @@ class AppConfig:
     """Training starts when the buffer has received capacity / preload_ratio samples."""
     train_batch_size: Count | Auto = "auto"
     """Samples of one update; auto takes one round of all workers, N x E."""
+    warm_up_steps: Limit | Auto = "auto"
+    """Env steps played before the first update. 0: preload_ratio decides; auto: what the package prefers, else 0."""
     production_consume_ratio: Annotated[float, Meta(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
@@ -93,6 +95,8 @@ class AppConfig:
 
     dump_model_freq: Count = 100
     """Updates between two checkpoints."""
+    publish_every: Count = 1
+    """Updates between two models that go out to those who predict; above 1 only with max_version_lag "free"."""
     modelpool_max_save_model_count: Annotated[int, Meta(ge=1, le=10_000)] = 5
     """Models that the model pool and the folder of checkpoints keep: the newest ones."""
     user_save_mode_max_count: Limit = 0

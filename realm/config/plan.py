@@ -39,6 +39,7 @@ class Plan:
     on_policy                     every sample is trained on once
     sampler, remover              names of reverb's selectors, without their prefix
     capacity, preload, batch      samples: size of the buffer, needed before the first update, taken by an update
+    warm_up_steps                 env steps before the first update; 0: preload decides
     ratio                         draws per sample that arrived
     max_version_lag               updates; None: no bound
     publish_early                 weights go out in the middle of an update, while workers collect the next round
@@ -59,6 +60,7 @@ class Plan:
     priority_exponent: float
     capacity: int
     preload: int
+    warm_up_steps: int
     batch: int
     ratio: float
     max_version_lag: int | None
@@ -199,6 +201,12 @@ def _lag(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choi
     return 1, "workers collect the next round while the learner trains on this one"
 
 
+def _warm_up(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    if app.algorithm_on_policy_or_off_policy == "off-policy" and "warm_up_steps" in preferred:
+        return preferred["warm_up_steps"], f"{app.algo} prefers it"
+    return 0, "preload_ratio decides"
+
+
 def _sampler(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     policy = app.algorithm_on_policy_or_off_policy
     return ("Fifo" if policy == "on-policy" else "Uniform"), policy
@@ -212,6 +220,8 @@ def _capacity(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) ->
 
 
 def _backend(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    if app.algorithm_on_policy_or_off_policy == "off-policy":
+        return "native", "a large memory is quicker and smaller in NumPy, and only there rows are cut out of chunks"
     return ("reverb", "it is installed") if machine.has_reverb else ("native", "reverb is not installed")
 
 
@@ -236,6 +246,7 @@ _RULES: dict[str, Callable[[AppConfig, Machine, Mapping[str, Any]], Choice]] = {
     "aisrv_connect_to_kaiwu_env_count": _envs,
     "train_batch_size": _batch,
     "max_version_lag": _lag,
+    "warm_up_steps": _warm_up,
     "reverb_sampler": _sampler,
     "replay_buffer_capacity": _capacity,
     "buffer_backend": _backend,
@@ -257,6 +268,11 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         raise ConfigError(f'key {undecided[0]!r} is still "auto"; it must be decided first, as in a run\'s config.toml')
     numbers = cast(Any, app)  # no `auto` is left
     lag: int | Literal["part"] | None = None if app.max_version_lag == "free" else numbers.max_version_lag
+    if app.publish_every > 1 and lag is not None:
+        raise ConfigError(
+            f"publish_every is {app.publish_every}, but with max_version_lag {app.max_version_lag} workers wait for the "
+            "weights of every update; it must be 1, or max_version_lag free"
+        )
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
         sampler=app.reverb_sampler,
@@ -279,7 +295,8 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         remover=app.reverb_remover,
         priority_exponent=app.priority_exponent,
         capacity=numbers.replay_buffer_capacity,
-        preload=max(numbers.train_batch_size, preload_samples(numbers.replay_buffer_capacity, app.preload_ratio)),
+        preload=_preload(app),
+        warm_up_steps=numbers.warm_up_steps,
         batch=numbers.train_batch_size,
         ratio=app.production_consume_ratio,
         max_version_lag=0 if lag == "part" else lag,
@@ -289,6 +306,14 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         learner_threads=numbers.torch_num_threads,
         device=app.device,
     )
+
+
+def _preload(app: AppConfig) -> int:
+    numbers = cast(Any, app)
+    by_ratio = preload_samples(numbers.replay_buffer_capacity, app.preload_ratio)
+    # a replay memory hands out a sample again, so a batch may be larger than what is there
+    off_policy = app.algorithm_on_policy_or_off_policy == "off-policy"
+    return by_ratio if off_policy else max(int(numbers.train_batch_size), by_ratio)
 
 
 def slow_choices(app: AppConfig, plan: Plan) -> list[str]:

@@ -2,18 +2,30 @@
 
 `ReplayBuffer` is the buffer, both in one process and in the cluster's buffer role (`roles/buffer.py`). It checks items,
 refuses duplicates and outdated ones, and holds back producer and consumer by the `Limiter`. A storage holds the items:
-`NativeStorage` (NumPy, `native.py`) or `ReverbStorage` (`reverb.py`). Nothing blocks: a call that must wait says so.
-Every dropped item is counted.
+`NativeStorage` (NumPy, `native.py`), `ReverbStorage` (`reverb.py`) or, where `Spec.draw` asks for rows of chunks,
+`ReplayMemory` (`memory.py`). Nothing blocks: a call that must wait says so. Every dropped item is counted.
+
+A *sample* is what the limits count: an item, or a step of a chunk with `Spec.draw`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from realm.config.plan import Plan
-from realm.contract import NO_VERSION, Array, Arrays, SampleInfo, Spec, Version, check_arrays, check_finite
+from realm.contract import (
+    NO_VERSION,
+    Array,
+    Arrays,
+    SampleInfo,
+    Spec,
+    Version,
+    check_arrays,
+    check_finite,
+    count_env_steps,
+)
 from realm.errors import ContractError
 
 ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
@@ -21,17 +33,20 @@ NO_ROOM, INVALID = "no_room", "invalid"
 
 
 class Storage(Protocol):
-    """Holds the items. Called from one thread, and only for operations that can complete at once."""
+    """Holds the items. Called from one thread, and only for operations that can complete at once.
+
+    size: samples that can be drawn. evicted: samples that left to make room.
+    """
 
     size: int
     evicted: int
 
     def add(self, items: Arrays) -> None:
-        """Store n items (name -> [n, ...]); a full storage evicts by its remover."""
+        """Store n items (name -> [n, ...]); a full storage evicts by its remover. It keeps no view of them."""
         ...
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
-        """Draw `count` items by the sampler: name -> [count, ...]."""
+        """Draw `count` samples by the sampler: name -> [count, ...]."""
         ...
 
     def update_priorities(self, key: Array, priority: Array) -> None:
@@ -45,14 +60,14 @@ class Storage(Protocol):
 
 @dataclass
 class Limiter:
-    """Holds back producer and consumer so that the flow has exactly the configured ratio.
+    """Holds back producer and consumer so that the flow has exactly the configured ratio. All counts are samples.
 
-    once         on-policy: every item is drawn once, so production waits for room
-    capacity     items that the storage holds
-    preload      items that must arrive before the first draw
-    batch        items of one draw
-    ratio        draws per item that arrived (KaiwuDRL's production_consume_ratio)
-    ahead        items that production may be ahead of that ratio
+    once         on-policy: every sample is drawn once, so production waits for room
+    capacity     that the storage holds
+    preload      that must arrive before the first draw
+    batch        of one draw
+    ratio        draws per sample that arrived (KaiwuDRL's production_consume_ratio)
+    ahead        that production may be ahead of that ratio; at least one item
     """
 
     once: bool
@@ -64,13 +79,21 @@ class Limiter:
     inserted: int = 0
     sampled: int = 0
 
-    def may_insert(self, count: int, size: int) -> bool:
+    def room(self, size: int) -> int:
+        """Samples that may go in now."""
         if self.once:
-            return size + count <= self.capacity
-        return self.inserted + count <= self.preload + (self.sampled + self.batch) / self.ratio + self.ahead
+            return self.capacity - size
+        return min(
+            self.capacity, int(self.preload + (self.sampled + self.batch) / self.ratio + self.ahead) - self.inserted
+        )
+
+    @property
+    def whole(self) -> int:
+        """The greatest round that finds room as a whole sooner or later, whatever the consumer waits for."""
+        return self.capacity - max(self.preload, self.batch) if self.once else min(self.ahead, self.capacity)
 
     def may_sample(self, count: int, size: int) -> bool:
-        if size < count or self.inserted < self.preload:
+        if self.inserted < self.preload or size < (count if self.once else 1):
             return False
         return self.once or self.sampled <= (self.inserted - self.preload) * self.ratio
 
@@ -84,9 +107,13 @@ class ReplayBuffer:
         self.storage = storage
         self.limiter = limiter
         self.counters: Counter[str] = Counter()
+        self._by_steps = spec.draw is not None
+        self._most_samples = spec.chunk_length if spec.draw else 1  # of an item: not every step of a chunk is valid
         self._max_lag = max_version_lag
         self._next = NO_VERSION  # the version that trains on the next batch, as far as known
         self._seen: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, tuple[tuple[int, int], int]] = {}  # worker -> origin of a round, items of it that are in
+        self._untold = 0  # env steps that came in since the last batch
 
     @property
     def size(self) -> int:
@@ -102,19 +129,22 @@ class ReplayBuffer:
     def add(self, items: Arrays) -> str:
         """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
 
-        NO_ROOM changes nothing: offer the round again after the next draw. Raises ContractError for items of another
-        shape or with NaN, and for more items than the capacity.
+        NO_ROOM: offer the round again after the next draw. A round too large ever to find room as a whole goes in by
+        parts, each as large as there is room for; what is in stays in. Raises ContractError for items of another shape
+        or with NaN.
         """
         count = len(items["worker"]) if items.get("worker") is not None and items["worker"].ndim == 1 else 0
         if count == 0:
             raise ContractError("a round must have at least one item, with `worker` of shape [n]")
         check_arrays(items, self.fields, (count,), "a round")
-        if count > self.limiter.capacity:
-            raise ContractError(f"a round of {count} items, but the buffer's capacity is {self.limiter.capacity}")
         worker, origin = int(items["worker"][0]), (int(items["incarnation"][0]), int(items["seq"][0]))
         if origin <= self._seen.get(worker, (-1, -1)):
             self.counters["duplicate"] += count
             return DUPLICATE
+        begun, taken = self._begun.get(worker, (origin, 0))
+        if begun == origin and taken:
+            items = {name: array[taken:] for name, array in items.items()}
+            count -= taken
         oldest, newest = _oldest_and_newest(items["version"])
         if self._next == NO_VERSION:
             self._next = Version(newest.epoch, 0)
@@ -125,17 +155,30 @@ class ReplayBuffer:
             self._seen[worker] = origin
             self.counters["refused_old_epoch" if old_epoch else "refused_stale"] += count
             return OLD_EPOCH if old_epoch else STALE
-        if not self.limiter.may_insert(count, self.size):
+        room = self.limiter.room(self.size) // self._most_samples
+        if room < min(count, max(1, self.limiter.whole // self._most_samples)):
             return NO_ROOM
         check_finite(items, "a round")
+        if room < count:
+            self._store({name: array[:room] for name, array in items.items()})
+            self._begun[worker] = (origin, (taken if begun == origin else 0) + room)
+            return NO_ROOM
+        self._store(items)
+        self._begun.pop(worker, None)
         self._seen[worker] = origin
-        self.storage.add(items)
-        self.limiter.inserted += count
-        self.counters["inserted"] += count
         return ACCEPTED
 
+    def _store(self, items: Arrays) -> None:
+        self.storage.add(items)
+        steps = count_env_steps(items)
+        samples = steps if self._by_steps else len(items["worker"])
+        self.limiter.inserted += samples
+        self.counters["inserted"] += samples
+        self.counters["env_steps"] += steps
+        self._untold += steps
+
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
-        """Draw `count` items for `version` to train on, or return None if there are not enough yet.
+        """Draw `count` samples for `version` to train on, or return None if there are not enough yet.
 
         The first request of a new epoch drops on-policy items of older epochs; off-policy items stay. The learner of
         an older epoch never gets a batch.
@@ -148,11 +191,13 @@ class ReplayBuffer:
         self._next = max(self._next, version)
         if not self.limiter.may_sample(count, self.size):
             return None
-        batch = self.storage.sample(count)
+        items, info = self.storage.sample(count)
         self._next = max(self._next, Version(version.epoch, version.update + 1))
         self.limiter.sampled += count
         self.counters["sampled"] += count
-        return batch
+        # on-policy every step is trained on once, and those of this batch are the ones that count as new
+        new, self._untold = count_env_steps(items) if self.limiter.once else self._untold, 0
+        return items, replace(info, new_env_steps=new, size=self.size)
 
     def totals(self) -> dict[str, float]:
         """The counters since the start, for reports."""
@@ -173,7 +218,11 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayB
     """Make the plan's buffer with its storage; table: the name of reverb's table."""
     fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
-    if plan.backend == "reverb":
+    if spec.draw:
+        from realm.data.memory import ReplayMemory  # late, as below: it imports numba
+
+        storage = ReplayMemory(spec, plan.capacity, plan.sampler == "Prioritized", plan.priority_exponent, seed)
+    elif plan.backend == "reverb":
         from realm.data.reverb import ReverbStorage  # late: reverb may not be installed
 
         storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
@@ -184,9 +233,9 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayB
     limiter = Limiter(
         once=plan.on_policy,
         capacity=plan.capacity,
-        preload=plan.preload,
+        preload=-(-plan.warm_up_steps // spec.steps_per_sample) or plan.preload,
         batch=plan.batch,
         ratio=plan.ratio,
-        ahead=plan.round_size,
+        ahead=plan.round_size * (spec.chunk_length if spec.draw else 1),
     )
     return ReplayBuffer(spec, storage, limiter, plan.max_version_lag)

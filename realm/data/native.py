@@ -1,14 +1,23 @@
-"""The NumPy storage: the buffer's items in arrays of this process."""
+"""The NumPy storage: the buffer's items in arrays of this process. `memory.py` has the one that cuts chunks into rows."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from realm.contract import Array, Arrays, Fields, SampleInfo
 
+if TYPE_CHECKING:
+    from realm.data.sumtree import SumTree
+
 
 class NativeStorage:
-    """Items in NumPy arrays, with reverb's selectors; runs wherever Python runs."""
+    """Items in NumPy arrays, with reverb's selectors; runs wherever Python runs.
+
+    Where items leave in the order in which they came, the arrays are a ring: item k lies at k modulo the capacity, and
+    every operation takes a time that does not depend on how many items there are. The other selectors look at all.
+    """
 
     def __init__(
         self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, seed: int
@@ -17,63 +26,105 @@ class NativeStorage:
         self.size = 0
         self.evicted = 0
         self._rows = {name: np.zeros((capacity, *field.shape), field.dtype) for name, field in fields.items()}
-        self._key = np.zeros(capacity, np.uint64)  # 0: free slot; keys count up, so they sort by age
+        self._key = np.zeros(capacity, np.uint64)  # 0: free place; keys count up from 1, so they sort by age
         self._priority = np.zeros(capacity)
         self._times = np.zeros(capacity, np.int64)
         self._last_key = 0
         self._sampler, self._remover, self._once, self._exponent = sampler, remover, once, exponent
+        self._is_ring = remover == "Fifo" and (not once or sampler == "Fifo")
+        self._tree: SumTree | None = None
+        if self._is_ring and sampler == "Prioritized":
+            from realm.data.sumtree import SumTree  # late: it imports numba
+
+            self._tree = SumTree(capacity)
+        self._greatest = 1.0  # the greatest priority so far
         self._rng = np.random.default_rng(seed)
 
     def add(self, items: Arrays) -> None:
-        count = len(items["worker"])
+        count, capacity = len(items["worker"]), len(self._key)
         key = np.arange(self._last_key + 1, self._last_key + count + 1, dtype=np.uint64)
         self._last_key += count
+        overflow = max(0, self.size + count - capacity)
+        self.evicted += overflow
         stays: slice | Array = slice(None)
-        overflow = self.size + count - len(self._key)
-        if overflow > 0:
-            # as in reverb, new items may be evicted, too
-            live = np.flatnonzero(self._key)
-            priority = np.concatenate([self._priority[live], np.ones(count)])
-            leaves, _ = self._choose(self._remover, np.concatenate([self._key[live], key]), priority, overflow, True)
-            self._free(live[leaves[leaves < len(live)]])
-            self.evicted += overflow
-            stays = np.ones(count, np.bool_)
-            stays[leaves[leaves >= len(live)] - len(live)] = False
+        places: slice | Array
+        if self._is_ring:
+            if count > capacity:  # the first of them leave at once
+                stays, key = slice(count - capacity, None), key[count - capacity :]
+            places = ring_places(self._last_key - len(key), len(key), capacity)
+        else:
+            stays = self._evict(overflow, key)
             key = key[stays]
-        places = np.flatnonzero(self._key == 0)[: len(key)]
+            places = np.flatnonzero(self._key == 0)[: len(key)]
         for name, rows in self._rows.items():
             rows[places] = items[name][stays]
         self._key[places] = key
-        self._priority[places] = 1.0
+        # a new item is drawn soon, so that its own priority becomes known
+        self._priority[places] = self._greatest if self._sampler == "Prioritized" else 1.0
         self._times[places] = 0
-        self.size += len(key)
+        self.size = min(self.size + count, capacity)
+        if self._tree is not None:
+            leaves = np.arange(capacity)[places] if isinstance(places, slice) else places
+            self._tree.set(leaves, self._priority[leaves] ** self._exponent)
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
-        live = np.flatnonzero(self._key)
-        chosen, probability = self._choose(self._sampler, self._key[live], self._priority[live], count, self._once)
-        places = live[chosen]
+        places, probability = self._draw(count)
         np.add.at(self._times, places, 1)
         items = {name: rows[places] for name, rows in self._rows.items()}
         info = SampleInfo(self._key[places], probability, self._times[places])
         if self._once:
-            self._free(places)
+            self._key[places] = 0
+            self.size -= count
         return items, info
 
     def update_priorities(self, key: Array, priority: Array) -> None:
-        order = np.argsort(self._key)
-        places = order[np.searchsorted(self._key, key, sorter=order).clip(max=len(order) - 1)]
+        if self._is_ring:
+            places = ((key - np.uint64(1)) % np.uint64(len(self._key))).astype(np.int64)
+        else:
+            order = np.argsort(self._key)
+            places = order[np.searchsorted(self._key, key, sorter=order).clip(max=len(order) - 1)]
         exists = self._key[places] == key
-        self._priority[places[exists]] = priority[exists]
+        places, priority = places[exists], priority[exists]
+        self._priority[places] = priority
+        self._greatest = max(self._greatest, float(priority.max(initial=0.0)))
+        if self._tree is not None:
+            self._tree.set(places, priority**self._exponent)
 
     def clear(self) -> None:
-        self._free(np.flatnonzero(self._key))
+        self._key[:] = 0
+        self.size = 0
+        if self._tree is not None:
+            self._tree.clear()
 
     def close(self) -> None:
         self._rows.clear()
 
-    def _free(self, places: Array) -> None:
-        self._key[places] = 0
-        self.size -= len(places)
+    def _draw(self, count: int) -> tuple[Array, Array]:
+        """The places i64 [count] of drawn items, and their probabilities f64 [count]."""
+        if self._is_ring:
+            oldest = self._last_key - self.size  # its key, less one
+            if self._sampler == "Fifo" and self._once:
+                return (oldest + np.arange(count)) % len(self._key), np.ones(count)
+            if self._tree is not None and self._tree.total > 0:
+                places = self._tree.draw(self._rng.random(count))
+                return places, self._tree.weight(places) / self._tree.total
+            if self._sampler in ("Uniform", "Prioritized"):  # as in reverb: without a positive priority all are equal
+                chosen = self._rng.integers(0, self.size, count)
+                return (oldest + chosen) % len(self._key), np.full(count, 1 / self.size)
+        live = np.flatnonzero(self._key)
+        chosen, probability = self._choose(self._sampler, self._key[live], self._priority[live], count, self._once)
+        return live[chosen], probability
+
+    def _evict(self, count: int, new: Array) -> Array:
+        """Make room by the remover, among the stored items and those with the keys `new`; returns which of the new ones
+        stay, bool [n]. As in reverb, new items may have to leave, too."""
+        live, stays = np.flatnonzero(self._key), np.ones(len(new), np.bool_)
+        if count:
+            priority = np.concatenate([self._priority[live], np.ones(len(new))])
+            leaves, _ = self._choose(self._remover, np.concatenate([self._key[live], new]), priority, count, True)
+            self._key[live[leaves[leaves < len(live)]]] = 0
+            stays[leaves[leaves >= len(live)] - len(live)] = False
+        return stays
 
     def _choose(
         self, selector: str, key: Array, priority: Array, count: int, without_replacement: bool
@@ -96,3 +147,11 @@ class NativeStorage:
         # without removal the same first item is drawn again
         chosen = order[:count] if without_replacement else np.repeat(order[:1], count)
         return chosen, np.ones(count)
+
+
+def ring_places(before: int, count: int, capacity: int) -> slice | Array:
+    """Where `count` items lie that come after `before` others in a ring; a slice where they lie in a row."""
+    start = before % capacity
+    if start + count <= capacity:
+        return slice(start, start + count)
+    return (start + np.arange(count)) % capacity

@@ -61,7 +61,7 @@ def run(prepared: Prepared) -> End:
         buffer = make_replay_buffer(plan, spec, "local", app.seed)
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
-        policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: trainer.version)
+        policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
         context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
         tensorboard = TensorBoard(prepared.run_dir / "log" / "tensorboard")
         shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
@@ -71,13 +71,15 @@ def run(prepared: Prepared) -> End:
                 items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
                 played.count("env_steps", count_env_steps(items))
                 played.totals["actions"] = policy.actions
-                if buffer.add(items) == NO_ROOM:
-                    count = len(items["worker"])
-                    raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
+                waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
                 while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
                     priorities = trainer.update(*drawn)
                     if priorities is not None:
                         buffer.storage.update_priorities(drawn[1].key, priorities)
+                    waits = waits and buffer.add(items) == NO_ROOM
+                if waits:
+                    count = len(items["worker"])
+                    raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
                 if shown.due():
                     _report(board, trainer, played, trained, buffer)
                     show(board, "running")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
+from realm.config.flow import check_rows
 from realm.config.load import RunConfig, to_toml
 from realm.config.plan import Decided, Plan, make_plan, slow_choices
 from realm.contract import Spec, check_arrays
@@ -57,6 +58,17 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
     spec = try_user_code(config, hyper)
     gc.freeze()
     gc.enable()
+    if spec.draw:
+        check_rows(
+            policy=config.app.algorithm_on_policy_or_off_policy,
+            backend=plan.backend,
+            remover=plan.remover,
+            capacity=plan.capacity,
+            round_size=plan.round_size,
+            chunk_length=spec.chunk_length,
+            n_step=spec.draw.n_step,
+            look_back=spec.draw.look_back,
+        )
     _check_models(config, spec)
     try:
         run_dir, run_file = claim_run_dir(config.app)

@@ -11,12 +11,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from loguru import logger
 
-from realm.contract import Agent, Array, Arrays, Learned, SampleInfo, Spec, Version, arrays_to_chunk, count_env_steps
+from realm.contract import (
+    Agent,
+    Array,
+    Arrays,
+    Learned,
+    SampleInfo,
+    Spec,
+    Version,
+    arrays_to_chunk,
+    arrays_to_transitions,
+)
 from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError
 from realm.learn import checkpoint
 from realm.watch.meters import Meters
@@ -105,7 +117,7 @@ class Trainer:
         """
         started = time.monotonic()
         self._measure_lag(items["version"])
-        steps = count_env_steps(items)
+        steps = info.new_env_steps
         made, restored = self.next_version, False
 
         def go_out() -> bool:
@@ -118,9 +130,9 @@ class Trainer:
             self._moved_on = True
             return True
 
-        batch = items if self._spec.sample else arrays_to_chunk(items)
+        info = replace(info, env_steps=self.env_steps + steps)
         try:
-            metrics, priorities = complete(self.agent.learn(batch, info), go_out)
+            metrics, priorities = complete(self.agent.learn(self._batch(items), info), go_out)
             self._check_finite()
             if priorities is not None:
                 priorities = _checked_priorities(priorities, len(items["worker"]))
@@ -147,6 +159,12 @@ class Trainer:
         meters.count("env_steps_trained", steps)
         meters.totals["version_epoch"], meters.totals["version_update"] = self.version
         return priorities
+
+    def _batch(self, items: Arrays) -> Any:
+        """The batch as `Agent.learn` gets it."""
+        if self._spec.sample:
+            return items
+        return arrays_to_transitions(items) if self._spec.draw else arrays_to_chunk(items)
 
     def _check_finite(self) -> None:
         spoiled = checkpoint.not_finite(self.agent.model.state_dict())

@@ -44,6 +44,7 @@ def run(job: Job) -> None:
             slot=_joined([request.slot + (request.worker << 32) for request in requests]),
             first=_joined([request.first for request in requests]),
             explore=_joined([request.explore for request in requests]),
+            env_steps=models.env_steps,
         )
         predicted = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
@@ -51,7 +52,8 @@ def run(job: Job) -> None:
             rows = slice(row, row + len(request.first))
             row = rows.stop
             arrays = {name: array[rows] for name, array in predicted.items()}
-            server.send(peer, Message("action", request.seq, {"version": list(models.version)}, arrays))
+            meta = {"version": list(models.version), "env_steps": models.env_steps}
+            server.send(peer, Message("action", request.seq, meta, arrays))
         meters.count("actions", row)
         meters.count("forwards")
         meters.put("batch_rows", row)

@@ -87,11 +87,11 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
     to_pool = job.client("model_pool")
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
 
-    def refresh() -> Version:
+    def refresh() -> tuple[Version, int]:
         started = time.monotonic()
         version = models.wait(gate.minimum, tick)
         job.link.meters.count("predict_wait_s", time.monotonic() - started)
         job.link.meters.totals["models_loaded"] = models.loaded
-        return version
+        return version, models.env_steps
 
     return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, gate, refresh), to_pool

@@ -171,7 +171,7 @@ class Keeper:
         items, info = drawn
         arrays = {f"item.{name}": array for name, array in items.items()}
         arrays |= {"info.key": info.key, "info.probability": info.probability, "info.times_sampled": info.times_sampled}
-        reply = Message("batch", draw.asked[2], {}, arrays)
+        reply = Message("batch", draw.asked[2], {"new_env_steps": info.new_env_steps, "size": info.size}, arrays)
         self._meters.put("consumer_wait_ms", 1e3 * (time.monotonic() - draw.since))
         self._last = (draw, reply)
         self._draw = None

@@ -61,7 +61,8 @@ def run(job: Job) -> None:
             priorities = trainer.update(items, info, publish if plan.publish_early else None)
             if priorities is not None:
                 batches.set_priorities(info, priorities)
-            if models.newest != trainer.version:  # they did not go out where `learn` yields
+            # else they went out where `learn` yields
+            if models.newest != trainer.version and trainer.version.update % app.publish_every == 0:
                 publish(trainer.version, trainer.env_steps)
             link.env_steps = trainer.env_steps
             tick()

@@ -30,6 +30,8 @@ class ModelReader:
     def __init__(self, client: Client, load: Callable[[bytes], None]) -> None:
         self._client, self._load = client, load
         self.version = NO_VERSION
+        self.env_steps = 0
+        """Played before the loaded model was published."""
         self.loaded = 0
         self.delay_s = 0.0
         """From the learner's publishing to the newest load; all processes of a machine share the monotonic clock."""
@@ -44,7 +46,7 @@ class ModelReader:
         changed = tag.version > self.version
         if changed:
             self._load(message.array("weights").tobytes())
-            self.version = tag.version
+            self.version, self.env_steps = tag.version, tag.env_steps
             self.loaded += 1
             self.delay_s = time.monotonic() - message.integer("published_ns") / 1e9
         self._client.ask("latest", {"have": list(self.version)})

@@ -35,25 +35,25 @@ class LocalPolicy:
     """`predict` by a plain call to an agent in this process.
 
     refresh: called before each prediction; loads newer weights if there are any, waits for the gate's minimum, and
-    returns the agent's version.
+    returns the agent's version and its env steps.
     """
 
     def __init__(
-        self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], Version]
+        self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], tuple[Version, int]]
     ) -> None:
         self._agent, self._gate, self._refresh = agent, gate, refresh
         self._fields = reply_fields(spec)
         self._slot = np.arange(num_envs)
         self.actions = 0
 
-    def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
-        version = self._refresh()
+    def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
+        version, env_steps = self._refresh()
         self._gate.see(version)
-        context = PredictContext(self._slot, first, np.full(len(first), explore, np.float32))
+        context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps)
         predicted = self._agent.predict(obs, context)
         checked_answer(predicted, self._fields, len(first))
         self.actions += len(first)
-        return Prediction(*predicted, version)
+        return Prediction(*predicted, version, env_steps)
 
 
 class RemotePolicy:
@@ -76,12 +76,12 @@ class RemotePolicy:
         self._slot = np.arange(num_envs)
         self.actions = 0
 
-    def predict(self, obs: Arrays, first: Array, explore: float = 1.0) -> Prediction:
+    def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
         started = time.perf_counter()
         arrays = {
             "slot": self._slot,
             "first": first,
-            "explore": np.full(len(first), explore, np.float32),
+            "explore": _per_row(explore, len(first)),
             **{f"obs.{name}": array for name, array in obs.items()},
         }
         check_arrays(arrays, self._request_fields, (len(first),), "the workflow's arguments of predict")
@@ -96,7 +96,7 @@ class RemotePolicy:
         version = reply.version()
         self._gate.see(version)
         extra = {name[6:]: array for name, array in reply.arrays.items() if name.startswith("extra.")}
-        return Prediction(reply.array("action"), extra, version)
+        return Prediction(reply.array("action"), extra, version, reply.integer("env_steps"))
 
     def _wait(self, seq: int, minimum: Version) -> Message | None:
         """Wait for the answer; None if a refund changed the minimum version meanwhile, so that it must ask again."""
@@ -107,6 +107,13 @@ class RemotePolicy:
                 return None
             wait_any([self._client], 50)
         return reply
+
+
+def _per_row(explore: float | Array, rows: int) -> Array:
+    """One number, or one for each row, as f32 [rows]."""
+    if isinstance(explore, np.ndarray) and explore.shape == (rows,):
+        return explore.astype(np.float32)
+    return np.full(rows, explore, np.float32)
 
 
 def request_fields(spec: Spec) -> Fields:

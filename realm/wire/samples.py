@@ -73,7 +73,13 @@ class BatchReader:
         reply = self._client.wait(self._seq, self._tick)
         if reply.kind == INVALID:
             raise WireError(f"the buffer refused a request for a batch: {reply.text('reason')}")
-        info = SampleInfo(reply.array("info.key"), reply.array("info.probability"), reply.array("info.times_sampled"))
+        info = SampleInfo(
+            reply.array("info.key"),
+            reply.array("info.probability"),
+            reply.array("info.times_sampled"),
+            reply.integer("new_env_steps"),
+            reply.integer("size"),
+        )
         return {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}, info
 
     def set_priorities(self, info: SampleInfo, priorities: Array) -> None:

@@ -1,0 +1,264 @@
+"""realm/data/memory.py: rows are cut out of chunks as a literal replay of every episode says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realm.chunk import ChunkBuilder
+from realm.contract import ActionSpec, Array, Arrays, Draw, Field, Prediction, Spec, Version, chunk_to_arrays
+from realm.data.memory import ReplayMemory
+from realm.data.sumtree import SumTree
+
+
+def spec_of(draw: Draw, length: int, own_discount: bool = False) -> Spec:
+    return Spec(
+        obs={"x": Field((2,), "float32")},
+        action=ActionSpec(n=9),
+        extra={"echo": Field((), "float32")},
+        chunk_length=length,
+        step={"discount": Field((), "float32")} if own_discount else {},
+        draw=draw,
+    )
+
+
+@dataclass
+class Step:
+    """One step as it was played. then: whether the same episode goes on."""
+
+    obs: Array
+    action: int
+    reward: float
+    terminated: bool
+    truncated: bool
+    next_obs: Array
+    discount: float
+    begins: bool
+
+
+class Players:
+    """E environments of one worker that play at random, and remember every step of every environment."""
+
+    def __init__(self, spec: Spec, envs: int, worker: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.envs, self.spec = envs, spec
+        self.count = 0
+        obs = self._observe()
+        self.chunks = ChunkBuilder(spec, obs, worker, 1)
+        self.obs = obs["x"]
+        self.ended = np.zeros(envs, bool)
+        self.begins = np.ones(envs, bool)
+        self.played: list[list[Step]] = [[] for _ in range(envs)]
+        self.places: dict[tuple[int, int, int], int] = {}  # (env, seq, row) -> index in `played`
+        self.seq = 0
+
+    def _observe(self) -> Arrays:
+        self.count += 1
+        return {"x": np.stack([np.full(self.envs, self.count), np.arange(self.envs)], 1).astype(np.float32)}
+
+    def round(self) -> Arrays:
+        row = 0
+        while not self.chunks.full:
+            action = self.rng.integers(0, 9, self.envs)
+            discount = self.rng.random(self.envs).astype(np.float32)
+            reward = self.rng.normal(size=self.envs).astype(np.float32)
+            over = self.rng.random(self.envs) < 0.15
+            terminated = over & (self.rng.random(self.envs) < 0.5)
+            obs = self._observe()
+            self.chunks.step(
+                Prediction(action, {"echo": action.astype(np.float32)}, Version(1, 0)),
+                reward, terminated, over & ~terminated, obs,
+                {"discount": discount},
+            )  # fmt: skip
+            for e in range(self.envs):
+                if not self.ended[e]:
+                    self.places[e, self.seq, row] = len(self.played[e])
+                    self.played[e].append(
+                        Step(
+                            self.obs[e], int(action[e]), float(reward[e]), bool(terminated[e]),
+                            bool(over[e] & ~terminated[e]), obs["x"][e], float(discount[e]), bool(self.begins[e]),
+                        )
+                    )  # fmt: skip
+            self.begins, self.ended = self.ended, over & ~self.ended
+            self.obs = obs["x"]
+            row += 1
+        self.seq += 1
+        return chunk_to_arrays(self.chunks.take())
+
+    def row(self, env: int, at: int) -> dict[str, Any] | None:
+        """The row that begins at step `at` of this environment; None if its steps have not all been played."""
+        draw, steps = self.spec.draw, self.played[env]
+        assert draw
+        reward, factor, now = 0.0, 1.0, at
+        for n in range(draw.n_step):
+            now = at + n
+            if now >= len(steps):
+                return None
+            reward += factor * steps[now].reward
+            factor *= steps[now].discount if self.spec.step else draw.gamma
+            if steps[now].terminated or steps[now].truncated:
+                break
+        back = at
+        seen = [steps[at].obs]
+        for _ in range(draw.look_back):
+            back -= not steps[back].begins
+            seen.insert(0, steps[back].obs)
+        after = [*seen[1:], steps[at].obs][: draw.look_back]
+        history = [one.obs for one in steps[: now + 1]]
+        begin = max(n for n in range(now + 1) if steps[n].begins)
+        episode = [*history[begin:], steps[now].next_obs]
+        after = [episode[max(0, len(episode) - 1 - k)] for k in range(draw.look_back, 0, -1)] + [steps[now].next_obs]
+        return {
+            "obs.x": np.array(seen) if draw.look_back else seen[0],
+            "next_obs.x": np.array(after) if draw.look_back else after[-1],
+            "action": steps[at].action,
+            "reward": reward,
+            "discount": 0.0 if steps[now].terminated else factor,
+            "extra.echo": float(steps[at].action),
+        }
+
+
+CASES = [
+    (Draw(), 1, False),
+    (Draw(1, 0.9), 5, False),
+    (Draw(3, 0.9), 1, False),
+    (Draw(3, 0.9), 4, True),
+    (Draw(7, 0.5), 3, False),
+    (Draw(1, 0.99, look_back=3), 4, False),
+    (Draw(4, 0.97, look_back=6), 4, True),
+    (Draw(2, 0.97, look_back=2), 1, False),
+]
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(("draw", "length", "own_discount"), CASES)
+def test_rows_are_those_of_a_literal_replay(draw: Draw, length: int, own_discount: bool, prioritized: bool) -> None:
+    """Two workers play while the memory fills up and evicts; each drawn row is what its episode says, and each step
+    that can be drawn is."""
+    spec = spec_of(draw, length, own_discount)
+    capacity = 40 * length
+    memory = ReplayMemory(spec, capacity, prioritized, 0.6, seed=0)
+    workers = [Players(spec, 3, worker, seed=worker) for worker in range(2)]
+    for turn in range(30):
+        player = workers[turn % 2]
+        memory.add(player.round())
+        if memory.size == 0:
+            continue
+        items, info = memory.sample(64)
+        assert (info.probability > 0).all()
+        for b in range(64):
+            who = workers[int(items["worker"][b])]
+            env = int(items["env"][b])
+            number = int(info.key[b]) - 1
+            row = number % length
+            at = who.places[env, int(items["seq"][b]), row]
+            expected = who.row(env, at)
+            assert expected is not None
+            for name, value in expected.items():
+                np.testing.assert_allclose(items[name][b], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    drawn = Counter(memory.sample(4000)[1].key.tolist())
+    assert len(drawn) == memory.size == int(memory._ready.sum())
+    assert memory.size == can_be_drawn(memory, workers, draw, length)
+
+
+def can_be_drawn(memory: ReplayMemory, workers: list[Players], draw: Draw, length: int) -> int:
+    """Steps that are stored with all their later steps and all that they look back at: a count step by step."""
+    stored: dict[tuple[int, int], set[int]] = defaultdict(set)
+    live = np.flatnonzero(memory._key)
+    for place in live:
+        worker, env, seq = (int(memory._rows[name][place]) for name in ("worker", "env", "seq"))
+        for row in range(length):
+            at = workers[worker].places.get((env, seq, row))
+            if at is not None:
+                stored[worker, env].add(at)
+    total = 0
+    for (worker, env), steps in stored.items():
+        played = workers[worker].played[env]
+        for at in steps:
+            good, now = True, at
+            for _ in range(draw.n_step - 1):
+                if played[now].terminated or played[now].truncated:
+                    break
+                now += 1
+                good &= now in steps
+                if not good:
+                    break
+            back = at
+            for _ in range(draw.look_back):
+                if played[back].begins:
+                    break
+                back -= 1
+                good &= back in steps
+            total += good
+    return total
+
+
+def test_without_bootstrapping_at_a_time_limit_this_fails() -> None:
+    """A time limit is no end of the world: the value of what would have come counts; a terminal state has none."""
+    memory = ReplayMemory(spec_of(Draw(1, 0.5), 1), 8, False, 1.0, 0)
+    for seq, (terminated, truncated) in enumerate([(False, True), (True, False)]):
+        chunk = {name: np.zeros((1, *one.shape), one.dtype) for name, one in spec_of(Draw(), 1).sample_fields.items()}
+        chunk["terminated"][:], chunk["truncated"][:], chunk["valid"][:] = terminated, truncated, True
+        chunk["env"][:], chunk["reward"][:] = seq, 1.0
+        memory.add(chunk)
+    items, _ = memory.sample(50)
+    assert set(zip(items["env"].tolist(), items["discount"].tolist(), strict=True)) == {(0, 0.5), (1, 0.0)}
+
+
+def test_an_episode_that_was_thrown_away_is_no_bridge() -> None:
+    """The chunk after it begins anew, although the one before it did not end."""
+    spec = spec_of(Draw(2, 0.5), 1)
+    memory = ReplayMemory(spec, 8, False, 1.0, 0)
+    for seq, first in enumerate([True, True, False]):
+        chunk = {name: np.zeros((1, *one.shape), one.dtype) for name, one in spec.sample_fields.items()}
+        chunk["valid"][:], chunk["seq"][:], chunk["first"][:, 0] = True, seq, first
+        memory.add(chunk)
+    assert memory.size == 1
+    assert set(memory.sample(20)[0]["seq"].tolist()) == {1}
+
+
+def test_new_rows_get_the_greatest_priority_so_far() -> None:
+    spec = spec_of(Draw(), 1)
+    memory = ReplayMemory(spec, 100, True, 1.0, 0)
+    player = Players(spec, 4, 0, 0)
+    memory.add(player.round())
+    _, info = memory.sample(100)
+    memory.update_priorities(info.key, np.full(100, 3.0))
+    memory.update_priorities(info.key[:1], np.ones(1))
+    memory.update_priorities(np.array([10**9], np.uint64), np.array([1e9]))  # gone, or never there: passed over
+    for _ in range(4):
+        memory.add(player.round())
+    _, info = memory.sample(4000)
+    shares = Counter(np.round(info.probability / info.probability.min()).astype(int).tolist())
+    assert set(shares) == {1, 3}
+
+
+class TestSumTree:
+    @pytest.mark.parametrize("leaves", [1, 2, 3, 7, 64, 1000])
+    def test_against_a_cumulative_sum(self, leaves: int) -> None:
+        rng = np.random.default_rng(leaves)
+        tree, weight = SumTree(leaves), np.zeros(leaves)
+        for _ in range(20):
+            leaf = rng.integers(0, leaves, 5)
+            new = rng.random(5) * (rng.random(5) < 0.7)
+            tree.set(leaf, new)
+            for one, value in zip(leaf, new, strict=True):
+                weight[one] = value
+            assert tree.total == pytest.approx(weight.sum())
+            np.testing.assert_array_equal(tree.weight(np.arange(leaves)), weight)
+            if weight.sum() > 0:
+                u = rng.random(50)
+                expected = np.searchsorted(np.cumsum(weight), u * weight.sum(), side="right")
+                np.testing.assert_array_equal(tree.draw(u), expected)
+        tree.clear()
+        assert tree.total == 0
+
+    def test_never_a_leaf_of_weight_zero(self) -> None:
+        tree = SumTree(8)
+        tree.set(np.array([1, 5]), np.array([0.1, 0.2]))
+        u = np.array([0.0, np.nextafter(1.0, 0.0), 1.0, 1 / 3])
+        assert set(tree.draw(u).tolist()) <= {1, 5}
