@@ -24,12 +24,23 @@ FLOWS = {
         "production_consume_ratio=2.0",
         "counting.once=false",
     ],
+    "rows": [
+        "algorithm_on_policy_or_off_policy=off-policy",
+        "replay_buffer_capacity=3000",
+        "warm_up_steps=1000",
+        "train_batch_size=640",
+        "production_consume_ratio=8.0",
+        "counting.once=false",
+        "counting.n_step=3",
+        "counting.look_back=2",
+    ],
 }
+OFF_POLICY = ("off-policy", "rows")
 ENOUGH = "max_env_steps=30000"
 
 
-def check_accounts(run, samples_once):
-    """What one role sent is what the other got."""
+def check_accounts(run, samples_once, sent="items", of_one=1):
+    """What one role sent is what the other got. sent: what the workers call a sample; of_one: samples of an item."""
     workers, buffer, learner = run.totals("aisrv"), run.totals("buffer"), run.totals("learner")
     actor = run.totals("actor")
     assert sum(n for name, n in actor.items() if name.startswith("batch_rows_to_")) == actor.get("forwards", 0)
@@ -41,7 +52,7 @@ def check_accounts(run, samples_once):
     assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
     refused = buffer["refused_old_epoch"] + buffer["refused_stale"]
     # rounds that were under way when the run ended: at most two a worker
-    assert 0 <= workers["items"] - buffer["inserted"] - refused <= 2 * 2 * 6
+    assert 0 <= workers[sent] - buffer["inserted"] - refused <= 2 * 2 * 6 * of_one
     if samples_once:
         assert buffer["inserted"] == buffer["sampled"] + buffer["size"] + buffer["dropped_old_epoch"]
         assert 0 <= buffer["sampled"] - learner["items_trained"] <= 2 * 20  # handed out, not yet trained on
@@ -57,14 +68,25 @@ def test_local(tmp_path, flow):
         assert run.finish() == 0, run.text()
 
 
+@pytest.mark.slow
+def test_rows_in_a_cluster(tmp_path):
+    """A replay memory of chunks: the ratio of rows drawn to steps played is kept to an update or two."""
+    with Run(tmp_path, ENOUGH, *FLOWS["rows"]) as run:
+        assert run.finish() == 0, run.text()
+        check_accounts(run, samples_once=False, sent="env_steps", of_one=8)
+        updates, played = run.totals("learner")["updates"], run.totals("buffer")["inserted"]
+        assert abs((played - 1000) * 8 / 640 - updates) <= 4
+        assert played >= 30_000
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "flow", [pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow) for name in FLOWS]
+    "flow", [pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow) for name in FLOWS if name != "rows"]
 )
 def test_cluster(tmp_path, flow, backend):
     with Run(tmp_path, f"buffer_backend={backend}", ENOUGH, *FLOWS[flow]) as run:
         assert run.finish() == 0, run.text()
-        check_accounts(run, samples_once=flow != "off-policy")
+        check_accounts(run, samples_once=flow not in OFF_POLICY)
         assert run.processes() == []
         if flow == "off-policy":
             updates, inserted = run.totals("learner")["updates"], run.totals("buffer")["inserted"]
@@ -94,6 +116,18 @@ def test_learner_killed(tmp_path, flow):
         if flow == "free":  # workers went on playing with the old weights; strict ones had nothing under way
             assert buffer["refused_old_epoch"] + buffer["dropped_old_epoch"] > 0
         assert "resumed from" in (run.dir / "log" / "learner-0.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["aisrv-0", "buffer-0", "learner-0"])
+def test_role_killed_with_a_replay_memory(tmp_path, role):
+    with Run(tmp_path, "restart_budget=3", "counting.learn_s=0.02", *FLOWS["rows"]) as run:
+        run.wait_running()
+        run.wait_trained(20)
+        run.kill(role)
+        before = run.checkpoints()[-1][1]
+        run.wait_trained(before + 60, epoch=2 if role == "learner-0" else 1)
+        assert run.interrupt() == 0, run.text()
 
 
 @pytest.mark.parametrize("role", ["aisrv-0", "actor-0", "model_pool-0", "buffer-0"])

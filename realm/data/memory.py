@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from realm.contract import Array, Arrays, SampleInfo, Spec, chunk_fields
-from realm.data.native import ring_places
+from realm.data.native import as_array, ring_places
 from realm.data.sumtree import SumTree
 
 _ORIGIN = ("worker", "incarnation", "env", "seq")
@@ -54,7 +54,7 @@ class ReplayMemory:
 
     def _add(self, items: Arrays, count: int) -> None:
         where = ring_places(self._last_key, count, len(self._key))
-        places = np.arange(len(self._key))[where] if isinstance(where, slice) else where
+        places = as_array(where)
         self._evict(places[self._key[places] > 0])
         for name, rows in self._rows.items():
             rows[where] = items[name]

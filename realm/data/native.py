@@ -64,7 +64,7 @@ class NativeStorage:
         self._times[places] = 0
         self.size = min(self.size + count, capacity)
         if self._tree is not None:
-            leaves = np.arange(capacity)[places] if isinstance(places, slice) else places
+            leaves = as_array(places)
             self._tree.set(leaves, self._priority[leaves] ** self._exponent)
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
@@ -147,6 +147,11 @@ class NativeStorage:
         # without removal the same first item is drawn again
         chosen = order[:count] if without_replacement else np.repeat(order[:1], count)
         return chosen, np.ones(count)
+
+
+def as_array(places: slice | Array) -> Array:
+    """The places i64 [n] that a result of `ring_places` means."""
+    return np.arange(places.start, places.stop) if isinstance(places, slice) else places
 
 
 def ring_places(before: int, count: int, capacity: int) -> slice | Array:

@@ -11,6 +11,8 @@ class Config:
     strict: bool = False  # every batch must hold exactly one version, the current one
     early: bool = True  # learn yields, so weights go out before an update is over, where they may
     once: bool = True  # every chunk must come exactly once
+    n_step: int = 0  # draw rows of so many steps, discounted by 0.5; 0: whole chunks
+    look_back: int = 0  # observations before a row's own
     nan_from: int = 0  # the weights become NaN in this update and those after it; 0: never
     nan_times: int = 1  # so often
     nan_late: bool = False  # only after the weights went out

@@ -35,7 +35,7 @@ class Agent:
         time.sleep(self.config.learn_s / 2)
         if self.config.nan_late:
             self.spoil()
-        return {"checked_rows": float(batch.valid.size)}, None
+        return {"checked_rows": float(len(batch.worker))}, None
 
     def spoil(self):
         if self.config.nan_from and self.calls >= self.config.nan_from and self.nans < self.config.nan_times:
@@ -46,6 +46,12 @@ class Agent:
         """Raise unless every row is what was played; count them."""
         assert gc.isenabled()  # held while the role started
         self.moved_on = False
+        assert info.env_steps - info.new_env_steps == self.env_steps, "env steps that nobody played, or lost ones"
+        self.env_steps = info.env_steps
+        if self.config.n_step:
+            self._check_rows(batch)
+            self.updates += 1
+            return
         for b in range(len(batch.worker)):
             self._check_chunk(batch, b)
         if self.config.strict:
@@ -55,7 +61,27 @@ class Agent:
         if self.config.once:
             assert (info.times_sampled == 1).all(), info.times_sampled
         self.updates += 1
-        self.env_steps += int(batch.valid.sum())
+
+    def _check_rows(self, batch):
+        """Every row is what was played: n steps of one episode, or fewer where it ended."""
+        n_step, length = self.config.n_step, self.config.episode_length + batch.env % 5
+        obs, after = batch.obs["count"], batch.next_obs["count"]
+        if self.config.look_back:
+            for seen in (obs, after):  # consecutive steps of one episode; its first one may be repeated
+                step = seen[:, :, 2]
+                assert (np.diff(seen[:, :, 1], axis=1) == 0).all(), "it looks back into another episode"
+                assert ((np.diff(step, axis=1) == 1) | ((step[:, :-1] == 0) & (step[:, 1:] == 0))).all(), step
+            obs, after = obs[:, -1], after[:, -1]
+        assert (batch.action == obs[:, 0] % 1000).all(), "another row's action"
+        assert (batch.extra["echo"] == obs[:, 0]).all(), "another row's extra"
+        n, ended = after[:, 0] - obs[:, 0], after[:, 2] >= length
+        assert ((n == n_step) | (ended & (n >= 1) & (n < n_step))).all(), "n steps, or to the episode's end"
+        assert (after[:, 1] == obs[:, 1]).all(), "a row crosses episodes"
+        assert (after[:, 2] == obs[:, 2] + n).all(), "a row crosses a reset"
+        reward = sum(np.where(k < n, 0.5**k * (obs[:, 2] + k + 1), 0.0) for k in range(n_step))
+        np.testing.assert_allclose(batch.reward, reward, rtol=1e-6)
+        terminated = ended & (obs[:, 1] % 3 != 2)  # a time limit is no end: the value of what would come counts
+        np.testing.assert_array_equal(batch.discount, np.where(terminated, 0.0, 0.5**n).astype(np.float32))
 
     def _check_chunk(self, batch, b):
         count, first, valid = batch.obs["count"][b], batch.first[b], batch.valid[b]

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from realm.contract import ActionSpec, Field, Spec
+from realm.contract import ActionSpec, Draw, Field, Spec
 
 
 class CountingEnvs(VectorEnv):
@@ -55,4 +55,5 @@ def spec(envs, config):
         action=ActionSpec(n=1000),
         extra={"echo": Field((), "int64")},
         chunk_length=config.chunk_length,
+        draw=Draw(config.n_step, 0.5, config.look_back) if config.n_step else None,
     )
