@@ -99,7 +99,9 @@ class ChunkBuilder:
 
 def _added(added: Arrays | None, name: str) -> Array:
     if added is None or name not in added:
-        raise ContractError(f"Spec.step names {name!r}, so the workflow must give it: step(..., added={{{name!r}: ...}})")
+        raise ContractError(
+            f"Spec.step names {name!r}, so the workflow must give it: step(..., added={{{name!r}: ...}})"
+        )
     return added[name]
 
 

@@ -81,7 +81,12 @@ def test_rows_in_a_cluster(tmp_path):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "flow", [pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow) for name in FLOWS if name != "rows"]
+    "flow",
+    [
+        pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow)
+        for name in FLOWS
+        if name != "rows"
+    ],
 )
 def test_cluster(tmp_path, flow, backend):
     with Run(tmp_path, f"buffer_backend={backend}", ENOUGH, *FLOWS[flow]) as run:

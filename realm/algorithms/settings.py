@@ -1,7 +1,8 @@
-"""Every hyper-parameter of PPO (`realm/algorithms/ppo.py`), with its default and its bounds.
+"""Every hyper-parameter of the algorithms, with its default and its bounds.
 
-A user's `Config` (`<algo>/config.py`) inherits from `Settings`, adds its own fields and gives others their defaults.
-Workers make it, too, so there is no torch here.
+`Settings` are those of PPO (`ppo.py`); `TD3Settings`, `SACSettings` and `QSettings` those of the others. A user's
+`Config` (`<algo>/config.py`) inherits from one of them, adds its own fields and gives others their defaults. Workers
+make it, too, so there is no torch here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,37 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    table: ClassVar[str] = "ppo"
+class Checked:
+    """The checks of a configuration's fields."""
+
+    table: ClassVar[str] = ""
     """Of the TOML file: a value that cannot work is refused with one sentence that begins with `<table>.<field>`."""
+
+    def check(self, name: str, ok: bool, must_be: str) -> None:
+        """Raise ValueError, one sentence, unless `ok`."""
+        if not ok:
+            raise ValueError(f"{self.table}.{name} is {getattr(self, name)!r}, it must be {must_be}")
+
+    def check_choices(self, choices: Mapping[str, tuple[Any, ...]]) -> None:
+        for name, allowed in choices.items():
+            self.check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
+
+    def check_least(self, names: Iterable[str], least: int) -> None:
+        for name in names:
+            self.check(name, getattr(self, name) >= least, f"at least {least}" if least else "0 or more")
+
+    def check_share(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
+
+    def check_positive(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.check(name, getattr(self, name) > 0.0, "above 0")
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    table: ClassVar[str] = "ppo"
 
     # returns
     gamma_start: float = 0.99  # discount of a step, at the first step ...
@@ -64,23 +92,70 @@ class Settings:
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
         self.check_least(("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
 
-    def check(self, name: str, ok: bool, must_be: str) -> None:
-        """Raise ValueError, one sentence, unless `ok`."""
-        if not ok:
-            raise ValueError(f"{self.table}.{name} is {getattr(self, name)!r}, it must be {must_be}")
 
-    def check_choices(self, choices: Mapping[str, tuple[Any, ...]]) -> None:
-        for name, allowed in choices.items():
-            self.check(name, getattr(self, name) in allowed, "one of " + ", ".join(map(repr, allowed)))
+@dataclass(frozen=True)
+class TD3Settings(Checked):
+    """Of `td3.py`; the paper's values where it has them (arXiv:1802.09477)."""
 
-    def check_least(self, names: Iterable[str], least: int) -> None:
-        for name in names:
-            self.check(name, getattr(self, name) >= least, f"at least {least}" if least else "0 or more")
+    table: ClassVar[str] = "td3"
+    gamma: float = 0.99  # discount of a step
+    minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
+    lr: float = 3e-4  # learning rate of actor and critics
+    tau: float = 0.005  # how far the targets move in a step
+    policy_delay: int = 2  # steps of the critics for one of the actor and the targets
+    explore_noise: float = 0.1  # standard deviation of exploration, in halves of the action's range
+    target_noise: float = 0.2  # of the noise on the target's action, likewise ...
+    target_noise_clip: float = 0.5  # ... and its bound
+    random_steps: int = 10_000  # env steps with uniform actions at first
 
-    def check_share(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
+    def __post_init__(self) -> None:
+        self.check_least(("minibatch_size", "policy_delay"), 1)
+        self.check_positive(("lr",))
+        self.check_share(("gamma", "tau"))
+        self.check_least(("explore_noise", "target_noise", "target_noise_clip", "random_steps"), 0)
 
-    def check_positive(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.check(name, getattr(self, name) > 0.0, "above 0")
+
+@dataclass(frozen=True)
+class SACSettings(Checked):
+    """Of `sac.py`; the values of arXiv:1812.05905."""
+
+    table: ClassVar[str] = "sac"
+    gamma: float = 0.99  # discount of a step
+    minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
+    lr: float = 3e-4  # learning rate of actor, critics and temperature
+    tau: float = 0.005  # how far the targets move in a step
+    temperature: float = 0.0  # weight of the entropy; 0: learned
+    entropy_target: float = 0.0  # of the learned temperature, in nats; 0: minus the number of action dimensions
+    random_steps: int = 10_000  # env steps with uniform actions at first
+
+    def __post_init__(self) -> None:
+        self.check_least(("minibatch_size",), 1)
+        self.check_positive(("lr",))
+        self.check_share(("gamma", "tau"))
+        self.check_least(("temperature", "random_steps"), 0)
+
+
+@dataclass(frozen=True)
+class QSettings(Checked):
+    """Of `q_learning.py`."""
+
+    table: ClassVar[str] = "q_learning"
+    gamma: float = 0.99  # discount of a step
+    n_step: int = 1  # rewards of a row
+    minibatch_size: int = 128  # rows of one gradient step; a draw is cut into parts of this size
+    lr: float = 2.5e-4  # learning rate
+    double: bool = True  # the network chooses the next action, and the target rates it (arXiv:1509.06461)
+    target_every: int = 500  # gradient steps after which the target becomes the network
+    huber: float = 1.0  # errors above this count linearly; 0: all squared
+    max_grad_norm: float = 10.0  # longer gradients are scaled down to it
+    epsilon_start: float = 1.0  # share of random actions at the first env step ...
+    epsilon_end: float = 0.05  # ... and from epsilon_steps on, linear between
+    epsilon_steps: int = 10_000
+    beta_start: float = 0.4  # how far a prioritised draw is corrected, at the first step ...
+    beta_steps: int = 100_000  # ... and fully from here on, linear between (arXiv:1511.05952)
+
+    def __post_init__(self) -> None:
+        self.check_least(("n_step", "minibatch_size", "target_every", "epsilon_steps", "beta_steps"), 1)
+        self.check_positive(("lr", "max_grad_norm"))
+        self.check_share(("gamma", "epsilon_start", "epsilon_end", "beta_start"))
+        self.check_least(("huber",), 0)

@@ -270,8 +270,8 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
     lag: int | Literal["part"] | None = None if app.max_version_lag == "free" else numbers.max_version_lag
     if app.publish_every > 1 and lag is not None:
         raise ConfigError(
-            f"publish_every is {app.publish_every}, but with max_version_lag {app.max_version_lag} workers wait for the "
-            "weights of every update; it must be 1, or max_version_lag free"
+            f"publish_every is {app.publish_every}, but with max_version_lag {app.max_version_lag} workers wait for "
+            "the weights of every update; it must be 1, or max_version_lag free"
         )
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,

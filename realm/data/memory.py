@@ -136,7 +136,7 @@ class ReplayMemory:
             self._tree.set(leaf, np.zeros(len(leaf)))
 
     def _ahead(self, place: Array, row: Array) -> tuple[list[Array], list[Array], Array, Array]:
-        """The steps of a row: place and row i64 [B] of each of its n steps, how many count [B], and whether they are all
+        """The steps of a row: place and row i64 [B] of each of its n steps, how many count [B], and whether all are
         there, bool [B]. Steps after an episode's end repeat the last one and do not count."""
         places, rows = [place], [row]
         counted, complete = np.ones(len(place), np.int64), np.ones(len(place), np.bool_)

@@ -1,4 +1,4 @@
-"""The NumPy storage: the buffer's items in arrays of this process. `memory.py` has the one that cuts chunks into rows."""
+"""The NumPy storage: the buffer's items in arrays of this process. The one in `memory.py` cuts chunks into rows."""
 
 from __future__ import annotations
 

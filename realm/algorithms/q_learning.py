@@ -1,0 +1,209 @@
+"""Q-learning with a network (DQN, Mnih et al. 2015), for discrete actions: double, dueling, noisy, n-step, prioritised.
+
+An agent makes one `QLearning` of its network and calls `act` in `predict` and `update` in `learn`. Its batch is
+`Transitions`; n steps come with it (`Draw.n_step`), and so does prioritised drawing (`reverb_sampler = "Prioritized"`).
+An observation named `legal`, bool [A], is a mask of the legal actions; without it all are legal.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from realm.algorithms.adam import Adam
+from realm.algorithms.continuous import Means, Obs
+from realm.algorithms.networks import frozen_copy
+from realm.algorithms.settings import QSettings
+from realm.contract import Array, Arrays, Learned, SampleInfo, Transitions
+
+
+class Network(Protocol):
+    """What Q-learning trains: a torch module."""
+
+    def values(self, obs: Obs) -> Tensor:
+        """The value of each action, f32 [n, A]."""
+        ...
+
+
+class Dueling(nn.Module):
+    """A head that adds up a state's value and each action's advantage (Wang et al. 2016, arXiv:1511.06581, eq. 9)."""
+
+    def __init__(self, inputs: int, actions: int, linear: type[nn.Module] = nn.Linear) -> None:
+        super().__init__()
+        self.value, self.advantage = linear(inputs, 1), linear(inputs, actions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: f32 [n, inputs]. Returns f32 [n, actions]."""
+        advantage = self.advantage(x)
+        out: Tensor = self.value(x) + advantage - advantage.mean(-1, keepdim=True)
+        return out
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with learned, factorised Gaussian noise (Fortunato et al. 2018, arXiv:1706.10295, section 3).
+
+    Noise is drawn anew by `draw_noise`; without it, or after `quiet`, the layer uses its means.
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma * bound))
+        self._noise: tuple[Tensor, Tensor] | None = None
+
+    def draw_noise(self, generator: torch.Generator) -> None:
+        def scaled(size: int) -> Tensor:
+            x = torch.randn(size, generator=generator, device=self.weight.device)
+            return x.sign() * x.abs().sqrt()
+
+        self._noise = scaled(self.weight.shape[1]), scaled(self.weight.shape[0])
+
+    def quiet(self) -> None:
+        self._noise = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: f32 [n, inputs]. Returns f32 [n, outputs]."""
+        if self._noise is None:
+            return functional.linear(x, self.weight, self.bias)
+        into, out = self._noise
+        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(out, into))
+        return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, out))
+
+
+def targets(
+    reward: Tensor, discount: Tensor, target_values: Tensor, own_values: Tensor | None, legal: Tensor | None
+) -> Tensor:
+    """r + discount * the target network's value of the best legal next action, f32 [n].
+
+    target_values f32 [n, A] of the next state; own_values: the trained network's, which chooses the action (double
+    Q-learning, van Hasselt et al. 2016, eq. 4), None: the target chooses, too. `discount` is 0 where the episode
+    terminated, and not where a time limit ended it.
+    """
+    choosing = target_values if own_values is None else own_values
+    if legal is not None:
+        choosing = choosing.masked_fill(~legal, -torch.inf)
+    best = target_values.gather(1, choosing.argmax(1, keepdim=True)).squeeze(1)
+    return torch.addcmul(reward, discount, best)
+
+
+def importance(probability: Array, size: int, beta: float) -> Array:
+    """Weights f32 [B] that correct a prioritised draw, at most 1: (1 / (size * p))^beta over their greatest.
+
+    Schaul et al. 2016, section 3.4.
+    """
+    weight = (size * np.maximum(probability, 1e-12)) ** -beta
+    return np.asarray(weight / weight.max(), np.float32)
+
+
+def between(start: float, end: float, steps: int, now: int) -> float:
+    """A value that goes from `start` at step 0 to `end` at `steps` and stays there."""
+    return start + (end - start) * min(1.0, now / steps)
+
+
+class QLearning:
+    """Trains `network`: all of its state besides the weights is in `state_dict`."""
+
+    def __init__(self, network: Network, settings: QSettings, device: torch.device, seed: int) -> None:
+        self.network, self.settings, self.device = network, settings, device
+        self.module: nn.Module = network  # type: ignore[assignment]
+        self.target = frozen_copy(network)
+        self.noisy = [one for one in self.module.modules() if isinstance(one, NoisyLinear)]
+        self.target_module: nn.Module = self.target  # type: ignore[assignment]
+        self.adam = Adam(self.module.parameters(), 1e-8)
+        self.rng = np.random.default_rng(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.steps = 0  # gradient steps
+
+    @torch.inference_mode()
+    def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
+        """Actions i64 [N]: the best one, or a random legal one with the probability epsilon * explore f32 [N].
+
+        A network with noisy layers explores by its noise, and then epsilon is 0.
+        """
+        own, legal = self.settings, obs.get("legal")
+        seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
+        loud = bool(self.noisy) and bool((explore > 0).any())
+        for layer in self.noisy:
+            layer.draw_noise(self.generator) if loud else layer.quiet()
+        values = self.network.values(seen).cpu().numpy()
+        score = values if legal is None else np.where(legal, values, -np.inf)
+        action = score.argmax(1)
+        epsilon = 0.0 if self.noisy else between(own.epsilon_start, own.epsilon_end, own.epsilon_steps, env_steps)
+        random = self.rng.random(values.shape) if legal is None else self.rng.random(values.shape) * legal
+        roll = self.rng.random(len(action)) < epsilon * explore
+        return np.where(roll, random.argmax(1), action).astype(np.int64)
+
+    def update(self, batch: Transitions, info: SampleInfo) -> Learned:
+        """Gradient steps over parts of the batch, in the order drawn; returns each row's |TD error| as its priority."""
+        own, means, errors = self.settings, Means(), []
+        beta = between(own.beta_start, 1.0, own.beta_steps, info.env_steps)
+        weight = self.tensor(importance(info.probability, max(1, info.size), beta))
+        obs = {name: self.tensor(array) for name, array in batch.obs.items()}
+        after = {name: self.tensor(array) for name, array in batch.next_obs.items()}
+        action, reward, discount = map(self.tensor, (batch.action, batch.reward, batch.discount))
+        for begin in range(0, len(reward), own.minibatch_size):
+            part = slice(begin, begin + own.minibatch_size)
+            now = {name: array[part] for name, array in obs.items()}
+            then = {name: array[part] for name, array in after.items()}
+            error, metrics = self.step(now, action[part], reward[part], discount[part], then, weight[part])
+            errors.append(error)
+            means.add(metrics)
+        priorities = torch.cat(errors).abs().cpu().numpy().astype(np.float64) + 1e-6
+        return means.result(), priorities
+
+    def step(
+        self, obs: Obs, action: Tensor, reward: Tensor, discount: Tensor, next_obs: Obs, weight: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One gradient step; action i64 [n], the others f32 [n]. Returns the TD errors f32 [n], and metrics."""
+        own = self.settings
+        for module in (self.module, self.target_module) if self.noisy else ():
+            for layer in module.modules():
+                if isinstance(layer, NoisyLinear):
+                    layer.draw_noise(self.generator)
+        with torch.no_grad():
+            target = targets(
+                reward,
+                discount,
+                self.target.values(next_obs),
+                self.network.values(next_obs) if own.double else None,
+                next_obs.get("legal"),
+            )
+        value = self.network.values(obs).gather(1, action.unsqueeze(1)).squeeze(1)
+        error = value - target
+        losses = (
+            functional.huber_loss(value, target, reduction="none", delta=own.huber) if own.huber else error.square()
+        )
+        loss = (weight * losses).mean()
+        self.adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = self.adam.grad_norm()
+        self.adam.step(own.lr, (norm / own.max_grad_norm).clamp(min=1.0))
+        self.steps += 1
+        if self.steps % own.target_every == 0:
+            self.target_module.load_state_dict(self.module.state_dict())
+        return error.detach(), {"loss": loss.detach(), "value": value.detach().mean(), "grad_norm": norm}
+
+    def tensor(self, array: Array) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "target": {name: one.cpu().clone() for name, one in self.target_module.state_dict().items()},
+            "adam": self.adam.state_dict(),
+            "generator": self.generator.get_state(),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.target_module.load_state_dict(state["target"])
+        self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"])
+        self.steps = state["steps"]

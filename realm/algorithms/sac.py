@@ -1,0 +1,151 @@
+"""SAC: Haarnoja et al. 2018 (arXiv:1812.05905), for continuous actions, with a learned temperature.
+
+An agent makes one `SAC` of its network and calls `act` in `predict`, `update` in `learn` with `Transitions`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from realm.algorithms.adam import Adam
+from realm.algorithms.continuous import Means, Minibatch, Obs, Scale, minibatches, uniform_at_first
+from realm.algorithms.networks import follow, frozen_copy
+from realm.algorithms.settings import SACSettings
+from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
+
+LOG_STD_LEAST, LOG_STD_GREATEST = -5.0, 2.0
+
+
+class Network(Protocol):
+    """What SAC trains."""
+
+    @property
+    def actor_net(self) -> nn.Module: ...
+
+    @property
+    def critic_net(self) -> nn.Module: ...
+
+    def actor(self, obs: Obs) -> Tensor:
+        """Mean and log of the standard deviation before the tanh, f32 [n, 2 A]."""
+        ...
+
+    def critics(self, obs: Obs, action: Tensor, count: int = 2) -> Tensor:
+        """The values of the first `count` critics f32 [count, n]; actions from -1 to 1."""
+        ...
+
+
+def squashed(moments: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """An action of the squashed Gaussian, f32 [n, A] from -1 to 1, and its log-density f32 [n].
+
+    moments: f32 [n, 2 A], mean and log of the deviation, which is bounded smoothly; noise f32 [n, A], standard normal.
+    Appendix C of the paper: log pi = log N(u) - sum log(1 - tanh(u)^2), the last in a form that does not overflow:
+    2 (log 2 - u - softplus(-2 u)).
+    """
+    mean, log_std = moments.chunk(2, dim=-1)
+    log_std = LOG_STD_LEAST + 0.5 * (LOG_STD_GREATEST - LOG_STD_LEAST) * (torch.tanh(log_std) + 1)
+    before = mean + log_std.exp() * noise
+    gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    correction = 2 * (math.log(2) - before - functional.softplus(-2 * before))
+    return torch.tanh(before), (gaussian - correction).sum(-1)
+
+
+def targets(reward: Tensor, discount: Tensor, values: Tensor, log_density: Tensor, temperature: Tensor) -> Tensor:
+    """Soft value of the next state: r + discount (min of the critics - temperature log pi), f32 [n]. Eq. 2 and 3.
+
+    values f32 [2, n]; `discount` is 0 where the episode terminated, and not where a time limit ended it.
+    """
+    return reward + discount * (torch.minimum(values[0], values[1]) - temperature * log_density)
+
+
+class SAC:
+    """Trains `network`: all of its state besides the weights is in `state_dict`."""
+
+    def __init__(
+        self, network: Network, action: ActionSpec, settings: SACSettings, device: torch.device, seed: int
+    ) -> None:
+        self.network, self.settings, self.device = network, settings, device
+        self.scale = Scale(action)
+        self.target_critic = frozen_copy(network)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(settings.temperature or 1.0), device=device))
+        self.entropy_target = settings.entropy_target or -float(len(action.low))
+        self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
+        self.critic_adam = Adam(network.critic_net.parameters(), 1e-8)
+        self.temperature_adam = Adam([self.log_temperature], 1e-8)
+        self.rng = np.random.default_rng(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    @torch.inference_mode()
+    def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
+        """Actions f32 [N, A]: drawn where explore f32 [N] is 1, the mean's where it is 0, uniform in the first
+        `random_steps`."""
+        seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
+        moments = self.network.actor(seen).cpu()
+        noise = self.rng.standard_normal((len(explore), moments.shape[1] // 2), np.float32) * explore[:, None]
+        action = squashed(moments, torch.from_numpy(noise))[0].numpy()
+        if env_steps < self.settings.random_steps:
+            action = uniform_at_first(action, explore, self.rng)
+        return self.scale.out(action)
+
+    def update(self, batch: Transitions, info: SampleInfo) -> Learned:
+        """Gradient steps over parts of the batch, in the order drawn."""
+        means = Means()
+        for rows in minibatches(batch, self.scale, self.settings.minibatch_size, self.device):
+            noise = torch.randn((2, *rows.action.shape), generator=self.generator, device=self.device)
+            means.add(self.step_critics(rows, noise[0]))
+            means.add(self.step_actor(rows.obs, noise[1]))
+            follow(self.target_critic.critic_net.parameters(), self.network.critic_net.parameters(), self.settings.tau)
+        return means.result(), None
+
+    def step_critics(self, rows: Minibatch, noise: Tensor) -> dict[str, Tensor]:
+        """One gradient step of both critics; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
+        with torch.no_grad():
+            action, log_density = squashed(self.network.actor(rows.next_obs), noise)
+            values = self.target_critic.critics(rows.next_obs, action)
+            target = targets(rows.reward, rows.discount, values, log_density, self.log_temperature.exp())
+        values = self.network.critics(rows.obs, rows.action)
+        loss = (values - target).square().mean(1).sum()
+        self.critic_adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.critic_adam.step(self.settings.lr)
+        return {"critic_loss": loss.detach(), "value": values.detach().mean()}
+
+    def step_actor(self, obs: Obs, noise: Tensor) -> dict[str, Tensor]:
+        """One gradient step of the actor, eq. 7 and 9 of the paper, and of the temperature, eq. 18."""
+        temperature = self.log_temperature.exp().detach()
+        action, log_density = squashed(self.network.actor(obs), noise)
+        values = self.network.critics(obs, action)
+        loss = (temperature * log_density - torch.minimum(values[0], values[1])).mean()
+        parameters = self.actor_adam.parameters
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        self.actor_adam.step(self.settings.lr)
+        entropy = -log_density.detach().mean()
+        if not self.settings.temperature:
+            self.log_temperature.grad = entropy - self.entropy_target
+            self.temperature_adam.step(self.settings.lr)
+        return {"actor_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "targets": [one.detach().cpu().clone() for one in self.target_critic.critic_net.parameters()],
+            "log_temperature": self.log_temperature.detach().cpu().clone(),
+            "actor_adam": self.actor_adam.state_dict(),
+            "critic_adam": self.critic_adam.state_dict(),
+            "temperature_adam": self.temperature_adam.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for weight, saved in zip(self.target_critic.critic_net.parameters(), state["targets"], strict=True):
+            weight.data.copy_(saved)
+        self.log_temperature.data.copy_(state["log_temperature"])
+        self.actor_adam.load_state_dict(state["actor_adam"])
+        self.critic_adam.load_state_dict(state["critic_adam"])
+        self.temperature_adam.load_state_dict(state["temperature_adam"])
+        self.generator.set_state(state["generator"])

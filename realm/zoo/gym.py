@@ -1,0 +1,87 @@
+"""Any gymnasium environment as a package needs it: vector environments with dicts as observations, shapes, the loop.
+
+A package of the zoo takes its environment's name from the table `[env]`: `id = "Pendulum-v1"`; the other keys of that
+table go to `gymnasium.make_vec`. Workers call this, so it imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
+
+from realm.chunk import ChunkBuilder
+from realm.contract import ActionSpec, Arrays, Chunk, Field, Fields, Policy, WorkflowContext
+from realm.errors import ConfigError
+
+
+def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorEnv[Any, Any, Any]:
+    """Environments that report each episode's return; observations are dicts, `{"state": ...}` where they were none,
+    and f64 becomes f32. options: the table `[env]`; default: the id if it names none."""
+    given = dict(options)
+    name = given.pop("id", default)
+    try:
+        envs: Any = gymnasium.make_vec(name, num_envs, vectorization_mode="sync", **given)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"[env] id is {name}, which needs a package that is not installed: {error}") from error
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ConfigError(f"[env] id is {name!r}: {str(error).splitlines()[0]}") from error
+    single, batched = _as_dict(envs.single_observation_space), _as_dict(envs.observation_space)
+    return TransformObservation(RecordEpisodeStatistics(envs), _observed, batched, single)
+
+
+def _observed(obs: Any) -> Arrays:
+    parts = obs if isinstance(obs, dict) else {"state": obs}
+    return {name: np.asarray(array, _dtype(array.dtype)) for name, array in parts.items()}
+
+
+def _dtype(dtype: np.dtype[Any] | None) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype == np.float64 or dtype is None else dtype
+
+
+def _as_dict(space: spaces.Space[Any]) -> spaces.Dict:
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"state": space}
+    return spaces.Dict({name: _single(part) for name, part in parts.items()})
+
+
+def _single(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    return space
+
+
+def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
+    """Name -> shape and dtype of one environment's observation."""
+    space = envs.single_observation_space
+    assert isinstance(space, spaces.Dict)
+    return {name: Field(part.shape or (), str(part.dtype)) for name, part in space.spaces.items()}
+
+
+def action_spec(envs: VectorEnv[Any, Any, Any]) -> ActionSpec:
+    """The action space as an ActionSpec. Raises ConfigError for one that is no Discrete, MultiDiscrete or flat Box."""
+    space = envs.single_action_space
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return ActionSpec(n=int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return ActionSpec(nvec=tuple(int(n) for n in space.nvec))
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
+    raise ConfigError(f"the action space is {space}; it must be Discrete from 0, MultiDiscrete or a Box of one axis")
+
+
+def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
+    """Step the environments for ever, and yield the chunks of all of them every T steps."""
+    obs, _ = envs.reset(seed=context.seed)
+    chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
+    while True:
+        prediction = policy.predict(obs, chunks.first)
+        obs, reward, terminated, truncated, info = envs.step(prediction.action)
+        context.monitor.episodes(info)
+        chunks.step(prediction, reward, terminated, truncated, obs)
+        if chunks.full:
+            yield chunks.take()

@@ -1,0 +1,13 @@
+"""Hyper-parameters: SAC's in `realm/algorithms/settings.py`, and what this agent adds."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from realm.algorithms.settings import SACSettings
+
+
+@dataclass(frozen=True)
+class Config(SACSettings):
+    table: ClassVar[str] = "sac"
+    hidden: int = 256  # width of the two hidden layers of actor and critics
+    chunk_length: int = 20  # steps between two sends to the buffer

@@ -1,0 +1,13 @@
+"""Hyper-parameters: TD3's in `realm/algorithms/settings.py`, and what this agent adds."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from realm.algorithms.settings import TD3Settings
+
+
+@dataclass(frozen=True)
+class Config(TD3Settings):
+    table: ClassVar[str] = "td3"
+    hidden: int = 256  # width of the two hidden layers of actor and critics
+    chunk_length: int = 20  # steps between two sends to the buffer

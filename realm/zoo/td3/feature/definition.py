@@ -1,0 +1,15 @@
+"""The environment and its shapes. Workers call it, so it imports no torch."""
+
+from typing import Any
+
+from realm.contract import Draw, Spec
+from realm.zoo.gym import action_spec, make_vec, obs_fields
+from realm.zoo.td3.config import Config
+
+
+def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:
+    return make_vec(num_envs, options, "Pendulum-v1")
+
+
+def spec(envs: Any, config: Config) -> Spec:
+    return Spec(obs_fields(envs), action_spec(envs), {}, config.chunk_length, draw=Draw(gamma=config.gamma))

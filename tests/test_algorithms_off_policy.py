@@ -1,0 +1,295 @@
+"""realm/algorithms: TD3, SAC and Q-learning, each against a slow version that goes row by row."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from realm.algorithms import q_learning, sac, td3
+from realm.algorithms.continuous import Scale, minibatches
+from realm.algorithms.networks import follow
+from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
+from realm.contract import ActionSpec, Draw, Field, SampleInfo, Spec, Transitions
+from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
+from realm.zoo.dqn.config import Config as DQNConfig
+from realm.zoo.sac.algorithm.agent import Agent as SACAgent
+from realm.zoo.sac.config import Config as SACConfig
+from realm.zoo.td3.algorithm.agent import Agent as TD3Agent
+from realm.zoo.td3.config import Config as TD3Config
+
+OBS, ACTIONS, ROWS = 5, 3, 24
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> Any:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def batch(discrete: bool) -> Transitions:
+    """Rows with the three kinds of end: none, terminated (discount 0), a time limit (a discount as ever)."""
+    low, high = np.array([-2.0, 0.0, -1.0]), np.array([2.0, 5.0, 1.0])
+    action = RNG.integers(0, ACTIONS, ROWS) if discrete else (low + RNG.random((ROWS, 3)) * (high - low))
+    ids = np.zeros(ROWS, np.int64)
+    return Transitions(
+        obs={"state": floats(ROWS, OBS)},
+        action=action if discrete else action.astype(np.float32),
+        reward=floats(ROWS),
+        discount=np.where(RNG.random(ROWS) < 0.3, 0.0, 0.97).astype(np.float32),
+        next_obs={"state": floats(ROWS, OBS)},
+        extra={}, step={}, version=np.zeros((ROWS, 2), np.int64), worker=ids, incarnation=ids, env=ids, seq=ids,
+    )  # fmt: skip
+
+
+def spec(discrete: bool) -> Spec:
+    action = ActionSpec(n=ACTIONS) if discrete else ActionSpec(low=(-2.0, 0.0, -1.0), high=(2.0, 5.0, 1.0))
+    return Spec({"state": Field((OBS,), "float32")}, action, {}, 4, draw=Draw())
+
+
+INFO = SampleInfo(np.arange(ROWS, dtype=np.uint64), RNG.random(ROWS) + 0.1, np.ones(ROWS, np.int64), size=ROWS)
+
+
+def plain_adam(network: nn.Module, lr: float) -> torch.optim.Adam:
+    return torch.optim.Adam(network.parameters(), lr)
+
+
+def near(a: nn.Module, b: nn.Module, tolerance: float = 1e-6) -> None:
+    for one, other in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=tolerance)
+
+
+class TestTD3:
+    def test_smoothing_and_targets_row_by_row(self) -> None:
+        action, noise = torch.tensor(floats(ROWS, 3)).tanh(), torch.tensor(floats(ROWS, 3)) * 3
+        smooth = td3.smoothed(action, noise.clone(), 0.2, 0.5)
+        reward, discount, values = torch.tensor(floats(ROWS)), torch.rand(ROWS), torch.tensor(floats(2, ROWS))
+        target = td3.targets(reward, discount, values)
+        for n in range(ROWS):
+            for a in range(3):
+                shift = min(0.5, max(-0.5, 0.2 * float(noise[n, a])))
+                assert float(smooth[n, a]) == pytest.approx(min(1.0, max(-1.0, float(action[n, a]) + shift)), abs=1e-6)
+            expected = float(reward[n]) + float(discount[n]) * min(float(values[0, n]), float(values[1, n]))
+            assert float(target[n]) == pytest.approx(expected, abs=1e-6)
+
+    def test_updates_are_those_of_a_plain_loop(self) -> None:
+        config = TD3Config(hidden=16, minibatch_size=8, lr=1e-2, tau=0.1)
+        agent = TD3Agent(spec(False), config, "cpu", 3)
+        literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
+        actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_net, 1e-2)
+        generator = torch.Generator().manual_seed(3)
+        rows = batch(False)
+        agent.learn(rows, INFO)
+        scale = Scale(spec(False).action)
+        for step in range(3):
+            part = slice(8 * step, 8 * step + 8)
+            obs, then = ({"state": torch.tensor(one["state"][part])} for one in (rows.obs, rows.next_obs))
+            action = torch.tensor(scale.back(rows.action[part]))
+            noise = torch.randn(8, 3, generator=generator)
+            with torch.no_grad():
+                next_action = (target.actor(then) + (0.2 * noise).clamp(-0.5, 0.5)).clamp(-1, 1)
+                value = target.critics(then, next_action).min(0).values
+                goal = torch.tensor(rows.reward[part]) + torch.tensor(rows.discount[part]) * value
+            loss = sum(((one - goal) ** 2).mean() for one in literal.critics(obs, action))
+            critic_adam.zero_grad()
+            loss.backward()
+            critic_adam.step()
+            if step == 1:  # every second step
+                actor_adam.zero_grad()
+                (-literal.critics(obs, literal.actor(obs))[0].mean()).backward()
+                actor_adam.step()
+                for one, other in zip(target.parameters(), literal.parameters(), strict=True):
+                    one.data += 0.1 * (other.data - one.data)
+        near(agent.model, literal)
+        near(agent.td3.target, target)
+
+    def test_exploration(self) -> None:
+        agent = TD3Agent(spec(False), TD3Config(random_steps=100, explore_noise=0.3), "cpu", 0)
+        obs = {"state": np.repeat(floats(1, OBS), 4000, 0)}
+        explore = np.repeat([0.0, 1.0], 2000).astype(np.float32)
+        at_first, later = agent.td3.act(obs, explore, 99), agent.td3.act(obs, explore, 100)
+        assert (at_first[:2000] == later[:2000]).all()
+        assert (np.ptp(later[:2000], 0) == 0).all()
+        low, high = np.array([-2, 0, -1]), np.array([2, 5, 1])
+        for actions in (at_first, later):
+            assert ((actions >= low - 1e-6) & (actions <= high + 1e-6)).all()
+        np.testing.assert_allclose(at_first[2000:].mean(0), (low + high) / 2, atol=0.3)
+        np.testing.assert_allclose(at_first[2000:].std(0), (high - low) / math.sqrt(12), rtol=0.1)
+        assert (later[2000:].std(0) < at_first[2000:].std(0)).all()
+
+
+class TestSAC:
+    def test_density_is_that_of_the_squashed_gaussian(self) -> None:
+        moments, noise = torch.tensor(floats(ROWS, 6)), torch.tensor(floats(ROWS, 3))
+        action, log_density = sac.squashed(moments, noise)
+        for n in range(ROWS):
+            total = 0.0
+            for a in range(3):
+                std = math.exp(-5 + 3.5 * (math.tanh(float(moments[n, 3 + a])) + 1))
+                u = float(moments[n, a]) + std * float(noise[n, a])
+                assert float(action[n, a]) == pytest.approx(math.tanh(u), abs=1e-5)
+                normal = -0.5 * float(noise[n, a]) ** 2 - math.log(std * math.sqrt(2 * math.pi))
+                # log(1 - tanh(u)^2), in double precision and not where it would vanish
+                total += normal - math.log(max(1 / math.cosh(min(max(u, -300), 300)) ** 2, 1e-300))
+            assert float(log_density[n]) == pytest.approx(total, rel=1e-3, abs=1e-3)
+
+    def test_a_saturated_action_has_a_finite_density(self) -> None:
+        moments = torch.tensor([[50.0, -50.0, 0.0, 2.0, 2.0, -9.0]], requires_grad=True)
+        _, log_density = sac.squashed(moments, torch.ones(1, 3))
+        log_density.sum().backward()
+        assert torch.isfinite(log_density).all()
+        assert moments.grad is not None
+        assert torch.isfinite(moments.grad).all()
+
+    def test_updates_are_those_of_a_plain_loop(self) -> None:
+        config = SACConfig(hidden=16, minibatch_size=12, lr=1e-2, tau=0.1)
+        agent = SACAgent(spec(False), config, "cpu", 5)
+        literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
+        actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_net, 1e-2)
+        log_alpha = torch.zeros((), requires_grad=True)
+        alpha_adam = torch.optim.Adam([log_alpha], 1e-2)
+        generator = torch.Generator().manual_seed(5)
+        rows = batch(False)
+        agent.learn(rows, INFO)
+        for part in minibatches(rows, Scale(spec(False).action), 12, torch.device("cpu")):
+            noise = torch.randn(2, 12, 3, generator=generator)
+            alpha = log_alpha.exp().detach()
+            with torch.no_grad():
+                action, density = sac.squashed(literal.actor(part.next_obs), noise[0])
+                value = target.critics(part.next_obs, action).min(0).values - alpha * density
+                goal = part.reward + part.discount * value
+            loss = sum(((one - goal) ** 2).mean() for one in literal.critics(part.obs, part.action))
+            critic_adam.zero_grad()
+            loss.backward()
+            critic_adam.step()
+            action, density = sac.squashed(literal.actor(part.obs), noise[1])
+            actor_adam.zero_grad()
+            (alpha * density - literal.critics(part.obs, action).min(0).values).mean().backward()
+            actor_adam.step()
+            alpha_adam.zero_grad()
+            (-log_alpha * (density.detach() - 3.0)).mean().backward()  # eq. 18 with the target -3
+            alpha_adam.step()
+            follow(target.critic_net.parameters(), literal.critic_net.parameters(), 0.1)
+        near(agent.model, literal, 1e-5)
+        near(agent.sac.target_critic.critic_net, target.critic_net, 1e-5)
+        assert agent.sac.log_temperature.item() == pytest.approx(log_alpha.item(), abs=1e-5)
+
+
+class TestQLearning:
+    @pytest.mark.parametrize("double", [False, True])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_targets_row_by_row(self, double: bool, masked: bool) -> None:
+        target, own = torch.tensor(floats(ROWS, 4)), torch.tensor(floats(ROWS, 4))
+        reward, discount = torch.tensor(floats(ROWS)), torch.rand(ROWS)
+        legal = torch.rand(ROWS, 4) < 0.6
+        legal[:, 2] = True
+        given = q_learning.targets(reward, discount, target, own if double else None, legal if masked else None)
+        for n in range(ROWS):
+            actions = [a for a in range(4) if not masked or bool(legal[n, a])]
+            chooses = own if double else target
+            best = max(actions, key=lambda a: float(chooses[n, a]))
+            expected = float(reward[n]) + float(discount[n]) * float(target[n, best])
+            assert float(given[n]) == pytest.approx(expected, abs=1e-6)
+
+    def test_importance_row_by_row(self) -> None:
+        p = RNG.random(50) / 50
+        literal = [(1 / (1000 * one)) ** 0.7 for one in p]
+        np.testing.assert_allclose(importance(p, 1000, 0.7), np.array(literal) / max(literal), rtol=1e-5)
+        np.testing.assert_allclose(importance(np.full(9, 0.01), 100, 1.0), 1.0)
+
+    def test_schedules(self) -> None:
+        assert [between(1.0, 0.1, 100, now) for now in (0, 50, 100, 900)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+    def test_dueling_and_noisy_layers(self) -> None:
+        x = torch.tensor(floats(7, OBS))
+        head = Dueling(OBS, 4)
+        value, advantage = head.value(x), head.advantage(x)
+        torch.testing.assert_close(head(x), value + advantage - advantage.mean(1, keepdim=True))
+        layer, generator = NoisyLinear(OBS, 4), torch.Generator().manual_seed(0)
+        quiet = x @ layer.weight.T + layer.bias
+        torch.testing.assert_close(layer(x), quiet)
+        layer.draw_noise(generator)
+        again = torch.Generator().manual_seed(0)
+        e_in, e_out = torch.randn(OBS, generator=again), torch.randn(4, generator=again)
+        f_in, f_out = e_in.sign() * e_in.abs().sqrt(), e_out.sign() * e_out.abs().sqrt()
+        weight = layer.weight + layer.weight_sigma * f_out[:, None] * f_in[None, :]
+        torch.testing.assert_close(layer(x), x @ weight.T + layer.bias + layer.bias_sigma * f_out)
+        layer.quiet()
+        torch.testing.assert_close(layer(x), quiet)
+
+    def test_updates_are_those_of_a_plain_loop(self) -> None:
+        config = DQNConfig(hidden=16, minibatch_size=8, lr=1e-2, target_every=2, max_grad_norm=0.5)
+        agent = DQNAgent(spec(True), config, "cpu", 1)
+        literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
+        adam = plain_adam(literal, 1e-2)
+        rows = batch(True)
+        _, priorities = agent.learn(rows, INFO)
+        assert priorities is not None
+        weight = torch.tensor(importance(INFO.probability, ROWS, 0.4))
+        for step in range(3):
+            part = slice(8 * step, 8 * step + 8)
+            obs, then = ({"state": torch.tensor(one["state"][part])} for one in (rows.obs, rows.next_obs))
+            with torch.no_grad():
+                best = literal.values(then).argmax(1)
+                goal = (
+                    torch.tensor(rows.reward[part])
+                    + torch.tensor(rows.discount[part]) * target.values(then)[torch.arange(8), best]
+                )
+            value = literal.values(obs)[torch.arange(8), torch.tensor(rows.action[part])]
+            np.testing.assert_allclose(priorities[part], (value - goal).abs().detach().numpy() + 1e-6, atol=1e-5)
+            losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
+            adam.zero_grad()
+            (weight[part] * losses).mean().backward()
+            nn.utils.clip_grad_norm_(literal.parameters(), 0.5)
+            adam.step()
+            if step == 1:
+                target = copy.deepcopy(literal)
+        near(agent.model, literal, 1e-5)
+        near(agent.q_learning.target, target, 1e-5)
+
+    def test_exploration(self) -> None:
+        config = DQNConfig(epsilon_start=1.0, epsilon_end=0.2, epsilon_steps=100)
+        agent = DQNAgent(spec(True), config, "cpu", 0)
+        obs = {"state": np.repeat(floats(1, OBS), 6000, 0), "legal": np.tile([True, False, True], (6000, 1))}
+        explore = np.repeat([0.0, 0.5, 1.0], 2000).astype(np.float32)
+        action = agent.q_learning.act(obs, explore, 50)
+        best = action[0]
+        assert (action != 1).all()
+        # half of the random actions are the best one, too
+        for begin, share in ((0, 0.0), (2000, 0.15), (4000, 0.3)):
+            assert (action[begin : begin + 2000] != best).mean() == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "discrete"),
+    [
+        (lambda seed: TD3Agent(spec(False), TD3Config(hidden=8, minibatch_size=8), "cpu", seed), False),
+        (lambda seed: SACAgent(spec(False), SACConfig(hidden=8, minibatch_size=8), "cpu", seed), False),
+        (lambda seed: DQNAgent(spec(True), DQNConfig(hidden=8, minibatch_size=8), "cpu", seed), True),
+        (lambda seed: DQNAgent(spec(True), DQNConfig(hidden=8, dueling=True, noisy=True), "cpu", seed), True),
+    ],
+)
+def test_a_restored_agent_goes_on_to_the_bit(make: Any, discrete: bool) -> None:
+    stream = [batch(discrete) for _ in range(4)]
+    whole, first, second = make(1), make(1), make(2)
+    for rows in stream:
+        whole.learn(rows, INFO)
+    for rows in stream[:2]:
+        first.learn(rows, INFO)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_model(copy.deepcopy(first.save_model()))
+    for rows in stream[2:]:
+        second.learn(rows, INFO)
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_actions_without_bounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="continuous actions with finite bounds"):
+        Scale(ActionSpec(low=(-math.inf,), high=(1.0,)))
+    with pytest.raises(ValueError, match="continuous actions with finite bounds"):
+        Scale(ActionSpec(n=3))
