@@ -41,7 +41,11 @@ OWNERS = {
     "numba": {"realm.jit"},
     "reverb": set[str](),  # realm.data.reverb loads its C++ half alone
     "tensorflow": set[str](),
-    "torch": {"realm.returns", "realm.algorithms.ppo", "realm.algorithms.adam", "realm.learn.checkpoint"},
+    "torch": {
+        "realm.returns",
+        "realm.learn.checkpoint",
+        *(f"realm.algorithms.{name}" for name in ("ppo", "adam", "td3", "sac", "q_learning", "continuous", "networks")),
+    },
     "safetensors": {"realm.learn.checkpoint"},
 }
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
