@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from realm.chunk import ChunkBuilder
 from realm.contract import ActionSpec, Array, Arrays, Draw, Field, Prediction, Spec, Version, chunk_to_arrays
 from realm.data.memory import ReplayMemory
+from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
+from realm.errors import ConfigError
 
 
 def spec_of(draw: Draw, length: int, own_discount: bool = False) -> Spec:
@@ -143,14 +146,14 @@ def test_rows_are_those_of_a_literal_replay(draw: Draw, length: int, own_discoun
     capacity = 40 * length
     memory = ReplayMemory(spec, capacity, prioritized, 0.6, seed=0)
     workers = [Players(spec, 3, worker, seed=worker) for worker in range(2)]
-    for turn in range(30):
+    for turn in range(24):
         player = workers[turn % 2]
         memory.add(player.round())
         if memory.size == 0:
             continue
-        items, info = memory.sample(64)
+        items, info = memory.sample(16)
         assert (info.probability > 0).all()
-        for b in range(64):
+        for b in range(16):
             who = workers[int(items["worker"][b])]
             env = int(items["env"][b])
             number = int(info.key[b]) - 1
@@ -159,7 +162,7 @@ def test_rows_are_those_of_a_literal_replay(draw: Draw, length: int, own_discoun
             expected = who.row(env, at)
             assert expected is not None
             for name, value in expected.items():
-                np.testing.assert_allclose(items[name][b], value, rtol=1e-5, atol=1e-6, err_msg=name)
+                assert np.abs(items[name][b] - value).max() < 1e-4, name
     drawn = Counter(memory.sample(4000)[1].key.tolist())
     assert len(drawn) == memory.size == int(memory._ready.sum())
     assert memory.size == can_be_drawn(memory, workers, draw, length)
@@ -235,6 +238,65 @@ def test_new_rows_get_the_greatest_priority_so_far() -> None:
     _, info = memory.sample(4000)
     shares = Counter(np.round(info.probability / info.probability.min()).astype(int).tolist())
     assert set(shares) == {1, 3}
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_memory_in_files_goes_on_as_if_it_had_never_ended(tmp_path: Path, prioritized: bool) -> None:
+    spec = spec_of(Draw(3, 0.9, look_back=1), 4)
+
+    def make(folder: Path | None) -> ReplayMemory:
+        return ReplayMemory(spec, 200, prioritized, 0.6, 0, Shelf(folder))
+
+    def play(memory: ReplayMemory, player: Players, rounds: int) -> list[Arrays]:
+        batches = []
+        for _ in range(rounds):
+            memory.add(player.round())
+            items, info = memory.sample(16)
+            memory.update_priorities(info.key, np.abs(items["reward"]).astype(np.float64) + 0.1)
+            batches.append(items)
+        return batches
+
+    whole = play(make(None), Players(spec, 3, 0, 7), 40)
+    player = Players(spec, 3, 0, 7)
+    first = make(tmp_path)
+    before = play(first, player, 20)
+    Shelf(tmp_path).keep(first.state())
+    second = make(tmp_path)
+    second.restore(Shelf(tmp_path).take())
+    assert Shelf(tmp_path).take() == {}  # a crash from here on must not bring it back
+    second._newest = first._newest  # the same environments play on, which no real run can do
+    for one, other in zip(whole, [*before, *play(second, player, 20)], strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_a_memory_whose_process_was_killed_in_the_middle_is_sound(tmp_path: Path) -> None:
+    """Places without a key, and links to what is not there: nothing of it is drawn."""
+    spec = spec_of(Draw(3, 0.9), 2)
+    memory, player = ReplayMemory(spec, 60, True, 0.6, 0, Shelf(tmp_path)), Players(spec, 3, 0, 1)
+    for _ in range(15):
+        memory.add(player.round())
+    lost = (memory._last_key - 1) % len(memory._key)
+    memory._key[lost] = 0
+    again = ReplayMemory(spec, 60, True, 0.6, 0, Shelf(tmp_path))
+    for _ in range(3):
+        items, info = again.sample(50)
+        for b in range(50):
+            row = (int(info.key[b]) - 1) % 2
+            at = player.places[int(items["env"][b]), int(items["seq"][b]), row]
+            expected = player.row(int(items["env"][b]), at)
+            assert expected is not None
+            assert expected["reward"] == pytest.approx(float(items["reward"][b]), abs=1e-4)
+        again.add(player.round())
+
+
+def test_a_memory_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, Shelf(tmp_path))
+    with pytest.raises(ConfigError, match=r"replay_buffer_capacity .* or move .* away"):
+        ReplayMemory(spec_of(Draw(), 2), 80, False, 0.6, 0, Shelf(tmp_path))
+    (tmp_path / "key.npy").write_bytes(b"not an array")
+    with pytest.raises(ConfigError, match="is no array"):
+        ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, Shelf(tmp_path))
 
 
 class TestSumTree:

@@ -124,6 +124,21 @@ def test_learner_killed(tmp_path, flow):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
+def test_a_resumed_run_has_its_replay_memory(tmp_path, mode):
+    """It trains from its first rows on, without the warm-up of 1 000 steps."""
+    for limit in (3000, 3500):
+        with Run(tmp_path, mode, *FLOWS["rows"], "save_replay=true", f"max_env_steps={limit}") as run:
+            assert run.finish() == 0, run.text()
+        assert (run.dir / "replay" / "state.json").is_file()
+    assert run.file()["epoch"] == 2
+    version = run.checkpoints()[-1]
+    assert version[0] == 2
+    # 640 rows of each 80 steps: the second run made its updates for the 500 steps that it had
+    assert version[1] > (3000 - 1000) / 80 + 400 / 80
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["aisrv-0", "buffer-0", "learner-0"])
 def test_role_killed_with_a_replay_memory(tmp_path, role):
     with Run(tmp_path, "restart_budget=3", "counting.learn_s=0.02", *FLOWS["rows"]) as run:

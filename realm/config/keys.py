@@ -95,6 +95,8 @@ class AppConfig:
 
     dump_model_freq: Count = 100
     """Updates between two checkpoints."""
+    save_replay: bool = False
+    """Keep the replay memory in files of the run, so that a resumed run goes on with it; for rows (`Spec.draw`)."""
     publish_every: Count = 1
     """Updates between two models that go out to those who predict; above 1 only with max_version_lag "free"."""
     modelpool_max_save_model_count: Annotated[int, Meta(ge=1, le=10_000)] = 5

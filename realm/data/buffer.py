@@ -11,7 +11,9 @@ A *sample* is what the limits count: an item, or a step of a chunk with `Spec.dr
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from realm.config.plan import Plan
@@ -26,6 +28,7 @@ from realm.contract import (
     check_finite,
     count_env_steps,
 )
+from realm.data.shelf import Shelf
 from realm.errors import ContractError
 
 ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
@@ -101,8 +104,16 @@ class Limiter:
 class ReplayBuffer:
     """The buffer: `add` and `draw` with every rule about accepting and handing out items."""
 
-    def __init__(self, spec: Spec, storage: Storage, limiter: Limiter, max_version_lag: int | None) -> None:
-        """max_version_lag: refuse on-policy items that would be older than this when they are drawn."""
+    def __init__(
+        self,
+        spec: Spec,
+        storage: Storage,
+        limiter: Limiter,
+        max_version_lag: int | None,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
+        """max_version_lag: refuse on-policy items that would be older than this when they are drawn. keep: called at
+        the end; keeps what a resume needs besides the storage's files."""
         self.fields = spec.sample_fields
         self.storage = storage
         self.limiter = limiter
@@ -110,6 +121,7 @@ class ReplayBuffer:
         self._by_steps = spec.draw is not None
         self._most_samples = spec.chunk_length if spec.draw else 1  # of an item: not every step of a chunk is valid
         self._max_lag = max_version_lag
+        self._keep = keep
         self._next = NO_VERSION  # the version that trains on the next batch, as far as known
         self._seen: dict[int, tuple[int, int]] = {}
         self._begun: dict[int, tuple[tuple[int, int], int]] = {}  # worker -> origin of a round, items of it that are in
@@ -199,6 +211,11 @@ class ReplayBuffer:
         new, self._untold = count_env_steps(items) if self.limiter.once else self._untold, 0
         return items, replace(info, new_env_steps=new, size=self.size)
 
+    def close(self) -> None:
+        """End in order. Raises OSError if what a resume needs cannot be written."""
+        self._keep()
+        self.storage.close()
+
     def totals(self) -> dict[str, float]:
         """The counters since the start, for reports."""
         names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale", "dropped_old_epoch")
@@ -214,15 +231,13 @@ def _oldest_and_newest(version: Array) -> tuple[Version, Version]:
     return Version(first, int(update[epoch == first].min())), Version(last, int(update[epoch == last].max()))
 
 
-def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayBuffer:
-    """Make the plan's buffer with its storage; table: the name of reverb's table."""
+def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int, folder: Path | None = None) -> ReplayBuffer:
+    """Make the plan's buffer with its storage; table: the name of reverb's table; folder: keeps a replay memory."""
     fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
     if spec.draw:
-        from realm.data.memory import ReplayMemory  # late, as below: it imports numba
-
-        storage = ReplayMemory(spec, plan.capacity, plan.sampler == "Prioritized", plan.priority_exponent, seed)
-    elif plan.backend == "reverb":
+        return _make_replay_memory(plan, spec, seed, Shelf(folder))
+    if plan.backend == "reverb":
         from realm.data.reverb import ReverbStorage  # late: reverb may not be installed
 
         storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
@@ -230,7 +245,30 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayB
         from realm.data.native import NativeStorage
 
         storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, seed)
-    limiter = Limiter(
+    return ReplayBuffer(spec, storage, _make_limiter(plan, spec), plan.max_version_lag)
+
+
+def _make_replay_memory(plan: Plan, spec: Spec, seed: int, shelf: Shelf) -> ReplayBuffer:
+    from realm.data.memory import ReplayMemory  # late: it imports numba
+
+    is_prioritized = plan.sampler == "Prioritized"
+    memory = ReplayMemory(spec, plan.capacity, is_prioritized, plan.priority_exponent, seed, shelf)
+    limiter, state = _make_limiter(plan, spec), shelf.take()
+    if state:
+        memory.restore(state["memory"])
+        limiter.inserted, limiter.sampled = int(state["inserted"]), int(state["sampled"])
+    elif memory.size:  # of a process that was killed: what it holds counts as the warm-up
+        limiter.inserted = min(memory.size, limiter.preload)
+
+    def keep() -> None:
+        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled}
+        shelf.keep({**counts, "memory": memory.state()})
+
+    return ReplayBuffer(spec, memory, limiter, plan.max_version_lag, keep)
+
+
+def _make_limiter(plan: Plan, spec: Spec) -> Limiter:
+    return Limiter(
         once=plan.on_policy,
         capacity=plan.capacity,
         preload=-(-plan.warm_up_steps // spec.steps_per_sample) or plan.preload,
@@ -238,4 +276,3 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int) -> ReplayB
         ratio=plan.ratio,
         ahead=plan.round_size * (spec.chunk_length if spec.draw else 1),
     )
-    return ReplayBuffer(spec, storage, limiter, plan.max_version_lag)

@@ -8,10 +8,13 @@ observations that it looks back at. Every operation takes a time that does not d
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from realm.contract import Array, Arrays, SampleInfo, Spec, chunk_fields
 from realm.data.native import as_array, ring_places
+from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
 
 _ORIGIN = ("worker", "incarnation", "env", "seq")
@@ -20,8 +23,11 @@ _ORIGIN = ("worker", "incarnation", "env", "seq")
 class ReplayMemory:
     """Rows of chunks. `size` counts the steps that can be drawn, `evicted` those that left after they could be."""
 
-    def __init__(self, spec: Spec, capacity: int, prioritized: bool, exponent: float, seed: int) -> None:
+    def __init__(
+        self, spec: Spec, capacity: int, prioritized: bool, exponent: float, seed: int, shelf: Shelf | None = None
+    ) -> None:
         """capacity: steps. prioritized: draw in proportion to priority ** exponent; else all rows are equally likely.
+        shelf: makes the arrays; one with files brings back what they hold.
 
         A new row has the greatest priority so far, so that its own becomes known soon.
         """
@@ -31,12 +37,16 @@ class ReplayMemory:
         self._draw, self._length = spec.draw, spec.chunk_length
         self._own_discount = "discount" in spec.step
         chunks = max(1, capacity // spec.chunk_length)
-        self._rows = {name: np.zeros((chunks, *field.shape), field.dtype) for name, field in chunk_fields(spec).items()}
-        self._key = np.zeros(chunks, np.int64)  # 0: free place
-        self._before, self._after = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)  # keys; 0: none
-        self._ready = np.zeros((chunks, spec.chunk_length), np.bool_)
-        self._times = np.zeros((chunks, spec.chunk_length), np.int32)
-        self._tree = SumTree(chunks * spec.chunk_length) if prioritized else None
+        make, steps = (shelf or Shelf(None)).array, (chunks, spec.chunk_length)
+        self._rows = {
+            name: make(name, (chunks, *field.shape), field.dtype) for name, field in chunk_fields(spec).items()
+        }
+        self._key = make("key", (chunks,), np.int64)  # 0: free place
+        self._before, self._after = make("before", (chunks,), np.int64), make("after", (chunks,), np.int64)  # 0: none
+        self._ready = np.zeros(steps, np.bool_)
+        self._times = make("times", steps, np.int32)
+        leaves = chunks * spec.chunk_length
+        self._tree = SumTree(leaves, make("tree", (SumTree.size_of(leaves),), np.float64)) if prioritized else None
         self._exponent, self._greatest = exponent, 1.0
         self._last_key = 0
         self._newest: dict[tuple[int, int], tuple[int, int, int]] = {}  # (worker, env) -> (incarnation, seq, key)
@@ -44,6 +54,31 @@ class ReplayMemory:
         # so many chunks before a new one, and after one that leaves, have steps whose readiness may change
         self._reach_back = -(-(self._draw.n_step - 1) // self._length)
         self._reach_on = -(-self._draw.look_back // self._length)
+        if self._key.any():
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """Work out what is not kept. A process that was killed while it stored a chunk left links to nothing."""
+        self._last_key = int(self._key.max())
+        for links in (self._before, self._after):
+            links[self._key[(links - 1) % len(self._key)] != links] = 0
+        if self._tree is not None:
+            leaf = np.arange(self._ready.size)
+            weight = self._tree.weight(leaf)
+            self._greatest = max(1.0, float(weight.max()) ** (1 / self._exponent)) if self._exponent else 1.0
+        self._mark(np.flatnonzero(self._key))
+        if self._tree is not None:
+            kept = self._ready.reshape(-1) & (weight > 0)
+            self._tree.set(leaf[kept], weight[kept])
+            self._tree.set(leaf[~self._ready.reshape(-1)], np.zeros(int((~self._ready).sum())))
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs besides the arrays: the random numbers, as plain data."""
+        return {"rng": self._rng.bit_generator.state, "evicted": self.evicted, "greatest": self._greatest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+        self.evicted, self._greatest = int(state["evicted"]), float(state["greatest"])
 
     def add(self, items: Arrays) -> None:
         """Store chunks, name -> [n, ...]."""

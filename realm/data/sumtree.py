@@ -14,9 +14,14 @@ from realm.jit import jit
 class SumTree:
     """Leaves 0 to n - 1 with weights, 0 at first."""
 
-    def __init__(self, leaves: int) -> None:
+    def __init__(self, leaves: int, nodes: Array | None = None) -> None:
+        """nodes: f64 [`size_of(leaves)`], of zeros or of an earlier tree; by default new zeros."""
         # node 1 is the root, node k has the children 2k and 2k + 1; the leaves are the upper half of the array
-        self._nodes = np.zeros(2 << max(0, leaves - 1).bit_length())
+        self._nodes = np.zeros(self.size_of(leaves)) if nodes is None else nodes
+
+    @staticmethod
+    def size_of(leaves: int) -> int:
+        return 2 << max(0, leaves - 1).bit_length()
 
     @property
     def total(self) -> float:

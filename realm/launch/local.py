@@ -58,7 +58,8 @@ def run(prepared: Prepared) -> End:
         )
         preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
         trainer.start(prepared.run_file.epoch, preload)
-        buffer = make_replay_buffer(plan, spec, "local", app.seed)
+        kept = prepared.run_dir / "replay" if app.save_replay else None
+        buffer = make_replay_buffer(plan, spec, "local", app.seed, kept)
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
@@ -95,6 +96,7 @@ def run(prepared: Prepared) -> End:
                     continue
                 break
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
+            buffer.close()
         finally:
             _report(board, trainer, played, trained, buffer)
             tensorboard.write(board.curves(), trainer.env_steps)

@@ -58,6 +58,9 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
     spec = try_user_code(config, hyper)
     gc.freeze()
     gc.enable()
+    if config.app.save_replay and not spec.draw:
+        place = config.places.get("app.save_replay", "[app]")
+        raise ConfigError(f"{place}: key 'save_replay': it keeps rows, but the spec has no draw; it must be false")
     if spec.draw:
         check_rows(
             policy=config.app.algorithm_on_policy_or_off_policy,

@@ -74,7 +74,8 @@ def _make_keeper(job: Job) -> Keeper:
         except OSError as error:
             logger.warning("reverb's port is open to every network of this machine: {}", error)
     # not the run id: it is secret, and reverb shows the table's name to anyone
-    return Keeper(make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed), job.link.meters)
+    folder = job.run_dir / "replay" if job.config.app.save_replay else None
+    return Keeper(make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed, folder), job.link.meters)
 
 
 def _keep(
@@ -97,7 +98,7 @@ def _keep(
             for answer in keeper.handle(*question):
                 answers.put(answer)
             wake()
-        keeper.buffer.storage.close()
+        keeper.buffer.close()
     except BaseException as error:  # the role's loop raises it
         answers.put(error)
         wake()
