@@ -493,7 +493,11 @@ class Agent(Protocol):
     """What `<algo>/algorithm/agent.py` provides: lives only where weights live (actor, learner, evaluator)."""
 
     model: Any
-    """torch.nn.Module; its `state_dict()` is what is published and what `predict` uses."""
+    """torch.nn.Module; its `state_dict()` is what is published and what `predict` uses.
+
+    Where `predict` needs only a part of it, an attribute `acting` names that part, as ("actor_net.",): how the names of
+    its weights begin. The rest, such as critics, then stays with the learner.
+    """
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]. What is given may be read-only."""

@@ -24,7 +24,7 @@ from loguru import logger
 from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Learned, SampleInfo, Spec, Version
 from realm.errors import CheckpointError, ContractError, UserCodeError
 from realm.learn import checkpoint
-from realm.learn.checkpoint import find, load, load_bytes, load_newest, restore, save, to_bytes
+from realm.learn.checkpoint import acting, find, load, load_bytes, load_newest, restore, save, to_bytes
 from realm.learn.trainer import Trainer, complete
 from realm.roles.learner import check_yields
 from realm.watch.meters import Meters
@@ -688,3 +688,42 @@ def test_restore_of_a_copied_folder(tmp_path: Path) -> None:
     agent = Agent(5)
     restore(agent, load(copied))  # type: ignore[arg-type]
     assert agent.updates == 1
+
+
+# --- models of which only a part acts
+
+
+class Half(Agent):
+    acting = ("1.",)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 3))  # the second half acts
+
+
+def test_only_the_part_that_acts_goes_out() -> None:
+    one, other = Half(1), Half(2)
+    weights = to_bytes(one.model, acting(one))
+    assert len(weights) < len(to_bytes(one.model)) - 16
+    before = other.model[0].weight.clone()
+    assert load_bytes(other.model, weights, acting(other)) == ["0.weight", "0.bias"]
+    assert torch.equal(other.model[1].weight, one.model[1].weight)
+    assert torch.equal(other.model[0].weight, before)
+    with pytest.raises(CheckpointError, match=r"do not fit the model: they lack 0.weight and 1 more"):
+        load_bytes(other.model, weights)
+    with pytest.raises(CheckpointError, match=r"do not fit the model: it has no 0.weight and 1 more"):
+        load_bytes(torch.nn.Linear(2, 3), to_bytes(one.model, ("0.",)))
+    one.acting = ("actor",)
+    with pytest.raises(UserCodeError, match=r"Agent.acting is \('actor',\), but no weight .* the first is 0.weight"):
+        acting(one)
+
+
+def test_a_preload_says_what_it_did_not_load(tmp_path: Path, logged: list[str]) -> None:
+    donor, heir = Half(1), Half(2)
+    save(tmp_path / "best", donor, Version(1, 3), 9, SPEC.schema, 1, acting(donor))
+    one = trainer(tmp_path / "run", 0, agent=heir)
+    one.start(1, find(tmp_path / "best", "latest"))
+    assert torch.equal(heir.model[1].weight, donor.model[1].weight)
+    assert not torch.equal(heir.model[0].weight, donor.model[0].weight)
+    assert any("it has no 0.weight, 0.bias: 2 weights stay as they were made" in line for line in logged)
+    assert one.weights() == to_bytes(heir.model, ("1.",))

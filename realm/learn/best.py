@@ -1,8 +1,8 @@
 """The best model of a run, kept in `best_ckpt/`, where pruning does not reach it.
 
 Called by the evaluator. The folder holds one checkpoint `model.ckpt-<epoch>-<update>`, written and read like any other,
-and `model.ckpt-<epoch>-<update>.json` with its scores. The evaluator gets only weights, so the checkpoint's optimizer
-is fresh. The JSON is written first, so every checkpoint has one.
+and `model.ckpt-<epoch>-<update>.json` with its scores. The evaluator gets only the weights that act, so the checkpoint
+holds no others, and its optimizer is fresh. The JSON is written first, so every checkpoint has one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class BestModel:
         version = evaluation.version
         path = self._folder / f"model.ckpt-{version.epoch}-{version.update}.json"
         replace_file(path, json.dumps(body, indent=1).encode())
-        kept = checkpoint.save(self._folder, agent, version, evaluation.env_steps, schema, keep=1)
+        kept = checkpoint.save(
+            self._folder, agent, version, evaluation.env_steps, schema, keep=1, parts=checkpoint.acting(agent)
+        )
         self.version, self.score = version, evaluation.score
         for left in [*self._folder.glob("model.ckpt-*.json"), *self._folder.glob(".*.json.*")]:
             if left.name != f"{kept.name}.json":

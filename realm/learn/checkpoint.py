@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 
 from realm.contract import Agent, Version
-from realm.errors import CheckpointError
+from realm.errors import CheckpointError, UserCodeError
 
 _NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
 _PARTS = ("model.safetensors", "state.pt")
@@ -43,11 +43,28 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def to_bytes(model: torch.nn.Module) -> bytes:
-    """The model's state dict as safetensors bytes."""
+WHOLE = ("",)
+"""The parts of a model that are all of it."""
+
+
+def acting(agent: Agent) -> tuple[str, ...]:
+    """How the names of those tensors begin that predictions need. Raises UserCodeError if there are none."""
+    parts = tuple(getattr(agent, "acting", WHOLE))
+    names = list(agent.model.state_dict())
+    if names and not any(name.startswith(parts) for name in names):
+        raise UserCodeError(f"Agent.acting is {parts}, but no weight of its model begins so; the first is {names[0]}")
+    return parts
+
+
+def to_bytes(model: torch.nn.Module, parts: tuple[str, ...] = WHOLE) -> bytes:
+    """Those of the model's weights whose names begin with one of `parts`, as safetensors bytes."""
     # safetensors refuses channels_last weights, so contiguous; and tied weights, so clones
     return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+        {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in model.state_dict().items()
+            if name.startswith(parts)
+        }
     )
 
 
@@ -62,21 +79,41 @@ def not_finite(state: Mapping[str, torch.Tensor]) -> str:
     return next((name for name, good in zip(tensors, finite, strict=True) if not good), "")
 
 
-def load_bytes(model: torch.nn.Module, weights: bytes) -> None:
-    """Load safetensors bytes into the model. Raises CheckpointError if they belong to another model."""
+def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = WHOLE) -> list[str]:
+    """Load safetensors bytes into the model; returns the names of its weights that were not among them.
+
+    Raises CheckpointError if they belong to another model, or lack a weight whose name begins with one of `parts`.
+    """
     try:
-        model.load_state_dict(safetensors.torch.load(weights))
+        found = model.load_state_dict(safetensors.torch.load(weights), strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"these weights do not fit the model: {str(error).splitlines()[-1].strip()}") from error
+    for names, fault in ((found.unexpected_keys, "it has no"), (found.missing_keys, "they lack")):
+        wrong = [name for name in names if fault == "it has no" or name.startswith(parts)]
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise CheckpointError(f"these weights do not fit the model: {fault} {wrong[0]}{more}")
+    return list(found.missing_keys)
 
 
-def save(folder: Path, agent: Agent, version: Version, env_steps: int, schema: str, keep: int) -> Path:
-    """Write a checkpoint below `folder` (`ckpt/`) and remove all but the newest `keep`. Raises OSError."""
+def save(
+    folder: Path,
+    agent: Agent,
+    version: Version,
+    env_steps: int,
+    schema: str,
+    keep: int,
+    parts: tuple[str, ...] = WHOLE,
+) -> Path:
+    """Write a checkpoint below `folder` (`ckpt/`) and remove all but the newest `keep`. Raises OSError.
+
+    parts: how the names of the weights to write begin.
+    """
     stream = io.BytesIO()
     torch.save(
         {"agent": agent.save_model(), "torch_rng": torch.get_rng_state(), "python_rng": random.getstate()}, stream
     )
-    bodies = {"model.safetensors": to_bytes(agent.model), "state.pt": stream.getvalue()}
+    bodies = {"model.safetensors": to_bytes(agent.model, parts), "state.pt": stream.getvalue()}
     manifest = {
         "version": list(version),
         "env_steps": env_steps,

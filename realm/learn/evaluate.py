@@ -177,7 +177,7 @@ def load_player(
     config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int
 ) -> tuple[Any, Agent]:
     """Make environments with `options` and load a checkpoint's agent. Raises CheckpointError if it does not fit."""
-    from realm.learn.checkpoint import load_bytes  # late: it imports torch, which may not be installed
+    from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which may not be installed
 
     app = config.app
     hyper = load_hyper(app.algo, config.hyper, config.places)
@@ -191,7 +191,7 @@ def load_player(
             f"{spec.schema}); use the configuration of its run"
         )
     agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
-    load_bytes(agent.model, checkpoint.weights)
+    load_bytes(agent.model, checkpoint.weights, acting(agent))
     logger.info("the package {} plays ({})", app.algo, folder_of(app.algo))
     return envs, agent
 

@@ -52,6 +52,7 @@ class Trainer:
         self.version = Version(0, 0)
         self.env_steps = 0
         self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
+        self._acting = checkpoint.acting(agent)
         self._saved = Version(0, 0)
         self._saved_env_steps = 0  # of the newest good checkpoint
         self._unwritten = ""  # why the newest checkpoint could not be written
@@ -90,8 +91,10 @@ class Trainer:
             self.env_steps = self._saved_env_steps = newest.env_steps
             logger.info("resumed from {} at {} env steps", newest.path, newest.env_steps)
         elif preload is not None:
-            checkpoint.load_bytes(self.agent.model, preload.weights)
+            left = checkpoint.load_bytes(self.agent.model, preload.weights, self._acting)
             logger.info("weights preloaded from {}", preload.path)
+            if left:
+                logger.warning("it has no {}: {} weights stay as they were made", ", ".join(left[:3]), len(left))
         if spoiled := checkpoint.not_finite(self.agent.model.state_dict()):
             raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
         self._went_out_at[self.version.update] = time.monotonic()
@@ -104,8 +107,8 @@ class Trainer:
         return Version(self.version.epoch, self.version.update + 1)
 
     def weights(self) -> bytes:
-        """Safetensors bytes of the model, to publish."""
-        return checkpoint.to_bytes(self.agent.model)
+        """Safetensors bytes of the part of the model that acts, to publish."""
+        return checkpoint.to_bytes(self.agent.model, self._acting)
 
     def update(
         self, items: Arrays, info: SampleInfo, publish: Callable[[Version, int], None] | None = None

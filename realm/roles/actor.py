@@ -14,7 +14,7 @@ import numpy as np
 
 from realm.contract import NO_VERSION, Array, PredictContext, PredictRequest
 from realm.errors import ContractError
-from realm.learn.checkpoint import load_bytes
+from realm.learn.checkpoint import acting, load_bytes
 from realm.roles.job import Job
 from realm.user import load_agent, load_hyper
 from realm.wire.codec import Message, WireError
@@ -31,7 +31,7 @@ def run(job: Job) -> None:
     app, link, meters, server = job.config.app, job.link, job.link.meters, job.bound()
     agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), job.plan.device, job.seed)
     to_pool = job.client("model_pool")
-    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
+    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, acting(agent)))
     fields, answer_fields = request_fields(job.spec), reply_fields(job.spec)
     waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker, so that a repeated request counts once
 

@@ -81,11 +81,11 @@ def run(job: Job) -> None:
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
     """Local prediction: an agent in this process that loads new models from the pool."""
-    from realm.learn.checkpoint import load_bytes  # late: it imports torch, which other workers do not need
+    from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which other workers do not need
 
     agent = load_agent(job.config.app.algo)(job.spec, hyper, "cpu", job.seed)
     to_pool = job.client("model_pool")
-    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights))
+    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, acting(agent)))
 
     def refresh() -> tuple[Version, int]:
         started = time.monotonic()

@@ -20,7 +20,7 @@ from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Array, Arrays, Evaluation, PredictContext
 from realm.learn.best import FOLDER, BestModel, main_statistic
-from realm.learn.checkpoint import load_bytes
+from realm.learn.checkpoint import acting, load_bytes
 from realm.learn.evaluate import evaluate
 from realm.roles.job import Job
 from realm.user import calling, load_agent, load_definition, load_hyper
@@ -55,7 +55,7 @@ def run(job: Job) -> None:
         # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
         model = to_pool.wait(to_pool.ask("latest", {"have": list(version)}), link.tick)
         tag = parse_model(model)
-        load_bytes(agent.model, model.array("weights").tobytes())
+        load_bytes(agent.model, model.array("weights").tobytes(), acting(agent))
         version = tag.version
         meters.count("models_loaded")
         meters.totals["version_epoch"], meters.totals["version_update"] = version

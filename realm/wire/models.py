@@ -27,7 +27,7 @@ class ModelReader:
     load: puts safetensors bytes into the agent's model.
     """
 
-    def __init__(self, client: Client, load: Callable[[bytes], None]) -> None:
+    def __init__(self, client: Client, load: Callable[[bytes], object]) -> None:
         self._client, self._load = client, load
         self.version = NO_VERSION
         self.env_steps = 0

@@ -25,6 +25,8 @@ class Model(nn.Module):
 
 
 class Agent:
+    acting = ("actor_net.",)  # the critics stay with the learner
+
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         self.model = Model(spec.obs["state"].size, spec.action.field.size, config.hidden).to(device)
