@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
@@ -21,6 +22,9 @@ from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Spec
 from realm.data.buffer import ACCEPTED, DUPLICATE, NO_ROOM, OLD_EPOCH, STALE, Limiter, ReplayBuffer, Storage
 from realm.data.native import NativeStorage
 from realm.errors import ConfigError, ContractError
+from realm.roles.buffer import Keeper
+from realm.watch.meters import Meters
+from realm.wire.codec import Message
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {
@@ -679,6 +683,31 @@ def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
     else:
         assert totals["inserted"] == totals["evicted"] + totals["size"]
         assert totals["refused_stale"] == totals["dropped_old_epoch"] == 0
+
+
+# ---- who waits for whom ----
+
+
+def test_a_standstill_is_named_once_with_the_numbers(native: MakeBuffer) -> None:
+    """A learner that asks for a batch which never comes; then workers that find no room; each is told once."""
+    keeper = Keeper(native(True, 8, 4, 4, 1.0, 4, None), Meters())
+    begin = time.monotonic()
+    assert keeper.standstill(begin + 1000) == ""  # nobody waits
+    draw = Message("sample", 1, {"count": 4, "version": [1, 0]}, sender="learner-0", incarnation=1)
+    assert keeper.handle(b"l", draw) == []
+    assert keeper.standstill(begin + 30) == ""
+    text = keeper.standstill(begin + 100)
+    assert text.startswith("nothing has moved for 1")
+    assert "the learner waits for the first 4 samples, and no worker sends any (0 of 8 samples are stored" in text
+    assert keeper.standstill(begin + 200) == ""
+    for seq in range(6):  # 12 samples: 4 are drawn, 8 stay, and the sixth round waits
+        keeper.handle(b"w", Message("add", seq, {}, played(seq), sender="aisrv-0", incarnation=1))
+    text = keeper.standstill(time.monotonic() + 100)
+    assert text == "" or "rounds wait for room" in text
+    keeper.handle(b"w", Message("add", 6, {}, played(6), sender="aisrv-0", incarnation=1))
+    text = text or keeper.standstill(time.monotonic() + 100)
+    assert "rounds wait for room, and the learner asks for none" in text
+    assert keeper.standstill(time.monotonic() + 200) == ""
 
 
 # ---- how reverb is loaded ----

@@ -176,6 +176,9 @@ class Supervisor:
             case "evaluated":
                 self._take_evaluation(parse_evaluation(message))
                 self._server.send(peer, Message("ok", message.seq))
+            case "warning":
+                logger.warning("{}: {}", role.label, message.text("text"))
+                self._server.send(peer, Message("ok", message.seq))
             case "ended":
                 role.cause, role.trace = message.text("cause"), message.text("trace")
                 self._server.send(peer, Message("ok", message.seq))

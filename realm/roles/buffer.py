@@ -29,6 +29,9 @@ from realm.wire.sockets import Waker, wait_any
 
 Answer = tuple[bytes, Message]
 
+_STILL_S = 60.0
+"""Nothing moved for so long, although somebody waits: then the user is told who."""
+
 _PRIORITIES = {"key": Field((), "uint64"), "priority": Field((), "float64")}
 
 
@@ -49,6 +52,8 @@ def run(job: Job) -> None:
             link.meters.totals.update(buffer.totals())
             link.meters.totals["refused_invalid"] = keeper.invalid
             link.tick()
+            if still := keeper.standstill(time.monotonic()):
+                link.say("warning", {"text": still})
             moved = False
             while (received := server.receive()) is not None:
                 questions.put(received)
@@ -125,6 +130,8 @@ class Keeper:
         self._held: dict[tuple[str, int, int], tuple[bytes, Arrays, float]] = {}  # rounds that wait for room
         self._draw: _Draw | None = None
         self._last: tuple[_Draw, Message] | None = None  # kept until the next request shows that it arrived
+        self._moved_at = time.monotonic()
+        self._told = False  # that nothing moves
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
         """Take one question; return all answers that are possible now, also to earlier questions."""
@@ -146,7 +153,30 @@ class Keeper:
         while progress:
             progress = self._try_draw(answers)  # first: it tells the buffer the next version
             progress |= self._add_held(answers)
+            if progress:
+                self._moved_at, self._told = time.monotonic(), False
         return answers
+
+    def standstill(self, now: float) -> str:
+        """Who waits for whom, once, when nothing has moved for a minute although somebody waits; else "".
+
+        now: monotonic seconds. Another thread may call it.
+        """
+        draw, rounds, still_s = self._draw, len(self._held), now - self._moved_at
+        if self._told or still_s < _STILL_S or not (draw or rounds):
+            return ""
+        self._told = True
+        limiter, size = self.buffer.limiter, self.buffer.size
+        counts = f"{size} of {limiter.capacity} samples are stored, {limiter.inserted} came in, {limiter.sampled} drawn"
+        if draw is None:
+            who = f"{rounds} rounds wait for room, and the learner asks for none: its update takes long, or it hangs"
+        elif limiter.inserted < limiter.preload:
+            who = f"the learner waits for the first {limiter.preload} samples"
+        else:
+            who = f"the learner waits for a batch of {draw.count}"
+        if draw is not None:
+            who += f"; {rounds} rounds of workers wait for room" if rounds else ", and no worker sends any"
+        return f"nothing has moved for {still_s:.0f} s: {who} ({counts})"
 
     def _add_held(self, answers: list[Answer]) -> bool:
         """Offer waiting rounds in order of arrival, until one finds no room; return whether one was taken."""
