@@ -17,7 +17,8 @@ from realm.contract import Agent, Evaluation, Version
 from realm.errors import UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel, main_statistic
-from realm.roles.evaluator import Budget, add_line
+from realm.learn.judge import add_line, next_due, spread
+from realm.roles.evaluator import Budget
 from realm.wire.codec import Message, WireError
 from realm.wire.control import parse_evaluation
 
@@ -196,6 +197,17 @@ def test_a_line_after_a_torn_one(tmp_path: Path) -> None:
         file.write('{"a": ')
     add_line(path, {"a": 3})
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": \n{"a": 3}\n'
+
+
+def test_models_are_due_at_whole_multiples() -> None:
+    assert [next_due(steps, 50) for steps in (0, 1, 49, 50, 51, 120)] == [50, 50, 50, 100, 100, 150]
+    assert next_due(777, 0) == 0
+
+
+def test_spread_of_a_statistic() -> None:
+    assert spread("r", np.array([4.0, 0.0, 2.0, 10.0])) == {
+        "r_median": 3.0, "r_deviation": pytest.approx(math.sqrt(14)), "r_least": 0.0, "r_greatest": 10.0,
+    }  # fmt: skip
 
 
 def test_an_evaluation_crosses_the_wire() -> None:

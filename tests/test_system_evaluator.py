@@ -84,6 +84,24 @@ def test_evaluations_of_a_run(tmp_path):
         assert "is killed" not in run.output.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
+def test_every_so_many_steps(tmp_path, mode):
+    """The untrained policy first, then a model of each stretch; each result has its model's score, and its spread."""
+    steps = ("eval_every_steps=2000", "max_env_steps=9000", "eval_actions=both", "eval_cpu_share=0.05")
+    with Run(tmp_path, *SETTINGS, mode, *steps) as run:
+        assert run.finish() == 0, run.text()
+    found = evaluations(run)
+    assert found[0]["env_steps"] == 0
+    stretches = [one["env_steps"] // 2000 for one in found]
+    assert len(set(stretches)) == len(stretches) >= 3
+    for one in found:
+        means = one["means"]
+        assert one["score"] == means["score"] == means["score_median"] == -one["version"][1]
+        assert means["score_sampled"] < 0  # with other actions
+        assert means["score_deviation"] == 0
+
+
 def test_training_does_without_it(tmp_path):
     """The evaluator's environment reports no episodes: there is nothing to evaluate, which is said once."""
     with Run(tmp_path, *SETTINGS, "evaluated.reports=false") as run:

@@ -118,7 +118,12 @@ class AppConfig:
     eval_cpu_share: Share = 0.05
     """Share of the run's CPU time for the evaluator, which plays the newest models with greedy actions and keeps the
     best one in best_ckpt/; 0 starts no evaluator. With wrapper_type "local" there is none, because training would stop
-    meanwhile: use `realm eval`."""
+    meanwhile: use `realm eval`, or the next key."""
+    eval_every_steps: Limit = 0
+    """Evaluate the untrained policy and then a model every so many env steps, in any mode and whatever CPU time that
+    takes; 0: as often as eval_cpu_share allows."""
+    eval_actions: Literal["greedy", "sampled", "both"] = "greedy"
+    """Actions of an evaluation; with both, models are compared by the greedy ones."""
 
     log_dir: Annotated[Folder, Meta(min_length=1)] = "train"
     """Folder that holds the folders of runs."""

@@ -14,12 +14,13 @@ from typing import Any
 
 from loguru import logger
 
-from realm.contract import Chunk, Report, Version, WorkflowContext, chunk_to_arrays, count_env_steps
+from realm.contract import Agent, Chunk, Report, Version, WorkflowContext, chunk_to_arrays, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
 from realm.launch.start import Prepared
 from realm.learn.checkpoint import find
+from realm.learn.judge import Judge, next_due
 from realm.learn.trainer import Trainer
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
@@ -65,10 +66,13 @@ def run(prepared: Prepared) -> End:
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
         context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
         tensorboard = TensorBoard(prepared.run_dir / "log" / "tensorboard")
+        evaluations = _Evaluations(prepared, agent, board, tensorboard) if app.eval_every_steps else None
         shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
         cause = "the workflow ended by itself"
         try:
             for chunk in load_workflow(app.algo)(envs, policy, context):
+                if evaluations:
+                    evaluations.due(trainer)
                 items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
                 played.count("env_steps", count_env_steps(items))
                 played.totals["actions"] = policy.actions
@@ -107,6 +111,22 @@ def run(prepared: Prepared) -> End:
     prepared.run_file.write_or_warn(prepared.run_dir)
     logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
     return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"))
+
+
+class _Evaluations:
+    """Evaluates the agent between two updates: untrained, and then every `eval_every_steps`."""
+
+    def __init__(self, prepared: Prepared, agent: Agent, board: Board, tensorboard: TensorBoard) -> None:
+        self._every, self._due = prepared.config.app.eval_every_steps, 0
+        self._board, self._tensorboard = board, tensorboard
+        self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec.schema, prepared.run_dir, lambda: None)
+
+    def due(self, trainer: Trainer) -> None:
+        """Evaluate if it is time."""
+        if trainer.env_steps >= self._due:
+            self._due = next_due(trainer.env_steps, self._every)
+            result = self._judge.judge(trainer.version, trainer.env_steps)
+            self._tensorboard.write(self._board.judged(result), result.env_steps)
 
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:

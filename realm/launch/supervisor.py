@@ -188,9 +188,7 @@ class Supervisor:
     def _take_evaluation(self, result: Evaluation) -> None:
         """Show it, and write it to TensorBoard at the env steps of its model; it may arrive twice."""
         if self.board.evaluation is None or result.version != self.board.evaluation.version:
-            values = {f"evaluation/{name}": value for name, value in {**result.means, "best": result.best}.items()}
-            self._tensorboard.write(values, result.env_steps)
-        self.board.evaluation = result
+            self._tensorboard.write(self.board.judged(result), result.env_steps)
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
         """Answer tools/stop.sh, tools/status.sh and `realm save`."""

@@ -67,6 +67,11 @@ class Board:
         self._smoothed: dict[str, float] = {}  # running means for the live line
         self._episodes: dict[str, RecentMean] = {}  # the same for statistics of episodes
 
+    def judged(self, result: Evaluation) -> dict[str, float]:
+        """Show an evaluation; returns its curves, tag -> value."""
+        self.evaluation = result
+        return {f"evaluation/{name}": value for name, value in {**result.means, "best": result.best}.items()}
+
     def take(self, report: Report, incarnation: int) -> None:
         """Add one report of one process."""
         role, means = report.role, report.means

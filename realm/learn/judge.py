@@ -1,0 +1,101 @@
+"""Judges one model after the other: plays the same episodes with each, keeps the best one, and writes down the scores.
+
+Used by the evaluator (`roles/evaluator.py`), and in one process between two updates (`launch/local.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from loguru import logger
+
+from realm.config.load import RunConfig
+from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
+from realm.learn.best import FOLDER, BestModel, main_statistic
+from realm.learn.evaluate import evaluate
+from realm.user import calling, load_definition, load_hyper
+
+_MOST_ENVS = 128
+_SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
+_EXPLORE = {"greedy": (0.0,), "sampled": (1.0,), "both": (0.0, 1.0)}
+
+
+class Judge:
+    """Plays `eval_episodes` episodes of the configured environment with whatever weights the agent has."""
+
+    def __init__(self, config: RunConfig, agent: Agent, schema: str, run_dir: Path, tick: Callable[[], None]) -> None:
+        """config: as evaluated (`RunConfig.evaluated`). tick: called before each prediction; raises to give up."""
+        app = config.app
+        self._config, self._agent, self._schema, self._run_dir, self._tick = config, agent, schema, run_dir, tick
+        self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
+        with calling(config, "make_envs"):
+            hyper = load_hyper(app.algo, config.hyper)
+            self._envs = load_definition(app.algo).make_envs(num_envs, self._seed, hyper, config.env)
+        # all models play the same episodes, as far as the environment's seed fixes them
+        setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": self._seed}
+        if app.eval_actions != "greedy":
+            setting["actions"] = app.eval_actions
+        self._best = BestModel(run_dir / FOLDER, setting)
+
+    def judge(self, version: Version, env_steps: int) -> Evaluation:
+        """Play with the agent as it is, and add a line to `evaluations.jsonl`. A full disk costs only the line."""
+        app, started, cpu = self._config.app, time.monotonic(), time.process_time()
+        statistics: dict[str, Array] = {}
+        for explore in _EXPLORE[app.eval_actions]:
+            played = evaluate(self._config, self._envs, self._predict, app.eval_episodes, explore, self._seed)
+            mark = "_sampled" if explore and app.eval_actions == "both" else ""
+            statistics |= {f"{name}{mark}": values for name, values in played.items()}
+        name = main_statistic(statistics)
+        means = {key: float(values.mean()) for key, values in statistics.items()} | spread(name, statistics[name])
+        best = self._best
+        evaluation = Evaluation(version, env_steps, name, means[name], best.score, best.version, means)
+        took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
+        try:
+            best.offer(self._agent, evaluation, self._schema, took)
+            evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
+            add_line(self._run_dir / "evaluations.jsonl", {**dataclasses.asdict(evaluation), **took})
+        except OSError as error:
+            logger.warning("cannot write the evaluation of {}, the run goes on: {}", version, error)
+        logger.info(
+            "version {} ({:,} env steps): {} {:.2f}, best {:.2f} ({}); {:.1f} s",
+            version, evaluation.env_steps, name, evaluation.score, evaluation.best, evaluation.best_version,
+            took["seconds"],
+        )  # fmt: skip
+        return evaluation
+
+    def _predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        self._tick()
+        return self._agent.predict(obs, context)
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def next_due(env_steps: int, every: int) -> int:
+    """The env steps from which on the next model is judged, after one at `env_steps`; every 0: at once."""
+    return (env_steps // every + 1) * every if every else 0
+
+
+def spread(name: str, values: Array) -> dict[str, float]:
+    """Median, standard deviation, least and greatest of one statistic's values [episodes], by name."""
+    values = np.asarray(values, np.float64)
+    return {
+        f"{name}_median": float(np.median(values)),
+        f"{name}_deviation": float(values.std()),
+        f"{name}_least": float(values.min()),
+        f"{name}_greatest": float(values.max()),
+    }
+
+
+def add_line(path: Path, record: dict[str, Any]) -> None:
+    """Append a line of JSON; first end a line that a full disk or a kill left unfinished."""
+    with open(path, "a+b") as file:
+        torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
