@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from loguru import logger
@@ -15,7 +14,6 @@ from loguru import logger
 from realm.commands.models import checkpoints_of
 from realm.config.load import EVAL_SEED, RunConfig, load_config
 from realm.config.plan import decide, make_plan, this_machine
-from realm.data.namespace import refusal
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
@@ -30,16 +28,7 @@ def start(arguments: argparse.Namespace) -> int:
         return _start_detached(arguments.config, arguments.set, config)
     if app.run_mode == "eval":
         return _evaluate(config)
-    machine = this_machine()
-    if machine.has_reverb and app.wrapper_type == "remote" and app.buffer_backend != "native":
-        machine = replace(machine, open_reverb=refusal())
-        if machine.open_reverb and app.buffer_backend == "reverb":
-            logger.warning(
-                "buffer_backend is reverb, whose port is open to every network of this machine: {}; set it to auto or "
-                "native, or close the port at the firewall",
-                machine.open_reverb,
-            )
-    decided = decide(app, machine, load_preferences(app.algo))
+    decided = decide(app, this_machine(), load_preferences(app.algo))
     plan = make_plan(decided.app)
     if app.wrapper_type == "local":
         enter_learner_environment(plan)  # before slow imports, since it may start this process again

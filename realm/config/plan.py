@@ -83,8 +83,6 @@ class Machine:
     cores: int
     gpus: int
     has_reverb: bool
-    open_reverb: str = ""
-    """Why reverb's port cannot be closed to other machines; "" if it can (`data/namespace.py`)."""
 
 
 def usable_cores() -> int:
@@ -224,8 +222,6 @@ def _capacity(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) ->
 def _backend(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.algorithm_on_policy_or_off_policy == "off-policy":
         return "native", "a large memory is quicker and smaller in NumPy, and only there rows are cut out of chunks"
-    if machine.has_reverb and machine.open_reverb:
-        return "native", f"reverb would listen on every network of this machine: {machine.open_reverb}"
     return ("reverb", "it is installed") if machine.has_reverb else ("native", "reverb is not installed")
 
 

@@ -64,8 +64,7 @@ class ReverbStorage:
     """A table with its server in this process; no other process gets the port.
 
     Reverb (0.14) always listens on all interfaces, without authentication: anyone who reaches the port can list, read
-    and write the table. So the thread that makes one has a network of its own, where the machine allows it
-    (`namespace.py`), and calls all of its methods.
+    and write the table. Close the port at the firewall on a machine that others can reach.
     """
 
     def __init__(

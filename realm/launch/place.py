@@ -47,18 +47,16 @@ def place(
     log: Path,
     title: str,
     imports_torch: bool,
-    first: Callable[[], None] | None = None,
 ) -> BaseProcess:
     """Start a process that runs `run(argument)` and exits with its result.
 
     It leads its own session, so that Ctrl+C in the terminal does not reach it. It writes to `log` and ends with this
-    process. environment: all of its variables. first: called while it has a single thread. Raises ConfigError or
-    OSError if no process can be started.
+    process. environment: all of its variables. Raises ConfigError or OSError if no process can be started.
     """
     with open(log, "ab"):
         pass  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
-    arguments = (run, argument, dict(environment), log, title, first)
+    arguments = (run, argument, dict(environment), log, title)
     process: BaseProcess
     if fork:
         process = multiprocessing.get_context("forkserver").Process(target=_main, args=arguments, name=title)
@@ -90,12 +88,7 @@ def _set_environment(environment: Mapping[str, str]) -> None:
 
 
 def _main(
-    run: Callable[[Argument], int],
-    argument: Argument,
-    environment: dict[str, str],
-    log: Path,
-    title: str,
-    first: Callable[[], None] | None,
+    run: Callable[[Argument], int], argument: Argument, environment: dict[str, str], log: Path, title: str
 ) -> None:
     """The first lines of the new process."""
     os.setsid()
@@ -107,8 +100,6 @@ def _main(
     os.close(output)
     setproctitle.setproctitle(f"realm {title}")  # before the variables change: it finds argv by them
     _set_environment(environment)
-    if first:
-        first()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     _differ()
     code = run(argument)

@@ -18,7 +18,6 @@ from loguru import logger
 from realm.config.keys import AppConfig
 from realm.config.plan import Plan
 from realm.contract import Evaluation, Spec
-from realm.data.namespace import own_user
 from realm.errors import ConfigError
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
@@ -255,7 +254,6 @@ class Supervisor:
             self.run_dir / "log" / f"{role.label}.log",
             f"{role.label} {self.run_dir}",
             imports_torch=holds_weights(role.name, self.plan),
-            first=own_user if role.name == "buffer" and self.plan.backend == "reverb" else None,
         )
         if ROLES[role.name].optional:
             give_way(pid(role))

@@ -1,8 +1,8 @@
 """The buffer role: answers `add` and `sample` over ZeroMQ from a ReplayBuffer (reverb or native storage).
 
 Two threads: this module's loop moves messages and never blocks; `Keeper` owns the ReplayBuffer, whose storage may be
-slow. The keeper's thread, and with it reverb, has a network of its own (`data/namespace.py`). A round without room and
-a draw without enough samples wait in the keeper: their missing answers are the back-pressure.
+slow. A round without room and a draw without enough samples wait in the keeper: their missing answers are the
+back-pressure.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from loguru import logger
-
 from realm.contract import Arrays, Field, Version, check_arrays
 from realm.data.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer, make_replay_buffer
-from realm.data.namespace import own_network
 from realm.errors import ContractError
 from realm.roles.job import Job
 from realm.watch.meters import Meters
@@ -41,11 +37,12 @@ def run(job: Job) -> None:
     questions: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
     answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
     waker = Waker()
-    made: Future[Keeper] = Future()
-    thread = threading.Thread(target=_keep, args=(job, made, questions, answers, waker.handle()), daemon=True)
+    # not the run id: it is secret, and reverb shows the table's name to anyone
+    folder = job.run_dir / "replay" if job.config.app.save_replay else None
+    buffer = make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed, folder)
+    keeper = Keeper(buffer, link.meters)
+    thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
     thread.start()
-    keeper = made.result()
-    buffer = keeper.buffer
     link.ready([server])
     try:
         while True:
@@ -72,32 +69,13 @@ def run(job: Job) -> None:
         thread.join(timeout=2.0)
 
 
-def _make_keeper(job: Job) -> Keeper:
-    if job.plan.backend == "reverb":
-        try:
-            own_network()
-        except OSError as error:
-            logger.warning("reverb's port is open to every network of this machine: {}", error)
-    # not the run id: it is secret, and reverb shows the table's name to anyone
-    folder = job.run_dir / "replay" if job.config.app.save_replay else None
-    return Keeper(make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed, folder), job.link.meters)
-
-
 def _keep(
-    job: Job,
-    made: Future[Keeper],
+    keeper: Keeper,
     questions: queue.SimpleQueue[Answer | None],
     answers: queue.SimpleQueue[Answer | BaseException],
     wake: Callable[[], None],
 ) -> None:
-    """The keeper's thread: makes it, and handles one question after the other. An error goes to the role's loop, which
-    raises it."""
-    try:
-        keeper = _make_keeper(job)
-    except BaseException as error:  # the role raises it
-        made.set_exception(error)
-        return
-    made.set_result(keeper)
+    """The keeper's thread: handles one question after the other. An error goes to the role's loop, which raises it."""
     try:
         while (question := questions.get()) is not None:
             for answer in keeper.handle(*question):
