@@ -105,6 +105,12 @@ class Run:
         self.process.send_signal(signal.SIGINT)
         return self.finish()
 
+    def listens(self):
+        """(address, port) of every socket of the run that listens in this process's network namespace."""
+        pids = {one.pid for one in self.processes()}
+        sockets = psutil.net_connections("tcp")
+        return {tuple(one.laddr) for one in sockets if one.status == psutil.CONN_LISTEN and one.pid in pids}
+
     def processes(self):
         """Living processes whose command line names this run's directory."""
         found = []

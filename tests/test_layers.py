@@ -34,7 +34,7 @@ ALLOWED = {
 }
 """Which rooms a room may import from. Nothing in `realm/` imports a tenant, and the framework knows no game."""
 
-BASE = ("errors", "files", "jit")  # import nothing of the project
+BASE = ("errors", "files", "jit", "netns")  # import nothing of the project
 CONTRACT = ("contract", "chunk")  # what user code and framework share
 OWNERS = {
     "zmq": {"realm.wire.sockets"},

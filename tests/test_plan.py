@@ -181,6 +181,18 @@ def test_reverb_where_it_is_not() -> None:
     assert plan(GPU, buffer_backend="reverb", wrapper_type="local").backend == "native"
 
 
+def test_reverb_where_others_could_reach_its_port() -> None:
+    """It is not chosen there; who asks for it gets it, with a warning at the start."""
+    refused = Machine(cores=2, gpus=0, has_reverb=True, own_network=False)
+    assert plan(refused).backend == "native"
+    assert "no network namespace" in why(refused)["buffer_backend"]
+    reverb = AppConfig(buffer_backend="reverb")
+    assert [decide(reverb, machine).own_network for machine in (SMALL, refused)] == [True, False]
+    assert decide(reverb, refused).app.buffer_backend == "reverb"
+    for keys in ({"buffer_backend": "native"}, {"wrapper_type": "local"}):
+        assert not decide(AppConfig(**keys), SMALL).own_network
+
+
 def test_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_there(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -216,7 +228,7 @@ def test_a_runs_own_configuration_gives_the_same_plan(machine: Machine, keys: di
     assert again == decided.app
     other = Machine(machine.cores * 2, 1, not machine.has_reverb)
     if again.buffer_backend == "native":
-        assert decide(again, other, preferred) == Decided(decided.app, {})
+        assert decide(again, other, preferred) == Decided(decided.app, {}, own_network=False)
     assert make_plan(again, machine.cores) == make_plan(decided.app, machine.cores)
     for key, reason in decided.why.items():
         assert f"{key} = " in path.read_text()

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from realm import netns
 from realm.config.flow import check_flow, preload_samples
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
@@ -78,11 +79,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about the machine that decisions depend on."""
+    """The facts about the machine that decisions depend on.
+
+    own_network   a process may have a network namespace of its own; asked only where there is reverb, which needs it
+    """
 
     cores: int
     gpus: int
     has_reverb: bool
+    own_network: bool = True
 
 
 def usable_cores() -> int:
@@ -101,7 +106,8 @@ def this_machine() -> Machine:
             gpus = 0  # this build of torch cannot use them
     except metadata.PackageNotFoundError as error:
         raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
-    return Machine(usable_cores(), gpus, all(find_spec(name) for name in ("reverb", "tensorflow")))
+    has_reverb = all(find_spec(name) for name in ("reverb", "tensorflow"))
+    return Machine(usable_cores(), gpus, has_reverb, has_reverb and netns.possible())
 
 
 # --- decisions
@@ -112,10 +118,15 @@ Choice = tuple[Any, str]
 
 @dataclass(frozen=True)
 class Decided:
-    """A configuration without `auto`. why: key -> the reason for its value, for each key that was `auto`."""
+    """A configuration without `auto`.
+
+    why           key -> the reason for its value, for each key that was `auto`
+    own_network   the buffer's storage is in a network namespace of its own: no other process reaches reverb's port
+    """
 
     app: AppConfig
     why: dict[str, str]
+    own_network: bool
 
 
 def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = None) -> Decided:
@@ -136,7 +147,7 @@ def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = N
         # workers that wait for a newer version must first have collected enough for an update
         ratio = max(app.preload_ratio, int(app.replay_buffer_capacity) / int(app.train_batch_size))
         app = dataclasses.replace(app, preload_ratio=ratio)
-    return Decided(app, why)
+    return Decided(app, why, own_network=app.buffer_backend == "reverb" and machine.own_network)
 
 
 def _check_machine(app: AppConfig, machine: Machine) -> None:
@@ -222,7 +233,11 @@ def _capacity(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) ->
 def _backend(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.algorithm_on_policy_or_off_policy == "off-policy":
         return "native", "a large memory is quicker and smaller in NumPy, and only there rows are cut out of chunks"
-    return ("reverb", "it is installed") if machine.has_reverb else ("native", "reverb is not installed")
+    if not machine.has_reverb:
+        return "native", "reverb is not installed"
+    if not machine.own_network:
+        return "native", "this system allows no network namespace, so other machines could reach reverb's port"
+    return "reverb", "it is installed"
 
 
 def _threads(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:

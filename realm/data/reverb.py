@@ -64,7 +64,8 @@ class ReverbStorage:
     """A table with its server in this process; no other process gets the port.
 
     Reverb (0.14) always listens on all interfaces, without authentication: anyone who reaches the port can list, read
-    and write the table. Close the port at the firewall on a machine that others can reach.
+    and write the table. So the thread that makes a storage, and all that use it, should be in a network namespace of
+    their own (`realm/netns.py`).
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from realm import netns
 from realm.config.load import load_config
 from realm.config.plan import make_plan
 from realm.errors import DivergedError, RunError, UserError
@@ -32,7 +33,12 @@ EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_DIVERGED = 0, 1, UserError.exit_code,
 
 @dataclass(frozen=True)
 class ChildArgs:
-    """The arguments of a role's process. port: 0 takes any free port; run_id: the key to the run's sockets."""
+    """The arguments of a role's process.
+
+    port          0 takes any free port
+    run_id        the key to the run's sockets
+    own_network   the role's own threads enter a network namespace; its ZeroMQ sockets stay outside
+    """
 
     role: str
     index: int
@@ -43,6 +49,7 @@ class ChildArgs:
     port: int
     schema: str
     max_bytes: int
+    own_network: bool
 
 
 def run_role(args: ChildArgs) -> int:
@@ -66,6 +73,8 @@ def run_role(args: ChildArgs) -> int:
             orders.spec, orders.book, link, server, codec,
         )  # fmt: skip
         logger.info("{} (incarnation {}, pid {}) starts", name, args.incarnation, os.getpid())
+        if args.own_network:
+            netns.enter()  # the sockets above were opened outside
         match args.role:
             case "aisrv":
                 from realm.roles import aisrv

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import setproctitle
 
+from realm import netns
 from realm.errors import ConfigError
 
 Argument = TypeVar("Argument")
@@ -47,16 +48,18 @@ def place(
     log: Path,
     title: str,
     imports_torch: bool,
+    own_network: bool = False,
 ) -> BaseProcess:
     """Start a process that runs `run(argument)` and exits with its result.
 
     It leads its own session, so that Ctrl+C in the terminal does not reach it. It writes to `log` and ends with this
-    process. environment: all of its variables. Raises ConfigError or OSError if no process can be started.
+    process. environment: all of its variables. own_network: `run` may call `netns.enter`. Raises ConfigError or OSError
+    if no process can be started.
     """
     with open(log, "ab"):
         pass  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
-    arguments = (run, argument, dict(environment), log, title)
+    arguments = (run, argument, dict(environment), log, title, own_network)
     process: BaseProcess
     if fork:
         process = multiprocessing.get_context("forkserver").Process(target=_main, args=arguments, name=title)
@@ -88,7 +91,12 @@ def _set_environment(environment: Mapping[str, str]) -> None:
 
 
 def _main(
-    run: Callable[[Argument], int], argument: Argument, environment: dict[str, str], log: Path, title: str
+    run: Callable[[Argument], int],
+    argument: Argument,
+    environment: dict[str, str],
+    log: Path,
+    title: str,
+    own_network: bool,
 ) -> None:
     """The first lines of the new process."""
     os.setsid()
@@ -100,6 +108,8 @@ def _main(
     os.close(output)
     setproctitle.setproctitle(f"realm {title}")  # before the variables change: it finds argv by them
     _set_environment(environment)
+    if own_network:
+        netns.prepare()  # before there is a second thread
     threading.Thread(target=_die_with_parent, daemon=True).start()
     _differ()
     code = run(argument)

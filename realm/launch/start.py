@@ -86,6 +86,11 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
         logger.info("chosen: {} = {}: {}", key, getattr(decided.app, key), reason)
     for sentence in slow_choices(config.app, plan):
         logger.warning("slow: {}", sentence)
+    if plan.backend == "reverb" and not decided.own_network:
+        logger.warning(
+            "reverb's port listens on all interfaces of this machine, without a password, as this system allows no "
+            "network namespace; close the port at the firewall, or set buffer_backend = native"
+        )
     logger.info("run directory: {}", run_dir)
     return Prepared(config, plan, spec, run_dir, run_file, former)
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from loguru import logger
 
-from realm.config.keys import AppConfig
-from realm.config.plan import Plan
+from realm.config.plan import Decided, Plan
 from realm.contract import Evaluation, Spec
 from realm.errors import ConfigError
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
@@ -40,10 +39,11 @@ _FROZEN_S = 5.0  # no turn of the loop takes as long
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
 
-    def __init__(self, app: AppConfig, plan: Plan, spec: Spec, run_dir: Path, run: RunFile) -> None:
-        self.app, self.plan, self.spec, self.run_dir, self.run_file = app, plan, spec, run_dir, run
+    def __init__(self, decided: Decided, plan: Plan, spec: Spec, run_dir: Path, run: RunFile) -> None:
+        self.app, self.plan, self.spec, self.run_dir, self.run_file = decided.app, plan, spec, run_dir, run
+        self._own_network = decided.own_network
         self.board = Board()
-        self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host)
+        self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), self.app.bind_host)
         self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * spec.sample_bytes)
         self._roles: dict[Key, Role] = {}
         for name in ROLES:
@@ -243,9 +243,10 @@ class Supervisor:
         port = int(role.address.rpartition(":")[2]) if role.address else 0
         if port == 0 and role.name in SERVERS:
             port = fixed_ports(self.app).get(role.name, 0)
+        own_network = self._own_network and role.name == "buffer"
         arguments = ChildArgs(
             role.name, role.index, role.incarnation, self.run_dir, self.run_file.run_id, self._server.address,
-            port, self.spec.schema, self._max_bytes,
+            port, self.spec.schema, self._max_bytes, own_network,
         )  # fmt: skip
         role.process = place(
             run_role,
@@ -254,6 +255,7 @@ class Supervisor:
             self.run_dir / "log" / f"{role.label}.log",
             f"{role.label} {self.run_dir}",
             imports_torch=holds_weights(role.name, self.plan),
+            own_network=own_network,
         )
         if ROLES[role.name].optional:
             give_way(pid(role))

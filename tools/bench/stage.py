@@ -10,6 +10,7 @@ from pathlib import Path
 import zmq
 
 from realm.config.load import to_toml
+from realm.config.plan import this_machine
 from realm.errors import ConfigError
 from realm.launch.child import ChildArgs, run_role
 from realm.launch.environment import role_environment
@@ -39,12 +40,16 @@ class Stage:
     def start(self, role: str) -> str:
         """Start a role and wait until it works. Returns its address; raises ConfigError if it does not work."""
         setting = self._setting
+        own_network = role == "buffer" and setting.plan.backend == "reverb" and this_machine().own_network
         arguments = ChildArgs(
-            role, 0, 1, self._folder, self._run_id, self._server.address, 0, setting.spec.schema, MAX_BYTES
+            role, 0, 1, self._folder, self._run_id, self._server.address, 0, setting.spec.schema, MAX_BYTES, own_network
         )
         log, until = self._folder / "log" / f"{role}.log", time.monotonic() + PATIENCE_S
         torch = holds_weights(role, setting.plan)
-        process = place(run_role, arguments, role_environment(role, setting.plan), log, role, imports_torch=torch)
+        process = place(
+            run_role, arguments, role_environment(role, setting.plan), log, role, imports_torch=torch,
+            own_network=own_network,
+        )  # fmt: skip
         self._processes.append(process)
         while role not in self._ready:
             wait_any([self._server], 100)
