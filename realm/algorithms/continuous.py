@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.algorithms.networks import Obs
 from realm.contract import ActionSpec, Array, Transitions
-
-Obs = dict[str, Tensor]  # name -> [n, ...]
 
 
 class Scale:

@@ -10,6 +10,10 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from realm.contract import Field, Fields
+
+Obs = dict[str, Tensor]  # name -> [n, ...]
+
 Module = TypeVar("Module")
 
 
@@ -21,15 +25,63 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Seque
     return nn.Sequential(*layers[:-1])
 
 
-class Several(nn.Module):
-    """`count` MLPs with ReLU and one output, of the same sizes: the critics of an algorithm that compares them."""
+class Encoder(nn.Module):
+    """Observations of any shapes as one vector: images through a small CNN, all others flat, in the order of names.
 
-    def __init__(self, count: int, sizes: Sequence[int]) -> None:
+    An image is uint8 [height, width, channels] with sides of at least 36 (the network of Mnih et al. 2015).
+    """
+
+    def __init__(self, fields: Fields, image_features: int = 256) -> None:
+        """An observation named `legal` is a mask of actions and no input."""
         super().__init__()
-        self.nets = nn.ModuleList(mlp((*sizes, 1)) for _ in range(count))
+        self.cnns = nn.ModuleDict()
+        self.names = sorted(name for name in fields if name != "legal")
+        self.features = 0
+        for number, name in enumerate(self.names):
+            shape = fields[name].shape
+            if is_image(fields[name]):
+                self.cnns[str(number)] = _cnn(shape, image_features)
+                self.features += image_features
+            else:
+                self.features += fields[name].size
 
-    def forward(self, x: Tensor, count: int) -> Tensor:
-        """The values of the first `count` of them; x: f32 [n, inputs]. Returns f32 [count, n]."""
+    def forward(self, obs: Obs) -> Tensor:
+        """obs: name -> [n, ...]. Returns f32 [n, features]."""
+        parts = []
+        for number, name in enumerate(self.names):
+            x = obs[name]
+            if str(number) in self.cnns:
+                parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
+            else:
+                parts.append(x.reshape(len(x), -1).float())
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def is_image(field: Field) -> bool:
+    return field.dtype == "uint8" and len(field.shape) == 3 and min(field.shape[:2]) >= 36
+
+
+def _cnn(shape: Sequence[int], features: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs, kernel, stride in ((shape[2], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+        layers += [nn.Conv2d(inputs, outputs, kernel, stride), nn.ReLU()]
+    convolutions = nn.Sequential(*layers, nn.Flatten())
+    with torch.no_grad():
+        flat = convolutions(torch.zeros(1, shape[2], *shape[:2])).shape[1]
+    return nn.Sequential(convolutions, nn.Linear(flat, features), nn.ReLU())
+
+
+class Critics(nn.Module):
+    """Several values of observation and action: one encoder, and MLPs with ReLU and one output after it."""
+
+    def __init__(self, fields: Fields, actions: int, hidden: int, count: int = 2) -> None:
+        super().__init__()
+        self.encoder = Encoder(fields)
+        self.nets = nn.ModuleList(mlp((self.encoder.features + actions, hidden, hidden, 1)) for _ in range(count))
+
+    def forward(self, obs: Obs, action: Tensor, count: int) -> Tensor:
+        """The values of the first `count` of them, f32 [count, n]; action f32 [n, A]."""
+        x = torch.cat((self.encoder(obs), action), -1)
         # one after the other: on a CPU a batch of matrices is slower, by a fifth with gradients
         return torch.stack([net(x).squeeze(-1) for net in list(self.nets)[:count]])
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Means, Obs
-from realm.algorithms.networks import frozen_copy
+from realm.algorithms.continuous import Means
+from realm.algorithms.networks import Obs, frozen_copy
 from realm.algorithms.settings import QSettings
 from realm.contract import Array, Arrays, Learned, SampleInfo, Transitions
 

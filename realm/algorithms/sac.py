@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Means, Minibatch, Obs, Scale, minibatches, uniform_at_first
-from realm.algorithms.networks import follow, frozen_copy
+from realm.algorithms.continuous import Means, Minibatch, Scale, minibatches, uniform_at_first
+from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Means, Minibatch, Obs, Scale, minibatches, uniform_at_first
-from realm.algorithms.networks import follow, frozen_copy
+from realm.algorithms.continuous import Means, Minibatch, Scale, minibatches, uniform_at_first
+from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 

@@ -18,6 +18,7 @@ from loguru import logger
 from realm import __version__
 from realm.commands import train
 from realm.commands.game import Commands, Game, app_here, eval_parser, load_game
+from realm.commands.init import PACKAGES
 from realm.commands.models import (
     DEFAULT_CONFIG,
     LOG_DIR_HELP,
@@ -29,7 +30,7 @@ from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError
 from realm.roles.table import ROLES
 
-NO_GAME = ("start", "stop", "status", "save")  # commands that are the same for all games
+NO_GAME = ("init", "start", "stop", "status", "save")  # commands that are the same for all games
 
 
 def main(argv: list[str]) -> int:
@@ -86,6 +87,12 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 def _add_runs(commands: Commands) -> None:
     """The commands that start, stop and show runs."""
+    init = commands.add_parser("init", help="write a package that trains a gymnasium environment, to start from")
+    init.add_argument("name", nargs="?", default="", metavar="NAME", help="of the package (default: the environment's)")
+    init.add_argument("--env", required=True, metavar="ID", help="of gymnasium, such as CartPole-v1")
+    init.add_argument("--from", dest="package", choices=PACKAGES, default="", help="default: ppo, or td3 if continuous")
+    init.set_defaults(run=_init)
+
     start = commands.add_parser("start", help="train: start the cluster (or one process, if the configuration says so)")
     start.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
     start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
@@ -118,6 +125,13 @@ def _add_eval(commands: Commands, game: Game | None) -> None:
     evaluation.add_argument("--seed", type=int, default=EVAL_SEED, help=f"default {EVAL_SEED}")
     evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
     evaluation.set_defaults(run=_eval, own_defaults=vars(own.parse_args([])))
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from realm.commands.init import init
+
+    init(arguments.name, arguments.env, arguments.package)
+    return 0
 
 
 def _stop(arguments: argparse.Namespace) -> int:

@@ -12,12 +12,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorActionWrapper, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
 from realm.chunk import ChunkBuilder
 from realm.contract import ActionSpec, Arrays, Chunk, Field, Fields, Policy, WorkflowContext
 from realm.errors import ConfigError
+
+_MOST_COMBINATIONS = 4096
 
 
 def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorEnv[Any, Any, Any]:
@@ -31,8 +33,29 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
         raise ConfigError(f"[env] id is {name}, which needs a package that is not installed: {error}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {name!r}: {str(error).splitlines()[0]}") from error
+    if isinstance(envs.single_action_space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        envs = _JointActions(envs)
     single, batched = _as_dict(envs.single_observation_space), _as_dict(envs.observation_space)
     return TransformObservation(RecordEpisodeStatistics(envs), _observed, batched, single)
+
+
+class _JointActions(VectorActionWrapper):
+    """Each combination of several discrete actions as one action; for spaces with few combinations."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(envs)
+        space: Any = envs.single_action_space
+        self._nvec = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2))
+        count = int(np.prod(self._nvec, dtype=np.int64))
+        if count > _MOST_COMBINATIONS:
+            raise ConfigError(f"the action space {space} has {count} combinations, more than {_MOST_COMBINATIONS}")
+        self.single_action_space = spaces.Discrete(count)
+        self.action_space = spaces.MultiDiscrete([count] * envs.num_envs)
+
+    def actions(self, actions: Any) -> Any:
+        joint: Any = self.env.single_action_space
+        parts = np.stack(np.unravel_index(actions, self._nvec.reshape(-1)), -1)
+        return parts.reshape(-1, *self._nvec.shape).astype(joint.dtype)
 
 
 def _observed(obs: Any) -> Arrays:
@@ -63,15 +86,15 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
 
 
 def action_spec(envs: VectorEnv[Any, Any, Any]) -> ActionSpec:
-    """The action space as an ActionSpec. Raises ConfigError for one that is no Discrete, MultiDiscrete or flat Box."""
+    """The action space as an ActionSpec. Raises ConfigError for one that is no Discrete or flat Box."""
     space = envs.single_action_space
     if isinstance(space, spaces.Discrete) and space.start == 0:
         return ActionSpec(n=int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        return ActionSpec(nvec=tuple(int(n) for n in space.nvec))
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
-    raise ConfigError(f"the action space is {space}; it must be Discrete from 0, MultiDiscrete or a Box of one axis")
+    raise ConfigError(
+        f"the action space is {space}; it must be Discrete from 0, MultiDiscrete, MultiBinary or a Box of one axis"
+    )
 
 
 def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:

@@ -1,31 +1,32 @@
-"""The agent: an MLP of a vector observation, and Q-learning that acts with it and trains it."""
+"""The agent: an MLP, and Q-learning that acts with it and trains it."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import mlp
+from realm.algorithms.networks import Encoder, Obs, mlp
 from realm.algorithms.q_learning import Dueling, NoisyLinear, QLearning
-from realm.contract import Array, Arrays, Learned, PredictContext, SampleInfo, Spec, Transitions
+from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.config import Config
 
 
 class Model(nn.Module):
-    def __init__(self, inputs: int, actions: int, config: Config) -> None:
+    def __init__(self, fields: Fields, actions: int, config: Config) -> None:
         super().__init__()
-        linear = NoisyLinear if config.noisy else nn.Linear
-        self.trunk = nn.Sequential(mlp((inputs, config.hidden, config.hidden)), nn.ReLU())
+        linear, encoder = NoisyLinear if config.noisy else nn.Linear, Encoder(fields)
+        layers = mlp((encoder.features, config.hidden, config.hidden))
+        self.trunk = nn.Sequential(encoder, layers, nn.ReLU())
         self.head = Dueling(config.hidden, actions, linear) if config.dueling else linear(config.hidden, actions)
 
-    def values(self, obs: dict[str, Tensor]) -> Tensor:
-        return self.head(self.trunk(obs["state"]))  # type: ignore[no-any-return]
+    def values(self, obs: Obs) -> Tensor:
+        return self.head(self.trunk(obs))  # type: ignore[no-any-return]
 
 
 class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Model(spec.obs["state"].size, spec.action.n, config).to(device)
+        self.model = Model(spec.obs, spec.action.n, config).to(device)
         self.q_learning = QLearning(self.model, config, torch.device(device), seed)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:

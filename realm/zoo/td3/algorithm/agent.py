@@ -1,27 +1,28 @@
-"""The agent: MLPs of a vector observation, and TD3 that acts with them and trains them."""
+"""The agent: MLPs, and TD3 that acts with them and trains them."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Several, mlp
+from realm.algorithms.networks import Critics, Encoder, Obs, mlp
 from realm.algorithms.td3 import TD3
-from realm.contract import Array, Arrays, Learned, PredictContext, SampleInfo, Spec, Transitions
+from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.td3.config import Config
 
 
 class Model(nn.Module):
-    def __init__(self, inputs: int, actions: int, hidden: int) -> None:
+    def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
         super().__init__()
-        self.actor_net = mlp((inputs, hidden, hidden, actions))
-        self.critic_net = Several(2, (inputs + actions, hidden, hidden))
+        encoder = Encoder(fields)
+        self.actor_net = nn.Sequential(encoder, mlp((encoder.features, hidden, hidden, actions)))
+        self.critic_net = Critics(fields, actions, hidden)
 
-    def actor(self, obs: dict[str, Tensor]) -> Tensor:
-        return torch.tanh(self.actor_net(obs["state"]))
+    def actor(self, obs: Obs) -> Tensor:
+        return torch.tanh(self.actor_net(obs))
 
-    def critics(self, obs: dict[str, Tensor], action: Tensor, count: int = 2) -> Tensor:
-        return self.critic_net(torch.cat((obs["state"], action), -1), count)  # type: ignore[no-any-return]
+    def critics(self, obs: Obs, action: Tensor, count: int = 2) -> Tensor:
+        return self.critic_net(obs, action, count)  # type: ignore[no-any-return]
 
 
 class Agent:
@@ -29,7 +30,7 @@ class Agent:
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Model(spec.obs["state"].size, spec.action.field.size, config.hidden).to(device)
+        self.model = Model(spec.obs, spec.action.field.size, config.hidden).to(device)
         self.td3 = TD3(self.model, spec.action, config, torch.device(device), seed)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:

@@ -1,0 +1,55 @@
+"""The agent: two MLPs, and PPO that acts with them and trains them."""
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from realm.algorithms.networks import Encoder, Obs, mlp
+from realm.algorithms.ppo import PPO
+from realm.contract import Array, Arrays, Chunk, Fields, Learned, PredictContext, SampleInfo, Spec
+from realm.zoo.ppo.config import Config
+
+
+class Model(nn.Module):
+    def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
+        super().__init__()
+        self.actor_net, self.critic_net = _net(fields, hidden, actions, 0.01), _net(fields, hidden, 1, 1.0)
+
+    def actor(self, obs: Obs) -> Tensor:
+        return self.actor_net(obs)  # type: ignore[no-any-return]
+
+    def critic(self, obs: Obs) -> Tensor:
+        return self.critic_net(obs).squeeze(-1)  # type: ignore[no-any-return]
+
+
+def _net(fields: Fields, hidden: int, outputs: int, gain: float) -> nn.Sequential:
+    encoder = Encoder(fields)
+    layers = mlp((encoder.features, hidden, hidden, outputs), nn.Tanh)
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    for layer, scale in zip(linears, (2**0.5, 2**0.5, gain), strict=True):
+        nn.init.orthogonal_(layer.weight, scale)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(encoder, layers)
+
+
+class Agent:
+    acting = ("actor_net.",)  # the critic stays with the learner
+
+    def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Model(spec.obs, spec.action.n, config.hidden).to(device)
+        self.ppo = PPO(self.model, config, torch.device(device), seed)
+
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        return self.ppo.act(obs, context.explore)
+
+    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
+        return (yield from self.ppo.update(batch))
+
+    def save_model(self) -> dict[str, Any]:
+        return self.ppo.state_dict()
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        self.ppo.load_state_dict(state)

@@ -1,0 +1,20 @@
+"""Hyper-parameters: all of PPO's in `realm/algorithms/settings.py`, and what this agent adds."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from realm.algorithms.settings import Settings
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    table: ClassVar[str] = "ppo"
+    hidden: int = 64  # width of the two hidden layers of actor and critic
+    chunk_length: int = 32
+    gamma_start: float = 0.98
+    gamma_end: float = 0.98
+    entropy_start: float = 0.0
+    lr_start: float = 1e-3
+    total_env_steps: int = 200_000
+    epochs: int = 20
+    minibatch_size: int = 256

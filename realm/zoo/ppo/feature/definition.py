@@ -1,0 +1,16 @@
+"""The environment and its shapes. Workers call it, so it imports no torch."""
+
+from typing import Any
+
+from realm.contract import Field, Spec
+from realm.zoo.gym import action_spec, make_vec, obs_fields
+from realm.zoo.ppo.config import Config
+
+
+def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:
+    return make_vec(num_envs, options, "CartPole-v1")
+
+
+def spec(envs: Any, config: Config) -> Spec:
+    extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
+    return Spec(obs_fields(envs), action_spec(envs), extra, config.chunk_length)
