@@ -24,8 +24,8 @@ from realm.env import commands, oracle, report
 from realm.env import map as maps
 from realm.env.options import Episode, OptionError
 from realm.errors import ConfigError, UserCodeError
+from realm.learn import judge
 from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
-from realm.roles import evaluator
 
 # ---- who played what ----
 
@@ -157,8 +157,8 @@ def test_all_layouts_and_all_sets() -> None:
 def test_a_sample_is_not_what_the_best_model_was_chosen_by() -> None:
     env, episodes = {"treasure_num": 9}, 256  # more environments than the evaluator has
     assert Request().seed == cli._parser().parse_args(["eval"]).seed == EVAL_SEED
-    assert not set(range(EVAL_SEED, EVAL_SEED + episodes)) & set(range(evaluator._SEED, evaluator._SEED + episodes))
-    assert report.sampled_layouts(env, episodes, EVAL_SEED) != report.sampled_layouts(env, episodes, evaluator._SEED)
+    assert not set(range(EVAL_SEED, EVAL_SEED + episodes)) & set(range(judge._SEED, judge._SEED + episodes))
+    assert report.sampled_layouts(env, episodes, EVAL_SEED) != report.sampled_layouts(env, episodes, judge._SEED)
 
 
 def test_a_sample_is_what_the_environment_draws() -> None:
