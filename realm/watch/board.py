@@ -67,6 +67,10 @@ class Board:
         self._smoothed: dict[str, float] = {}  # running means for the live line
         self._episodes: dict[str, RecentMean] = {}  # the same for statistics of episodes
 
+    def begin(self, env_steps: int) -> None:
+        """A learner begins or goes on here, which may be earlier than a lost one had come."""
+        self.env_steps = env_steps
+
     def judged(self, result: Evaluation) -> dict[str, float]:
         """Show an evaluation; returns its curves, tag -> value."""
         self.evaluation = result
@@ -86,7 +90,7 @@ class Board:
             elif math.isfinite(mean):
                 self._episodes.setdefault(name, RecentMean()).take(mean, count)
         if role == "learner":
-            self.env_steps = report.env_steps
+            self.env_steps = max(self.env_steps, report.env_steps)  # one that fails while it starts reports 0
 
     def _smooth(self, name: str, value: float) -> None:
         if not math.isfinite(value):
@@ -119,6 +123,11 @@ class Board:
 
     def recent(self, name: str) -> float | None:
         return self._episodes[name].mean() if name in self._episodes else self._smoothed.get(name)
+
+    @property
+    def score(self) -> float | None:
+        """The mean score of the last episodes; of an environment that reports no score, the mean return."""
+        return self.recent("episode/score" if "episode/score" in self._episodes else "episode/r")
 
     def recent_of(self, role: str) -> dict[str, float]:
         """Name -> smoothed mean of each value that a role has reported."""
@@ -159,8 +168,7 @@ class Board:
     def line(self, capacity: int, max_env_steps: int, max_seconds: float) -> dict[str, str]:
         """Name -> text of the live display."""
 
-        def number(name: str, form: str) -> str:
-            value = self.recent(name)
+        def text(value: float | None, form: str) -> str:
             return "-" if value is None else format(value, form)
 
         elapsed = self.elapsed_s
@@ -179,10 +187,9 @@ class Board:
             "steps/s": f"{rate:,.0f}",
             "updates": f"{self.total('learner', 'updates'):,.0f}",
             "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
-            # an environment that reports no score shows its return
-            "mean score": number("episode/score" if "episode/score" in self._episodes else "episode/r", ".1f"),
+            "mean score": text(self.score, ".1f"),
             **evaluated,
-            "policy lag": number("learner/policy_lag_updates", ".2f"),
+            "policy lag": text(self.recent("learner/policy_lag_updates"), ".2f"),
             "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
             "elapsed": clock(elapsed),
             "remaining": clock(min(remaining)) if remaining else "no limit set",
