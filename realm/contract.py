@@ -125,6 +125,7 @@ class Spec:
     chunk_length  T
     sample  fields of one item of the buffer; empty means a Chunk of T steps
     step    what the workflow adds to each step (parts of the reward, the discount of a step that lasted long)
+    state   a policy's memory of one environment: `predict` gets it, zeros where an episode begins, and gives the next
     draw    off-policy: `learn` gets rows of the stored chunks, as Draw says; None: whole items
     """
 
@@ -134,6 +135,7 @@ class Spec:
     chunk_length: int
     sample: Fields = field(default_factory=dict)
     step: Fields = field(default_factory=dict)
+    state: Fields = field(default_factory=dict)
     draw: Draw | None = None
 
     def __post_init__(self) -> None:
@@ -141,7 +143,7 @@ class Spec:
             raise ContractError(f"Spec.chunk_length must be at least 1, got {self.chunk_length}")
         if self.draw is not None and self.sample:
             raise ContractError("Spec.draw cuts chunks into rows, but Spec.sample says that items are no chunks")
-        for group in ("obs", "extra", "sample", "step"):
+        for group in ("obs", "extra", "sample", "step", "state"):
             for name, entry in getattr(self, group).items():
                 if not _is_number(entry.dtype) or any(d < 0 for d in entry.shape):
                     raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {entry}")
@@ -191,6 +193,7 @@ class Spec:
             chunk_length=int(data["chunk_length"]),
             sample=fields(data["sample"]),
             step=fields(data.get("step", {})),
+            state=fields(data.get("state", {})),
             draw=Draw(**data["draw"]) if data.get("draw") else None,
         )
 
@@ -201,7 +204,7 @@ class Spec:
         return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:8]
 
 
-_LATER = ("step", "draw")
+_LATER = ("step", "state", "draw")
 """Left out of a Spec's JSON where they are empty, so that checkpoints from before they were there keep their schema."""
 
 
@@ -233,6 +236,7 @@ class Chunk:
     version     i64 [T, 2], (epoch, update) of the weights that chose the action
     worker, incarnation, env, seq       i64 [], the chunk's origin; seq counts the worker's rounds
     step        name -> [T, ...], what the workflow added
+    state       name -> [...], the policy's memory before row 0
     """
 
     obs: Arrays
@@ -249,6 +253,7 @@ class Chunk:
     env: Array
     seq: Array
     step: Arrays = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -293,6 +298,7 @@ def chunk_fields(spec: Spec) -> Fields:
         "valid": Field((t,), "bool"),
         **{f"extra.{name}": Field((t, *entry.shape), entry.dtype) for name, entry in spec.extra.items()},
         **{f"step.{name}": Field((t, *entry.shape), entry.dtype) for name, entry in spec.step.items()},
+        **{f"state.{name}": entry for name, entry in spec.state.items()},
         **ORIGIN_FIELDS,
         "version": Field((t, 2), "int64"),
     }
@@ -312,7 +318,7 @@ def chunk_to_arrays(chunk: Chunk) -> Arrays:
 
 def arrays_to_chunk(flat: Arrays) -> Chunk:
     """Rebuild the Chunk that `chunk_to_arrays` flattened (no copy)."""
-    return Chunk(**_regrouped(flat, "obs", "extra", "step"))
+    return Chunk(**_regrouped(flat, "obs", "extra", "step", "state"))
 
 
 def arrays_to_transitions(flat: Arrays) -> Transitions:
@@ -362,7 +368,8 @@ class PredictRequest(NamedTuple):
 
     slot i64 [E] is each row's environment (the key of recurrent state), first bool [E], obs name -> [E, ...],
     explore f32 [E]: 1 samples the action, 0 takes the greedy one. The answer waits until the policy serves
-    `min_version` or newer.
+    `min_version` or newer. state: the policy's memory, name -> [E, ...]: it travels with each question, so a question
+    that is asked twice moves it once.
     """
 
     worker: int
@@ -373,28 +380,34 @@ class PredictRequest(NamedTuple):
     obs: Arrays
     explore: Array
     min_version: Version
+    state: Arrays
 
 
 class Prediction(NamedTuple):
-    """A policy's answer: action [E, ...], extra name -> [E, ...], the version that gave it, and its env steps."""
+    """A policy's answer: action [E, ...], extra name -> [E, ...], the version that gave it, and its env steps.
+
+    state: the policy's memory before this answer, name -> [E, ...].
+    """
 
     action: Array
     extra: Arrays
     version: Version
     env_steps: int = 0
+    state: Arrays = {}  # noqa: RUF012 (nobody writes into it)
 
 
 class PredictContext(NamedTuple):
     """What `Agent.predict` gets besides the observations.
 
     slot i64 [N], first bool [N], explore f32 [N], as in PredictRequest. env_steps: played before the weights that act
-    were published; a schedule of exploration follows it.
+    were published; a schedule of exploration follows it. state: name -> [N, ...], the memory that `Spec.state` names.
     """
 
     slot: Array
     first: Array
     explore: Array
     env_steps: int = 0
+    state: Arrays = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -499,8 +512,11 @@ class Agent(Protocol):
     its weights begin. The rest, such as critics, then stays with the learner.
     """
 
-    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
-        """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]. What is given may be read-only."""
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays] | tuple[Array, Arrays, Arrays]:
+        """obs name -> [N, ...] to action [N, ...] and extra name -> [N, ...]. What is given may be read-only.
+
+        With `Spec.state` a third: the memory after these observations, name -> [N, ...].
+        """
         ...
 
     def learn(self, batch: Any, info: SampleInfo) -> Learned | Generator[None, bool, Learned]:

@@ -19,7 +19,7 @@ FLOWS = {
     "part, but at the end": ["max_version_lag=part", "counting.strict=true", "counting.early=false"],
     "lag 1": ["max_version_lag=1", "train_batch_size=12"],
     "lag 2": ["max_version_lag=2", "train_batch_size=24"],
-    "free": ["max_version_lag=free", "train_batch_size=20"],
+    "free": ["max_version_lag=free", "train_batch_size=20", "counting.remember=true"],
     "off-policy": [
         "algorithm_on_policy_or_off_policy=off-policy",
         "replay_buffer_capacity=200",
@@ -39,6 +39,7 @@ FLOWS = {
     ],
 }
 OFF_POLICY = ("off-policy", "rows")
+REMEMBER = "counting.remember=true"  # a memory moves once a step, whoever dies and whatever is asked twice
 ENOUGH = "max_env_steps=30000"
 
 
@@ -165,7 +166,9 @@ def test_role_killed_with_a_replay_memory(tmp_path, role):
 @pytest.mark.parametrize("role", ["aisrv-0", "actor-0", "model_pool-0", "buffer-0"])
 def test_role_killed(tmp_path, role):
     """Any role may die at any moment: the others wait, the run goes on, and every row is still right."""
-    with Run(tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS["strict"]) as run:
+    with Run(
+        tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS["strict"], REMEMBER
+    ) as run:
         run.wait_running()
         run.wait_trained(20)
         run.kill(role)

@@ -74,8 +74,8 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
     if isinstance(game, EvaluatingGame):
         num_envs = game.prepare_eval(options, request, episodes)
     checkpoint = find(folder, model)
-    envs, agent = load_player(config, checkpoint, config.env, num_envs, request.seed)
-    evaluation = Evaluation(config, checkpoint, envs, agent.predict, episodes, request)
+    envs, _, predict = load_player(config, checkpoint, config.env, num_envs, request.seed)
+    evaluation = Evaluation(config, checkpoint, envs, predict, episodes, request)
     try:
         if not (isinstance(game, EvaluatingGame) and game.evaluate(evaluation, options)):
             _print_statistics(evaluation)

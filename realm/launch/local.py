@@ -116,7 +116,7 @@ class _Evaluations:
     def __init__(self, prepared: Prepared, agent: Agent, board: Board, curves: Curves) -> None:
         self._every, self._due = prepared.config.app.eval_every_steps, 0
         self._board, self._curves = board, curves
-        self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec.schema, prepared.run_dir, lambda: None)
+        self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec, prepared.run_dir, lambda: None)
 
     def due(self, trainer: Trainer) -> None:
         """Evaluate if it is time."""

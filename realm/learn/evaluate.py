@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from loguru import logger
 
+from realm.chunk import PolicyState
 from realm.config.load import RunConfig
-from realm.contract import Agent, Array, Arrays, PredictContext
+from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
 from realm.user import calling, folder_of, load_agent, load_definition, load_hyper
 
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 
 Predict = Callable[[Arrays, PredictContext], tuple[Array, Arrays]]
 LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
+
+
+class Player(NamedTuple):
+    """A trained agent and environments to play in. predict: the agent's, with its memory kept for each slot."""
+
+    envs: Any
+    agent: Agent
+    predict: Predict
 
 
 class Outcome(NamedTuple):
@@ -173,9 +182,7 @@ def _reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return episode
 
 
-def load_player(
-    config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int
-) -> tuple[Any, Agent]:
+def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int) -> Player:
     """Make environments with `options` and load a checkpoint's agent. Raises CheckpointError if it does not fit."""
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which may not be installed
 
@@ -193,7 +200,21 @@ def load_player(
     agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
     load_bytes(agent.model, checkpoint.weights, acting(agent))
     logger.info("the package {} plays ({})", app.algo, folder_of(app.algo))
-    return envs, agent
+    return Player(envs, agent, remembering(agent, spec))
+
+
+def remembering(agent: Agent, spec: Spec) -> Predict:
+    """The agent's `predict`, with its memory (`Spec.state`) kept for each slot."""
+    memory = PolicyState(spec.state, 0)
+
+    def predict(obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        before = memory.before(context.slot, context.first)
+        predicted = agent.predict(obs, context._replace(state=before))
+        if len(predicted) == 3:
+            memory.after(context.slot, predicted[2])
+        return predicted[0], predicted[1]
+
+    return predict
 
 
 def table(statistics: dict[str, Array]) -> list[tuple[str, float, float, float, float]]:

@@ -17,9 +17,9 @@ import numpy as np
 from loguru import logger
 
 from realm.config.load import RunConfig
-from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
+from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import FOLDER, BestModel, main_statistic
-from realm.learn.evaluate import evaluate
+from realm.learn.evaluate import evaluate, remembering
 from realm.user import calling, load_definition, load_hyper
 
 _MOST_ENVS = 128
@@ -30,10 +30,11 @@ _EXPLORE = {"greedy": (0.0,), "sampled": (1.0,), "both": (0.0, 1.0)}
 class Judge:
     """Plays `eval_episodes` episodes of the configured environment with whatever weights the agent has."""
 
-    def __init__(self, config: RunConfig, agent: Agent, schema: str, run_dir: Path, tick: Callable[[], None]) -> None:
+    def __init__(self, config: RunConfig, agent: Agent, spec: Spec, run_dir: Path, tick: Callable[[], None]) -> None:
         """config: as evaluated (`RunConfig.evaluated`). tick: called before each prediction; raises to give up."""
         app = config.app
-        self._config, self._agent, self._schema, self._run_dir, self._tick = config, agent, schema, run_dir, tick
+        self._config, self._agent, self._schema, self._run_dir, self._tick = config, agent, spec.schema, run_dir, tick
+        self._act = remembering(agent, spec)
         self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
         with calling(config, "make_envs"):
             hyper = load_hyper(app.algo, config.hyper)
@@ -72,7 +73,7 @@ class Judge:
 
     def _predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         self._tick()
-        return self._agent.predict(obs, context)
+        return self._act(obs, context)
 
     def close(self) -> None:
         self._envs.close()

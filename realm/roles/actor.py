@@ -45,6 +45,7 @@ def run(job: Job) -> None:
             first=_joined([request.first for request in requests]),
             explore=_joined([request.explore for request in requests]),
             env_steps=models.env_steps,
+            state={name: _joined([request.state[name] for request in requests]) for name in requests[0].state},
         )
         predicted = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0

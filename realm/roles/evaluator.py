@@ -28,7 +28,7 @@ def run(job: Job) -> None:
     app = config.app
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
     agent: Agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, config.hyper), "cpu", job.seed)
-    judge = Judge(config, agent, job.spec.schema, job.run_dir, link.tick)  # the tick raises Stopped
+    judge = Judge(config, agent, job.spec, job.run_dir, link.tick)  # the tick raises Stopped
     to_pool = job.client("model_pool")
     link.ready([to_pool])
     version, due = NO_VERSION, 0

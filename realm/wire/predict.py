@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from realm.chunk import PolicyState
 from realm.contract import (
     Agent,
     Array,
@@ -44,16 +45,19 @@ class LocalPolicy:
         self._agent, self._gate, self._refresh = agent, gate, refresh
         self._fields = reply_fields(spec)
         self._slot = np.arange(num_envs)
+        self._state = PolicyState(spec.state, num_envs)
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
         version, env_steps = self._refresh()
         self._gate.see(version)
-        context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps)
+        state = self._state.before(self._slot, first)
+        context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps, state)
         predicted = self._agent.predict(obs, context)
         checked_answer(predicted, self._fields, len(first))
+        self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})
         self.actions += len(first)
-        return Prediction(*predicted, version, env_steps)
+        return Prediction(predicted[0], predicted[1], version, env_steps, state)
 
 
 class RemotePolicy:
@@ -74,15 +78,18 @@ class RemotePolicy:
         self._timing = timing
         self._request_fields, self._reply_fields = request_fields(spec), reply_fields(spec)
         self._slot = np.arange(num_envs)
+        self._state = PolicyState(spec.state, num_envs)
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
         started = time.perf_counter()
+        state = self._state.before(self._slot, first)
         arrays = {
             "slot": self._slot,
             "first": first,
             "explore": _per_row(explore, len(first)),
             **{f"obs.{name}": array for name, array in obs.items()},
+            **{f"state.{name}": array for name, array in state.items()},
         }
         check_arrays(arrays, self._request_fields, (len(first),), "the workflow's arguments of predict")
         reply = None
@@ -95,8 +102,9 @@ class RemotePolicy:
         self._timing(time.perf_counter() - started)
         version = reply.version()
         self._gate.see(version)
-        extra = {name[6:]: array for name, array in reply.arrays.items() if name.startswith("extra.")}
-        return Prediction(reply.array("action"), extra, version, reply.integer("env_steps"))
+        extra, after = _group(reply.arrays, "extra."), _group(reply.arrays, "state.")
+        self._state.after(self._slot, after)
+        return Prediction(reply.array("action"), extra, version, reply.integer("env_steps"), state)
 
     def _wait(self, seq: int, minimum: Version) -> Message | None:
         """Wait for the answer; None if a refund changed the minimum version meanwhile, so that it must ask again."""
@@ -123,21 +131,34 @@ def request_fields(spec: Spec) -> Fields:
         "first": Field((), "bool"),
         "explore": Field((), "float32"),
         **{f"obs.{name}": field for name, field in spec.obs.items()},
+        **{f"state.{name}": field for name, field in spec.state.items()},
     }
 
 
 def reply_fields(spec: Spec) -> Fields:
     """Name -> Field of the actor's reply, without its leading E."""
-    return {"action": spec.action.field, **{f"extra.{name}": field for name, field in spec.extra.items()}}
+    return {
+        "action": spec.action.field,
+        **{f"extra.{name}": field for name, field in spec.extra.items()},
+        **{f"state.{name}": field for name, field in spec.state.items()},
+    }
+
+
+def _group(arrays: Arrays, prefix: str) -> Arrays:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
     """Turn the result of Agent.predict into the arrays of a reply. Checks it here, in the agent's process, so that the
     ContractError blames the agent and not the receiver."""
     label = "the result of Agent.predict"
-    if not (isinstance(predicted, tuple) and len(predicted) == 2 and isinstance(predicted[1], dict)):
-        raise ContractError(f"{label}: must be an array and a dict of arrays")
+    parts = 3 if any(name.startswith("state.") for name in fields) else 2
+    dicts = isinstance(predicted, tuple) and all(isinstance(part, dict) for part in predicted[1:])
+    if not (dicts and len(predicted) == parts):
+        more = ", and a dict of the memory that Spec.state names" if parts == 3 else ""
+        raise ContractError(f"{label}: must be an array and a dict of arrays{more}")
     answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
+    answer |= {f"state.{name}": array for name, array in (predicted[2] if parts == 3 else {}).items()}
     strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
     if strange:
         raise ContractError(f"{label}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
@@ -160,7 +181,8 @@ def parse_request(message: Message, fields: Fields) -> PredictRequest:
         seq=message.seq,
         slot=message.array("slot"),
         first=first,
-        obs={name[4:]: array for name, array in message.arrays.items() if name.startswith("obs.")},
+        obs=_group(message.arrays, "obs."),
         explore=message.array("explore"),
         min_version=message.version("min_version"),
+        state=_group(message.arrays, "state."),
     )

@@ -157,7 +157,7 @@ class Examiner:
         checkpoint = load(model)
         if self._player is None:
             self._player = load_player(self.config, checkpoint, self._env, NUM_ENVS, EVALUATION_SEED)
-        envs, agent = self._player
+        envs, agent, predict = self._player
         load_bytes(agent.model, checkpoint.weights)
         options = [report.as_option(one) for one in layouts]
-        return evaluate_layouts(envs, agent.predict, options, explore, EVALUATION_SEED)
+        return evaluate_layouts(envs, predict, options, explore, EVALUATION_SEED)

@@ -132,10 +132,10 @@ def play_map(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint
     """Play all layouts of a map at once. Column name -> a value for each episode."""
     map_, max_step = maps.resolve(name), int(config.env.get("max_step", DEFAULTS["max_step"]))
     layouts = draw_layouts(map_, args.pairs, args.layouts, args.treasures, max_step)
-    envs, agent = load_player(config, checkpoint, {"map": name, "max_step": max_step}, len(layouts), seed=0)
+    envs, _, predict = load_player(config, checkpoint, {"map": name, "max_step": max_step}, len(layouts), seed=0)
     try:
         options = [report.as_option(one) for one in layouts]
-        played = evaluate_layouts(envs, agent.predict, options, explore=float(args.stochastic))
+        played = evaluate_layouts(envs, predict, options, explore=float(args.stochastic))
     finally:
         envs.close()
     return {

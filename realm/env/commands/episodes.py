@@ -90,13 +90,13 @@ def _agent_actions(
     from realm.learn.evaluate import load_player
 
     checkpoint = find(folder, model)
-    envs, agent = load_player(config, checkpoint, env, 1, seed)
+    envs, _, predict = load_player(config, checkpoint, env, 1, seed)
     slot, explore, first = np.zeros(1, np.int64), np.full(1, float(stochastic), np.float32), np.ones(1, np.bool_)
     obs, _ = envs.reset(seed=seed)
     actions: list[int] = []
     # one step more than an episode can have: then it is not an episode of the realm
     while len(actions) <= env["max_step"]:
-        action, _ = agent.predict(obs, PredictContext(slot, first, explore))
+        action, _ = predict(obs, PredictContext(slot, first, explore))
         obs, _, terminated, truncated, _ = envs.step(action)
         actions.append(int(action[0]))
         first = terminated | truncated

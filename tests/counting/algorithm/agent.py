@@ -20,6 +20,12 @@ class Agent:
 
     def predict(self, obs, context):
         count = obs["count"][:, 0]
+        if self.config.remember:  # steps of this episode that the policy has seen, and which episode it was
+            steps = context.state["steps"]
+            assert (steps[:, 0] == obs["count"][:, 2]).all(), "moved twice, or not at all, or of another environment"
+            assert ((steps[:, 1] == obs["count"][:, 1]) | context.first).all(), "the memory of another episode"
+            after = np.stack([steps[:, 0] + 1, obs["count"][:, 1]], 1)
+            return count % 1000, {"echo": count.copy()}, {"steps": after}
         return count % 1000, {"echo": count.copy()}
 
     def learn(self, batch, info):
@@ -100,6 +106,8 @@ class Agent:
         assert (ended[:-1] == ~valid[1:]).all(), f"{who} seq {seq}: ends and resets do not match"
         same_episode = count[1:, 1] == count[:-1, 1]
         assert (same_episode == valid).all(), f"{who} seq {seq}: a valid row crosses episodes"
+        if self.config.remember:
+            assert batch.state["steps"][b, 0] == count[0, 2], f"{who} seq {seq}: the memory is not that before row 0"
         if self.config.once:
             if who in self.last:
                 last_seq, last_count = self.last[who]

@@ -55,5 +55,6 @@ def spec(envs, config):
         action=ActionSpec(n=1000),
         extra={"echo": Field((), "int64")},
         chunk_length=config.chunk_length,
+        state={"steps": Field((2,), "int64")} if config.remember else {},
         draw=Draw(config.n_step, 0.5, config.look_back) if config.n_step else None,
     )
