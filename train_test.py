@@ -1,6 +1,6 @@
 """The debug run: the whole pipeline in one process, in under a minute. Exit code 0 means that it really trained.
 
-    python train_test.py [--config conf/smoke.toml] [--set key=value]...
+    python train_test.py [--config conf/smoke.toml] [--set key=value]... [--fresh]
 
 It checks that updates happened, that losses are finite, and that a saved checkpoint loads again. A breakpoint anywhere
 in `diy/` works, because there is only one process.
@@ -26,6 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="conf/smoke.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--fresh", action="store_true", help="begin a new run where run_name exists")
     arguments = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
@@ -35,7 +36,7 @@ def main() -> int:
         enter_learner_environment(make_plan(decided.app))
         from realm.launch import local  # late: it imports torch, and the thread settings must come first
 
-        prepared = prepare(config, decided)
+        prepared = prepare(config, decided, arguments.fresh)
         end = local.run(prepared)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)

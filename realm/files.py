@@ -1,4 +1,4 @@
-"""Writes a file atomically: a reader sees the old content or the new one, never half of it."""
+"""Writes a file atomically: a reader sees the old content or the new one, never half of it. Keeps former files."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def replace_file(path: Path, data: bytes, mode: int = 0o666, sync: bool = True) 
         with suppress(OSError):
             draft.unlink()  # free the space on a full disk
         raise
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file to `<name>.<n>` with the first free number; returns the new path."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(kept)
+    return kept

@@ -40,11 +40,13 @@ SPEC = Spec(
 
 
 class Agent:
-    """Uses everything that a resume must bring back: Adam's moments, dropout, Python's random numbers, a counter."""
+    """Uses everything that a resume must bring back: Adam's moments, dropout, Python's and NumPy's random numbers, a
+    counter."""
 
     def __init__(self, seed: int, width: int = 8) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
+        np.random.seed(seed)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(4, width), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(width, 1)
         )
@@ -53,7 +55,7 @@ class Agent:
         self.priorities: Any = None
 
     def learn(self, batch: Arrays, info: SampleInfo) -> tuple[dict[str, float], Any]:
-        loss = (self.model(torch.as_tensor(batch["x"])) - random.random()).square().mean()
+        loss = (self.model(torch.as_tensor(batch["x"])) - random.random() * np.random.random()).square().mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -96,7 +98,7 @@ def test_a_resumed_run_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
     whole.start(1)
     for one in stream:
         whole.update(*one)
-    rng = torch.get_rng_state(), random.getstate()
+    rng = torch.get_rng_state(), random.getstate(), np.random.random(5).tolist()
 
     first = trainer(tmp_path / "b", 7)
     first.start(1)
@@ -105,6 +107,7 @@ def test_a_resumed_run_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
     second = trainer(tmp_path / "b", 1234)
     torch.manual_seed(99)
     random.seed(99)
+    np.random.seed(99)
     second.start(2)
     assert second.version == Version(2, 10)
     assert second.env_steps == first.env_steps == 60
@@ -123,6 +126,7 @@ def test_a_resumed_run_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
             assert torch.equal(moments[0][index][name], moments[1][index][name])
     assert torch.equal(torch.get_rng_state(), rng[0])
     assert random.getstate() == rng[1]
+    assert np.random.random(5).tolist() == rng[2]
 
 
 def test_without_the_optimizer_it_would_not_be(tmp_path: Path) -> None:
@@ -134,6 +138,7 @@ def test_without_the_optimizer_it_would_not_be(tmp_path: Path) -> None:
     for agent in agents:
         torch.manual_seed(0)
         random.seed(0)
+        np.random.seed(0)
         agent.learn(*stream[10])
     assert not torch.equal(agents[0].model[0].weight, agents[1].model[0].weight)
 

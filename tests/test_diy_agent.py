@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -541,6 +542,23 @@ def test_resuming_is_exact_to_the_bit() -> None:
     assert (second.ppo.env_steps, second.ppo.updates) == (straight.ppo.env_steps, straight.ppo.updates)
     obs = {name: x[:, 0] for name, x in batches[0].obs.items()}
     np.testing.assert_array_equal(straight.predict(obs, context(8))[0], second.predict(obs, context(8))[0])
+
+
+def test_a_return_to_a_checkpoint_takes_no_number_back() -> None:
+    """The trainer numbers the weights of a checkpoint anew, and `updates` says which rows are of an older policy."""
+    batches = recorded(4)
+    agent = make_agent()
+    saved = agent.save_model()
+    for batch in batches[:3]:
+        learn(agent, batch, info(8))
+    agent.load_model(saved)
+    assert (agent.ppo.updates, agent.ppo.env_steps) == (3, 0)
+    learning = agent.learn(batches[3], info(8))
+    next(learning)
+    with suppress(StopIteration):
+        learning.send(True)  # these weights went out as version 4; the rest of the update spoils them
+    agent.load_model(saved)
+    assert agent.save_model()["updates"] == agent.ppo.updates == 5
 
 
 def test_first_weights_depend_on_the_seed_alone() -> None:

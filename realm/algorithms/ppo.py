@@ -352,7 +352,9 @@ class PPO:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"])
-        self.env_steps, self.updates, self.moved_on = state["env_steps"], state["updates"], False
+        # a return to a checkpoint within a process does not take numbers back: its weights get the next one
+        self.updates = max(self.updates + self.moved_on, state["updates"])
+        self.env_steps, self.moved_on = state["env_steps"], False
 
 
 # ---- the losses of a minibatch ----

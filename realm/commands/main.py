@@ -30,6 +30,7 @@ from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError
 from realm.roles.table import ROLES
 
+FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 NO_GAME = ("init", "start", "stop", "status", "save")  # commands that are the same for all games
 
 
@@ -96,6 +97,7 @@ def _add_runs(commands: Commands) -> None:
     start = commands.add_parser("start", help="train: start the cluster (or one process, if the configuration says so)")
     start.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
     start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    start.add_argument("--fresh", action="store_true", help=FRESH_HELP)
     start.add_argument("--detach", action="store_true", help="leave the run in the background when it is ready")
     start.set_defaults(run=train.start)
 

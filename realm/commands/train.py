@@ -25,7 +25,7 @@ def start(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.set)
     app = config.app
     if arguments.detach:
-        return _start_detached(arguments.config, arguments.set, config)
+        return _start_detached(arguments, config)
     if app.run_mode == "eval":
         return _evaluate(config)
     decided = decide(app, this_machine(), load_preferences(app.algo))
@@ -35,7 +35,7 @@ def start(arguments: argparse.Namespace) -> int:
         from realm.launch import local
         from realm.launch.start import prepare
 
-        local.run(prepare(config, decided))
+        local.run(prepare(config, decided, arguments.fresh))
         return 0
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
     from realm.launch.child import EXIT_USER
@@ -44,7 +44,7 @@ def start(arguments: argparse.Namespace) -> int:
     from realm.watch.display import display
     from realm.watch.summary import write_summary
 
-    prepared = prepare(config, decided)
+    prepared = prepare(config, decided, arguments.fresh)
     run_dir = prepared.run_dir
     supervisor = Supervisor(decided, plan, prepared.spec, run_dir, prepared.run_file)
     with display(app, plan.capacity, str(run_dir)) as show:
@@ -68,7 +68,7 @@ def _evaluate(config: RunConfig) -> int:
     return 0
 
 
-def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
+def _start_detached(arguments: argparse.Namespace, config: RunConfig) -> int:
     """Start the same command in a new session, and wait until it is ready or has ended."""
     from realm.launch.rundir import find_runs
 
@@ -81,8 +81,9 @@ def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
         place = config.places.get("app.log_dir", "[app]")
         reason = f"{error.filename}: {error.strerror}"
         raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
-    command = [sys.executable, "-m", "realm", "start", "--config", path]
-    for override in overrides:
+    command = [sys.executable, "-m", "realm", "start", "--config", arguments.config]
+    command += ["--fresh"] if arguments.fresh else []
+    for override in arguments.set:
         command += ["--set", override]
     with log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -95,6 +96,7 @@ def _start_detached(path: str, overrides: list[str], config: RunConfig) -> int:
                     log_path.rename(own_log)
                     log_path = own_log
                 if run.state == "running":
+                    print(*run.beginning, sep="\n")
                     print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
                     print("tools/status.sh shows it, tools/stop.sh all ends it")
                     return 0

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}"
+LONGEST_NAME = 80
+_NAME = rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 
 Auto = Literal["auto"]
@@ -22,7 +23,7 @@ ModelId = Annotated[int, Meta(ge=0)] | Literal["latest"]
 Selector = Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"]
 # A `description` completes the sentence "must be ..."; without one the bounds do.
 _PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env or eval_env'
-_LETTERS = "letters, digits, dots, dashes and underscores, at most 80, no dot or dash in front"
+_LETTERS = f"letters, digits, dots, dashes and underscores, at most {LONGEST_NAME}, no dot or dash in front"
 _LOOPBACK = 'a loopback address like "127.0.0.1", since there is no encryption or authentication yet'
 _DEVICE = '"auto", "cpu", "mps", "cuda" or "cuda:N"'
 Package = Annotated[str, Meta(pattern=rf"\A{_WORD}(\.{_WORD})*\Z", max_length=80, description=_PACKAGE)]
@@ -44,7 +45,8 @@ class AppConfig:
     app: Name = "back_to_the_realm"
     """Name of the game, for logs and file names."""
     run_name: NameOrEmpty = ""
-    """Folder of the run below `log_dir`. Empty makes a time-stamped name; an existing folder is resumed."""
+    """Folder of the run below `log_dir`. Empty makes a time-stamped name; an existing folder is resumed, unless
+    the command has --fresh, which adds a number to the name."""
     run_mode: Literal["train", "eval"] = "train"
     """Train, or only evaluate the model that `eval_model_dir` and `eval_model_id` name."""
     wrapper_type: Literal["remote", "local"] = "remote"

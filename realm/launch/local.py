@@ -22,6 +22,7 @@ from realm.launch.start import Prepared
 from realm.learn.checkpoint import find
 from realm.learn.judge import Judge, next_due
 from realm.learn.trainer import Trainer
+from realm.roles.job import seed_of
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
 from realm.watch.display import display
@@ -52,19 +53,24 @@ def run(prepared: Prepared) -> End:
     hyper = load_hyper(app.algo, config.hyper)
     board, played, trained = Board(), Meters(), Meters()
     with _recorded(prepared), display(app, plan.capacity, str(prepared.run_dir)) as show, _signals() as signals:
-        envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
+        epoch = prepared.run_file.epoch
+        seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
+        envs = load_definition(app.algo).make_envs(plan.envs_per_worker, seed, hyper, config.env)
         agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
         trainer = Trainer(
             agent, spec, prepared.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
         )
         preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
-        trainer.start(prepared.run_file.epoch, preload)
+        trainer.start(epoch, preload)
+        prepared.run_file.beginning.append(trainer.origin)
+        prepared.run_file.state = "running"
+        prepared.run_file.write_or_warn(prepared.run_dir)
         kept = prepared.run_dir / "replay" if app.save_replay else None
-        buffer = make_replay_buffer(plan, spec, "local", app.seed, kept)
+        buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
-        context = WorkflowContext(spec, hyper, app.seed, 0, 1, played)
+        context = WorkflowContext(spec, hyper, seed, 0, 1, played)
         tensorboard = TensorBoard(prepared.run_dir / "log" / "tensorboard")
         evaluations = _Evaluations(prepared, agent, board, tensorboard) if app.eval_every_steps else None
         shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
@@ -138,9 +144,8 @@ def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buf
 
 @contextmanager
 def _recorded(prepared: Prepared) -> Iterator[None]:
-    """Keep run.json up to date: running, then stopped or failed."""
+    """Keep run.json up to date: the epoch, and at the end stopped or failed."""
     run_file = prepared.run_file
-    run_file.state = "running"
     run_file.epoch += 1
     run_file.write_or_warn(prepared.run_dir)
     state = "failed"

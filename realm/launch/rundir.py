@@ -20,7 +20,7 @@ import msgspec
 import psutil
 from loguru import logger
 
-from realm.config.keys import AppConfig
+from realm.config.keys import LONGEST_NAME, AppConfig
 from realm.errors import ConfigError
 from realm.files import replace_file
 
@@ -42,6 +42,8 @@ class RunFile:
     cause: str = ""
     epoch: int = 0
     """The last epoch of a learner in this directory; the next learner gets a greater one."""
+    beginning: list[str] = field(default_factory=list)
+    """What the start told the user: a new run or a resumed one, changed keys, and where training goes on."""
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`aisrv-0` -> pid, created, incarnation, address, state"""
     lock: Any = field(default=None, repr=False, compare=False)
@@ -129,18 +131,15 @@ def find_runs(log_dir: Path) -> list[tuple[Path, RunFile]]:
     return sorted([(path, run) for path, run in runs if run], key=lambda pair: pair[1].started or pair[1].created)
 
 
-def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
-    """Create or reuse the run's directory. Raises ConfigError if a living run uses it."""
+def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
+    """Create or reuse the run's directory; fresh: never reuse one. Raises ConfigError if a living run uses it."""
     folder = Path(app.log_dir)
-    name = app.run_name or time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
-    run_dir = folder / name
-    if not app.run_name:
-        count = 1
-        while not _made(run_dir):  # another start in the same second
-            count += 1
-            run_dir = folder / f"{name}-{count}"
-    run_dir.mkdir(exist_ok=True)
+    if fresh or not app.run_name:
+        run_dir = _new_folder(folder, app.run_name or time.strftime("%Y%m%d-%H%M%S"))
+    else:
+        run_dir = folder / app.run_name
+        run_dir.mkdir(exist_ok=True)
     lock = open(run_dir / ".lock", "ab")  # noqa: SIM115 - held until this process ends in any way
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,7 +148,8 @@ def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
         earlier = read_run(run_dir)
         owner = f"the run {earlier.run_id[:4]}... (pid {earlier.pid})" if earlier else "a run that is just starting"
         raise ConfigError(
-            f"run directory {run_dir}: {owner} uses it; stop it with tools/stop.sh all, or choose another run_name"
+            f"run directory {run_dir}: {owner} uses it; stop it with tools/stop.sh all, choose another run_name, or "
+            "begin anew with --fresh"
         ) from None
     earlier = read_run(run_dir)
     for subfolder in ("log/tensorboard", "ckpt", "user_ckpt"):
@@ -161,12 +161,17 @@ def claim_run_dir(app: AppConfig) -> tuple[Path, RunFile]:
     return run_dir, run
 
 
-def _made(folder: Path) -> bool:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
+def _new_folder(folder: Path, name: str) -> Path:
+    """Make `name`, or the first of `name-2`, `name-3`, ... that is free, also if another start does the same."""
+    path, count = folder / name, 1
+    while True:
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            count += 1
+            end = f"-{count}"
+            path = folder / f"{name[: LONGEST_NAME - len(end)]}{end}"
 
 
 def _last_epoch(folder: Path) -> int:

@@ -17,10 +17,12 @@ import numpy as np
 from loguru import logger
 
 from realm.config.flow import check_rows
-from realm.config.load import RunConfig, to_toml
+from realm.config.load import RunConfig, load_config, to_toml
 from realm.config.plan import Decided, Plan, make_plan, slow_choices
+from realm.config.toml import toml_value
 from realm.contract import Spec, check_arrays
 from realm.errors import ConfigError, UserCodeError
+from realm.files import set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.user import calling, check_agent, hyper_table, load_definition, load_hyper, load_workflow
@@ -44,10 +46,10 @@ class Prepared:
             self.former_config.replace(self.run_dir / "config.toml")
 
 
-def prepare(config: RunConfig, decided: Decided) -> Prepared:
+def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepared:
     """Check everything that can be checked before a process starts, then claim the run's directory.
 
-    Raises ConfigError or UserCodeError.
+    fresh: do not resume the run `run_name`, but begin another next to it. Raises ConfigError or UserCodeError.
     """
     plan = make_plan(decided.app)
     if config.app.wrapper_type == "remote":
@@ -72,9 +74,12 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
             n_step=spec.draw.n_step,
             look_back=spec.draw.look_back,
         )
-    _check_models(config, spec)
+    _check_models(config, spec, fresh)
     try:
-        run_dir, run_file = claim_run_dir(config.app)
+        run_dir, run_file = claim_run_dir(config.app, fresh)
+        if fresh and config.app.run_name:
+            config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
+        run_file.beginning = beginning(run_dir, config)
         former = _write_config(run_dir, to_toml(config, decided.why))
     except OSError as error:
         place = config.places.get("app.log_dir", "[app]")
@@ -91,19 +96,20 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
             "reverb's port listens on all interfaces of this machine, without a password, as this system allows no "
             "network namespace; close the port at the firewall, or set buffer_backend = native"
         )
-    logger.info("run directory: {}", run_dir)
+    for sentence in run_file.beginning:
+        logger.info("{}", sentence)
     return Prepared(config, plan, spec, run_dir, run_file, former)
 
 
-def _check_models(config: RunConfig, spec: Spec) -> None:
+def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
     """Refuse to resume or preload models of other shapes, before anything is written and without torch."""
     app = config.app
-    if app.run_name:
+    if app.run_name and not fresh:
         manifest = _newest_manifest(Path(app.log_dir) / app.run_name / "ckpt")
         if manifest and manifest[1] != spec.schema:
             raise ConfigError(
                 f"{manifest[0]}: was trained with other shapes (schema {manifest[1]}, now {spec.schema}); choose "
-                "another run_name, or restore the observation, action and chunk settings"
+                "another run_name, begin anew with --fresh, or restore the observation, action and chunk settings"
             )
     if app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")
@@ -127,15 +133,41 @@ def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
 def _write_config(run_dir: Path, text: str) -> Path | None:
     """Write config.toml; keep a different existing one as config.toml.<n> and return that path."""
     path = run_dir / "config.toml"
-    if not path.exists() or path.read_text() == text:
-        path.write_text(text)
-        return None
-    number = 1
-    while (kept := run_dir / f"config.toml.{number}").exists():
-        number += 1
-    path.rename(kept)
+    kept = set_aside(path) if path.exists() and path.read_text() != text else None
     path.write_text(text)
     return kept
+
+
+def beginning(run_dir: Path, config: RunConfig) -> list[str]:
+    """Say whether a run in this directory is new or resumed, and which keys differ from its last session's."""
+    former = run_dir / "config.toml"
+    if not former.exists() and not any((run_dir / "ckpt").glob("model.ckpt-*")):
+        return [f"new run: {run_dir}"]
+    sentence = f"resuming the run {run_dir}, which keeps all its files (--fresh begins a new one)"
+    try:
+        changes = changed_keys(load_config(former), config)
+    except ConfigError as error:
+        return [sentence, f"its former configuration cannot be compared with this one: {error}"]
+    return [sentence, *(f"changed since its last start: {change}" for change in changes)]
+
+
+def changed_keys(old: RunConfig, new: RunConfig) -> list[str]:
+    """`key: old value -> new value` of every key that differs, as `--set` names keys."""
+
+    def flat(config: RunConfig) -> dict[str, str]:
+        tables = {
+            "": dataclasses.asdict(config.app), "env.": config.env, "eval_env.": config.eval_env,
+            f"{config.app.hyper_table}.": config.hyper,
+        }  # fmt: skip
+        return {table + key: toml_value(value) for table, values in tables.items() for key, value in values.items()}
+
+    before, after = flat(old), flat(new)
+    keys = [*before, *(key for key in after if key not in before)]
+    return [
+        f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
 
 
 def try_user_code(config: RunConfig, hyper: Any) -> Spec:

@@ -160,11 +160,9 @@ class Supervisor:
                 role.state = "bound"
                 self._give_orders()
             case "ready":
-                role.state, role.named = "ready", False
-                seconds = time.monotonic() - role.started_at
-                logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), seconds)
+                if role.state != "ready":  # a late answer makes the role say it twice
+                    self._take_ready(role, message.text("origin"))
                 self._server.send(peer, Message("ok", message.seq))
-                self._write_run_file()
             case "next":
                 role.next = (peer, message.seq)
             case "report":
@@ -183,6 +181,15 @@ class Supervisor:
                 self._server.send(peer, Message("ok", message.seq))
             case kind:
                 raise WireError(f"the supervisor does not answer {kind!r}")
+
+    def _take_ready(self, role: Role, origin: str) -> None:
+        role.state, role.named = "ready", False
+        logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), time.monotonic() - role.started_at)
+        if origin:
+            logger.info("{}", origin)
+            if role.incarnation == 1:
+                self.run_file.beginning.append(origin)
+        self._write_run_file()
 
     def _take_evaluation(self, result: Evaluation) -> None:
         """Show it, and write it to TensorBoard at the env steps of its model; it may arrive twice."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -110,9 +111,7 @@ def save(
     parts: how the names of the weights to write begin.
     """
     stream = io.BytesIO()
-    torch.save(
-        {"agent": agent.save_model(), "torch_rng": torch.get_rng_state(), "python_rng": random.getstate()}, stream
-    )
+    torch.save({"agent": agent.save_model(), **_generators()}, stream)
     bodies = {"model.safetensors": to_bytes(agent.model, parts), "state.pt": stream.getvalue()}
     manifest = {
         "version": list(version),
@@ -227,6 +226,19 @@ def restore(agent: Agent, checkpoint: Checkpoint) -> None:
     torch.set_rng_state(checkpoint.state["torch_rng"])
     version, internal, gauss = checkpoint.state["python_rng"]
     random.setstate((version, tuple(internal), gauss))
+    if "numpy_rng" in checkpoint.state:  # checkpoints of older versions lack it
+        np.random.set_state(checkpoint.state["numpy_rng"])
+
+
+def _generators() -> dict[str, Any]:
+    """The state of the process's own random generators on the CPU, as tensors and plain data."""
+    numpy_rng: dict[str, Any] = np.random.get_state(legacy=False)
+    state = {name: np.asarray(value).tolist() for name, value in numpy_rng["state"].items()}
+    return {
+        "torch_rng": torch.get_rng_state(),
+        "python_rng": random.getstate(),
+        "numpy_rng": {**numpy_rng, "state": state},
+    }
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -51,6 +51,8 @@ class Trainer:
         self.agent = agent
         self.version = Version(0, 0)
         self.env_steps = 0
+        self.origin = ""
+        """Where training goes on, or with what it begins: a sentence for the user."""
         self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
         self._acting = checkpoint.acting(agent)
         self._saved = Version(0, 0)
@@ -89,12 +91,19 @@ class Trainer:
             checkpoint.restore(self.agent, newest)
             self.version = Version(epoch, newest.version.update)
             self.env_steps = self._saved_env_steps = newest.env_steps
-            logger.info("resumed from {} at {} env steps", newest.path, newest.env_steps)
+            damaged = f"; newer ones were damaged and skipped: {len(skipped)}" if skipped else ""
+            self.origin = (
+                f"training goes on from {newest.path} (update {newest.version.update:,}, "
+                f"{newest.env_steps:,} env steps{damaged})"
+            )
         elif preload is not None:
             left = checkpoint.load_bytes(self.agent.model, preload.weights, self._acting)
-            logger.info("weights preloaded from {}", preload.path)
+            self.origin = f"training begins at update 0 with the weights of {preload.path}"
             if left:
                 logger.warning("it has no {}: {} weights stay as they were made", ", ".join(left[:3]), len(left))
+        else:
+            self.origin = "training begins at update 0 with new weights"
+        logger.info("{}", self.origin)
         if spoiled := checkpoint.not_finite(self.agent.model.state_dict()):
             raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
         self._went_out_at[self.version.update] = time.monotonic()

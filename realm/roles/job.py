@@ -15,6 +15,11 @@ from realm.wire.control import Link
 from realm.wire.sockets import Client, Server
 
 
+def seed_of(seed: int, index: int, incarnation: int, epoch: int) -> int:
+    """Differs for every worker, restart and resume, below 2**31; a new run with the same settings gets the same."""
+    return int(np.random.SeedSequence((seed, index, incarnation, epoch)).generate_state(1)[0]) >> 1
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything that one role needs.
@@ -39,9 +44,7 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """Differs for every worker, restart and resume, below 2**31; a new run with the same settings gets the same."""
-        parts = (self.config.app.seed, self.index, self.incarnation, self.epoch)
-        return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
+        return seed_of(self.config.app.seed, self.index, self.incarnation, self.epoch)
 
     def client(self, role: str) -> Client:
         """Connect to a role by its name in the book."""

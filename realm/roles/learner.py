@@ -48,7 +48,7 @@ def run(job: Job) -> None:
     batches = BatchReader(to_buffer, plan.batch, tick)
     publish(trainer.version, trainer.env_steps)
     link.env_steps = trainer.env_steps
-    link.ready([to_pool, to_buffer])
+    link.ready([to_pool, to_buffer], trainer.origin)
     logger.info("training from version {}", trainer.version)
     try:
         batches.request(trainer.version)

@@ -11,7 +11,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.config.plan import Plan
-from realm.files import replace_file
+from realm.files import replace_file, set_aside
 from realm.watch.board import Board
 
 
@@ -37,10 +37,15 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
 
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
-    """Write `summary.json` and log one line per process; a full disk is a warning."""
+    """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`) and log one line per process.
+
+    A full disk is a warning.
+    """
     processes = board.processes()
     summary = {"cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "processes": processes}
     try:
+        if (run_dir / "summary.json").exists():
+            set_aside(run_dir / "summary.json")
         replace_file(run_dir / "summary.json", json.dumps(summary, indent=1).encode(), sync=False)
     except OSError as error:
         logger.warning("cannot write {}: {}", run_dir / "summary.json", error)

@@ -65,13 +65,16 @@ class Link:
             epoch=answer.integer("epoch"),
         )
 
-    def ready(self, sockets: list[Socket]) -> None:
-        """Report that this role works now; its reports include the traffic of `sockets`."""
+    def ready(self, sockets: list[Socket], origin: str = "") -> None:
+        """Report that this role works now; its reports include the traffic of `sockets`.
+
+        origin: a sentence for the user about where this role goes on.
+        """
         # objects from the start stay alive: scanning them again would take 0.1 s at each full collection
         gc.freeze()
         gc.enable()  # `launch/child.py` disabled it
         self._sockets = sockets
-        self._client.ask("ready", {"role": self.role, "index": self.index})
+        self._client.ask("ready", {"role": self.role, "index": self.index, "origin": origin})
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
 
     def say(self, kind: str, meta: dict[str, Any]) -> None:
