@@ -81,8 +81,12 @@ def test_env_steps_are_the_learners(board: Board) -> None:
     take(board, "learner", env_steps=4000)
     take(board, "aisrv", env_steps=9999)
     assert board.env_steps == 4000
-    take(board, "learner", incarnation=2, env_steps=3500)  # back at its last checkpoint
+    take(board, "learner", incarnation=2)  # one that could not even start
+    assert board.env_steps == 4000
+    board.begin(3500)  # back at its last checkpoint
     assert board.env_steps == 3500
+    take(board, "learner", incarnation=3, env_steps=3600)
+    assert board.env_steps == 3600
 
 
 def test_curves(board: Board, time: Clock) -> None:

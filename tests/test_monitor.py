@@ -97,7 +97,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What tensorboard itself reads: tag -> (step, value), over all files of the folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder))
+    events = EventAccumulator(str(folder), purge_orphaned_data=True)
     events.Reload()
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
@@ -150,6 +150,58 @@ def test_a_full_disk_is_one_warning_a_minute_and_never_an_end(
     board.close()
     assert scalars(tmp_path)["x"] == [(1, 1.0), (61, 4.0)]
     assert tensorboard._RETRY_AFTER_S == 60
+
+
+def test_the_axis_goes_on_where_a_lost_learner_is_resumed(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board.begin(0)
+    for step in range(0, 1000, 100):
+        board.write({"x": 1.0}, step)
+    board.begin(500)  # the newest checkpoint
+    for step in (500, 580, 660):
+        board.write({"x": 2.0, "new": 0.0}, step)
+    board.close()
+    line = [(step, 1.0) for step in range(0, 500, 100)] + [(500, 2.0), (580, 2.0), (660, 2.0)]
+    assert scalars(tmp_path)["x"] == line
+    again = TensorBoard(tmp_path)  # another session, which ended without a checkpoint after 580
+    again.begin(580)
+    again.write({"x": 3.0}, 600)
+    again.close()
+    assert scalars(tmp_path)["x"] == [*line[:-2], (600, 3.0)]
+    assert scalars(tmp_path)["new"] == [(500, 0.0)]
+
+
+def test_files_are_read_in_their_order_even_if_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hours, step in ((9, 0), (8, 50), (8, 75)):
+        monkeypatch.setattr(tensorboard.time, "time", lambda hours=hours: 1e9 + 3600 * hours)
+        board = TensorBoard(tmp_path)
+        board.begin(step)
+        board.write({"x": float(step)}, step)
+        board.write({"x": float(step)}, step + 40)
+        board.close()
+    assert scalars(tmp_path)["x"] == [(0, 0.0), (40, 0.0), (50, 50.0), (75, 75.0), (115, 75.0)]
+
+
+def test_a_session_that_a_full_disk_swallowed_is_told_of_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    board = TensorBoard(tmp_path)
+    board.begin(0)
+    for step in (0, 50, 100):
+        board.write({"x": 1.0}, step)
+    board.begin(50)
+    with monkeypatch.context() as disk:
+        disk.setattr(RecordWriter, "flush", full)
+        board.write({"x": 2.0}, 60)
+    monkeypatch.setattr(board, "_retry_at", 0.0)
+    board.write({"x": 2.0}, 70)
+    board.close()
+    assert [point for point in scalars(tmp_path)["x"] if point[0] >= 50 and point[1] == 1.0] == []
 
 
 def test_a_folder_that_goes_away(tmp_path: Path, logged: list[str]) -> None:

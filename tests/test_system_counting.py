@@ -4,9 +4,12 @@ The agent's `learn` raises on the first wrong row (`tests/counting/algorithm/age
 code 0 says that every row of every batch was right. The accounts at the end must agree between the roles.
 """
 
+import re
+
 import pytest
 from backends import BACKENDS
 from cluster import Run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 pytestmark = pytest.mark.system
 
@@ -120,7 +123,16 @@ def test_learner_killed(tmp_path, flow):
         buffer = run.totals("buffer")
         if flow == "free":  # workers went on playing with the old weights; strict ones had nothing under way
             assert buffer["refused_old_epoch"] + buffer["dropped_old_epoch"] > 0
-        assert "training goes on from" in (run.dir / "log" / "learner-0.log").read_text()
+        goes_on = re.search(r"training goes on from .* \(update [\d,]+, ([\d,]+) env steps\)", run.output.read_text())
+        assert goes_on
+    # what the lost learner had trained after its checkpoint is not on tensorboard's axis
+    curves = EventAccumulator(str(run.dir / "log" / "tensorboard"), {"scalars": 0})
+    curves.Reload()
+    steps = [point.step for point in curves.Scalars("learner/version_update")]
+    assert steps == sorted(steps)
+    resumed_at = int(goes_on[1].replace(",", ""))
+    assert all(point.step >= resumed_at for point in curves.Scalars("learner/version_epoch") if point.value == 2)
+    assert all(point.step <= resumed_at for point in curves.Scalars("learner/version_epoch") if point.value == 1)
 
 
 @pytest.mark.slow

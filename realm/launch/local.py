@@ -72,6 +72,8 @@ def run(prepared: Prepared) -> End:
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
         context = WorkflowContext(spec, hyper, seed, 0, 1, played)
         tensorboard = TensorBoard(prepared.run_dir / "log" / "tensorboard")
+        board.begin(trainer.env_steps)
+        tensorboard.begin(trainer.env_steps)
         evaluations = _Evaluations(prepared, agent, board, tensorboard) if app.eval_every_steps else None
         shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
         cause = "the workflow ended by itself"

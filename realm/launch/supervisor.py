@@ -90,13 +90,13 @@ class Supervisor:
                     self._ready_at = time.monotonic()
                     logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves)
                 if curves.due():
-                    self._tensorboard.write(self.board.curves(), self.board.env_steps)
+                    self._write_curves()
                 if self._stopping_since is not None:
                     self._drive_stop()
                 show(self.board, self.run_file.state)
         finally:
             self._kill_all()
-        self._tensorboard.write(self.board.curves(), self.board.env_steps)
+        self._write_curves()
         self._tensorboard.close()
         self.run_file.cause = self.cause
         self._set_state("stopped" if self._exit_code == 0 else "failed")
@@ -137,6 +137,10 @@ class Supervisor:
     def _all_ready(self) -> bool:
         return all(role.state == "ready" or ROLES[role.name].optional for role in self._roles.values())
 
+    def _write_curves(self) -> None:
+        if self.board.begun:
+            self._tensorboard.write(self.board.curves(), self.board.env_steps)
+
     def _check_limits(self) -> None:
         if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
             self.stop(f"max_env_steps = {self.app.max_env_steps} reached", 0)
@@ -161,7 +165,7 @@ class Supervisor:
                 self._give_orders()
             case "ready":
                 if role.state != "ready":  # a late answer makes the role say it twice
-                    self._take_ready(role, message.text("origin"))
+                    self._take_ready(role, message.integer("env_steps"), message.text("origin"))
                 self._server.send(peer, Message("ok", message.seq))
             case "next":
                 role.next = (peer, message.seq)
@@ -182,10 +186,12 @@ class Supervisor:
             case kind:
                 raise WireError(f"the supervisor does not answer {kind!r}")
 
-    def _take_ready(self, role: Role, origin: str) -> None:
+    def _take_ready(self, role: Role, env_steps: int, origin: str) -> None:
         role.state, role.named = "ready", False
         logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), time.monotonic() - role.started_at)
-        if origin:
+        if role.name == "learner":
+            self.board.begin(env_steps)
+            self._tensorboard.begin(env_steps)
             logger.info("{}", origin)
             if role.incarnation == 1:
                 self.run_file.beginning.append(origin)
@@ -193,8 +199,12 @@ class Supervisor:
 
     def _take_evaluation(self, result: Evaluation) -> None:
         """Show it, and write it to TensorBoard at the env steps of its model; it may arrive twice."""
-        if self.board.evaluation is None or result.version != self.board.evaluation.version:
-            self._tensorboard.write(self.board.judged(result), result.env_steps)
+        if self.board.evaluation is not None and result.version == self.board.evaluation.version:
+            return
+        values = self.board.judged(result)
+        # a model that a lost learner made after its last checkpoint has no place on the axis any more
+        if result.version.epoch == self.run_file.epoch or result.env_steps <= self.board.env_steps:
+            self._tensorboard.write(values, result.env_steps)
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
         """Answer tools/stop.sh, tools/status.sh and `realm save`."""

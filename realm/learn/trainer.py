@@ -100,7 +100,9 @@ class Trainer:
             left = checkpoint.load_bytes(self.agent.model, preload.weights, self._acting)
             self.origin = f"training begins at update 0 with the weights of {preload.path}"
             if left:
-                logger.warning("it has no {}: {} weights stay as they were made", ", ".join(left[:3]), len(left))
+                logger.warning(
+                    "{}: it has no {}: {} weights stay as they were made", preload.path, ", ".join(left[:3]), len(left)
+                )
         else:
             self.origin = "training begins at update 0 with new weights"
         logger.info("{}", self.origin)

@@ -56,6 +56,8 @@ class Board:
     started_at: float = field(default_factory=time.monotonic)
     env_steps: int = 0
     """Valid steps that the learner has trained on, over all epochs: the x axis of every curve."""
+    begun: bool = False
+    """Whether a learner has said where it begins: before that there is no x."""
     evaluation: Evaluation | None = None
     """The evaluator's newest result."""
 
@@ -66,6 +68,10 @@ class Board:
         self._last_at = self.started_at
         self._smoothed: dict[str, float] = {}  # running means for the live line
         self._episodes: dict[str, RecentMean] = {}  # the same for statistics of episodes
+
+    def begin(self, env_steps: int) -> None:
+        """A learner begins or goes on here, which may be earlier than a lost one had come."""
+        self.env_steps, self.begun = env_steps, True
 
     def judged(self, result: Evaluation) -> dict[str, float]:
         """Show an evaluation; returns its curves, tag -> value."""
@@ -86,7 +92,7 @@ class Board:
             elif math.isfinite(mean):
                 self._episodes.setdefault(name, RecentMean()).take(mean, count)
         if role == "learner":
-            self.env_steps = report.env_steps
+            self.env_steps = max(self.env_steps, report.env_steps)  # one that fails while it starts reports 0
 
     def _smooth(self, name: str, value: float) -> None:
         if not math.isfinite(value):

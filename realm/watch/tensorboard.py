@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import re
 import socket
 import sys
 import time
@@ -16,7 +16,6 @@ from typing import Any
 from loguru import logger
 
 _RETRY_AFTER_S = 60.0
-_NUMBERS = itertools.count()  # of this process's files
 
 
 class TensorBoard:
@@ -25,14 +24,23 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         # this empty module keeps tensorboard from importing an installed TensorFlow (390 MB)
         sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder = folder
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
+        self._session_start = SessionLog(status=SessionLog.START)
+        self._begins_at: int | None = None  # a session that no file tells of yet
         self._writer: Any = None  # opened when there is something to write
         self._retry_at = 0.0
+
+    def begin(self, step: int) -> None:
+        """Say that training begins or goes on at `step`: tensorboard drops what was written at this step and later.
+
+        What a lost learner had trained after its last checkpoint is no part of the curve.
+        """
+        self._begins_at = step
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Write name -> value at `step` (env steps); after a failure, values of the next minute are lost."""
@@ -44,9 +52,11 @@ class TensorBoard:
         try:
             if self._writer is None:
                 self._open()
-            event = self._event(step=step, summary=summary, wall_time=time.time())
-            self._writer.write(event.SerializeToString())
+            if self._begins_at is not None:
+                self._put(step=self._begins_at, session_log=self._session_start)
+            self._put(step=step, summary=summary)
             self._writer.flush()
+            self._begins_at = None
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY_AFTER_S
             logger.warning("cannot write TensorBoard's files, training goes on without curves: {}", error)
@@ -55,10 +65,15 @@ class TensorBoard:
     def _open(self) -> None:
         """Begin a file. Not by tensorboard's own writer: its thread prints a traceback when the disk is full."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        # tensorboard reads the files of a folder in the order of their names
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
+        # tensorboard reads the files of a folder in the order of their names, and a clock may have been set back
+        names = [re.match(r"events\.out\.tfevents\.(\d+)", path.name) for path in self._folder.iterdir()]
+        newest = max((int(match[1]) for match in names if match), default=0)
+        name = f"events.out.tfevents.{max(int(time.time()), newest + 1):010d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = self._record_writer(open(self._folder / name, "ab"))  # noqa: SIM115 - `close` closes it
-        self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self._put(file_version="brain.Event:2")
+
+    def _put(self, **content: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

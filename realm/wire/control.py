@@ -74,7 +74,8 @@ class Link:
         gc.freeze()
         gc.enable()  # `launch/child.py` disabled it
         self._sockets = sockets
-        self._client.ask("ready", {"role": self.role, "index": self.index, "origin": origin})
+        begins = {"env_steps": self.env_steps, "origin": origin}
+        self._client.ask("ready", {"role": self.role, "index": self.index, **begins})
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
 
     def say(self, kind: str, meta: dict[str, Any]) -> None:
