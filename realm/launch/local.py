@@ -14,6 +14,7 @@ from typing import Any
 
 from loguru import logger
 
+from realm.config.keys import AppConfig
 from realm.contract import Agent, Chunk, Report, Version, WorkflowContext, chunk_to_arrays, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
@@ -25,13 +26,12 @@ from realm.learn.trainer import Trainer
 from realm.roles.job import seed_of
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
+from realm.watch.curves import Curves
 from realm.watch.display import display
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
-from realm.watch.tensorboard import TensorBoard
 from realm.wire.predict import LocalPolicy
 
-_CURVES_EVERY_S = 2.0
 _SHOW_EVERY_S = 0.2
 
 
@@ -62,21 +62,16 @@ def run(prepared: Prepared) -> End:
         )
         preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
         trainer.start(epoch, preload)
-        prepared.run_file.beginning.append(trainer.origin)
-        prepared.run_file.state = "running"
-        prepared.run_file.write_or_warn(prepared.run_dir)
+        _tell(prepared, trainer.origin)
         kept = prepared.run_dir / "replay" if app.save_replay else None
         buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
         context = WorkflowContext(spec, hyper, seed, 0, 1, played)
-        tensorboard = TensorBoard(prepared.run_dir / "log" / "tensorboard")
-        board.begin(trainer.env_steps)
-        tensorboard.begin(trainer.env_steps)
-        evaluations = _Evaluations(prepared, agent, board, tensorboard) if app.eval_every_steps else None
-        shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
-        cause = "the workflow ended by itself"
+        curves, shown = Curves(prepared.run_dir), Every(_SHOW_EVERY_S)
+        curves.begin(board, trainer.env_steps)
+        evaluations = _Evaluations(prepared, agent, board, curves) if app.eval_every_steps else None
         try:
             for chunk in load_workflow(app.algo)(envs, policy, context):
                 if evaluations:
@@ -96,23 +91,17 @@ def run(prepared: Prepared) -> End:
                 if shown.due():
                     _report(board, trainer, played, trained, buffer)
                     show(board, "running")
-                if curves.due():
-                    tensorboard.write(board.curves(), trainer.env_steps)
-                if app.max_env_steps and trainer.env_steps >= app.max_env_steps:
-                    cause = f"max_env_steps = {app.max_env_steps} reached"
-                elif app.max_seconds and board.elapsed_s >= app.max_seconds:
-                    cause = f"max_seconds = {app.max_seconds:g} reached"
-                elif signals:
-                    cause = f"{signals[0]} received"
-                else:
-                    continue
-                break
+                curves.write_due(board)
+                if cause := _cause(app, trainer.env_steps, board.elapsed_s, signals):
+                    break
+            else:
+                cause = "the workflow ended by itself"
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
             buffer.close()
         finally:
             _report(board, trainer, played, trained, buffer)
-            tensorboard.write(board.curves(), trainer.env_steps)
-            tensorboard.close()
+            curves.write(board)
+            curves.close()
             envs.close()
     updates = int(board.total("learner", "updates"))
     prepared.run_file.cause = cause
@@ -124,9 +113,9 @@ def run(prepared: Prepared) -> End:
 class _Evaluations:
     """Evaluates the agent between two updates: untrained, and then every `eval_every_steps`."""
 
-    def __init__(self, prepared: Prepared, agent: Agent, board: Board, tensorboard: TensorBoard) -> None:
+    def __init__(self, prepared: Prepared, agent: Agent, board: Board, curves: Curves) -> None:
         self._every, self._due = prepared.config.app.eval_every_steps, 0
-        self._board, self._tensorboard = board, tensorboard
+        self._board, self._curves = board, curves
         self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec.schema, prepared.run_dir, lambda: None)
 
     def due(self, trainer: Trainer) -> None:
@@ -134,7 +123,16 @@ class _Evaluations:
         if trainer.env_steps >= self._due:
             self._due = next_due(trainer.env_steps, self._every)
             result = self._judge.judge(trainer.version, trainer.env_steps)
-            self._tensorboard.write(self._board.judged(result), result.env_steps)
+            self._curves.write_evaluation(self._board.judged(result), result.env_steps)
+
+
+def _cause(app: AppConfig, env_steps: int, elapsed_s: float, signals: list[str]) -> str:
+    """Why the run ends now; "" if it goes on."""
+    if app.max_env_steps and env_steps >= app.max_env_steps:
+        return f"max_env_steps = {app.max_env_steps} reached"
+    if app.max_seconds and elapsed_s >= app.max_seconds:
+        return f"max_seconds = {app.max_seconds:g} reached"
+    return f"{signals[0]} received" if signals else ""
 
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:
@@ -142,6 +140,13 @@ def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buf
     board.take(Report("aisrv", 0, trainer.env_steps, *played.snapshot()), 1)
     board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
     board.take(Report("buffer", 0, trainer.env_steps, buffer.totals(), {}), 1)
+
+
+def _tell(prepared: Prepared, origin: str) -> None:
+    """Write into run.json that the run is running, and where it begins."""
+    prepared.run_file.state = "running"
+    prepared.run_file.beginning.append(origin)
+    prepared.run_file.write_or_warn(prepared.run_dir)
 
 
 @contextmanager

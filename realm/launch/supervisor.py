@@ -26,13 +26,11 @@ from realm.launch.role import Key, Role, give_way, heed_silence, kill, pid, sign
 from realm.launch.rundir import RunFile, start_of
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
-from realm.watch.progress import Every
-from realm.watch.tensorboard import TensorBoard
+from realm.watch.curves import Curves
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
-_CURVES_EVERY_S = 2.0
 _FROZEN_S = 5.0  # no turn of the loop takes as long
 
 
@@ -49,8 +47,7 @@ class Supervisor:
         for name in ROLES:
             for index in range(processes(name, plan)):
                 self._roles[name, index] = Role(name, index)
-        self._curves = run_dir / "log" / "tensorboard"
-        self._tensorboard = TensorBoard(self._curves)
+        self._curves = Curves(run_dir)
         self._signals: list[int] = []
         self._ready_at: float | None = None
         self._turned_at = time.monotonic()
@@ -73,7 +70,6 @@ class Supervisor:
             for role in self._roles.values():
                 if not self._signals:
                     self._spawn(role)
-            curves = Every(_CURVES_EVERY_S)
             while not self._over():
                 wait_any([self._server], 100)
                 while (received := self._server.receive()) is not None:
@@ -88,16 +84,15 @@ class Supervisor:
                 if self.run_file.state == "starting" and self._all_ready():
                     self._set_state("running")
                     self._ready_at = time.monotonic()
-                    logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves)
-                if curves.due():
-                    self._write_curves()
+                    logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves.folder)
+                self._curves.write_due(self.board)
                 if self._stopping_since is not None:
                     self._drive_stop()
                 show(self.board, self.run_file.state)
         finally:
             self._kill_all()
-        self._write_curves()
-        self._tensorboard.close()
+        self._curves.write(self.board)
+        self._curves.close()
         self.run_file.cause = self.cause
         self._set_state("stopped" if self._exit_code == 0 else "failed")
         return self._exit_code
@@ -136,10 +131,6 @@ class Supervisor:
 
     def _all_ready(self) -> bool:
         return all(role.state == "ready" or ROLES[role.name].optional for role in self._roles.values())
-
-    def _write_curves(self) -> None:
-        if self.board.begun:
-            self._tensorboard.write(self.board.curves(), self.board.env_steps)
 
     def _check_limits(self) -> None:
         if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
@@ -190,8 +181,7 @@ class Supervisor:
         role.state, role.named = "ready", False
         logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), time.monotonic() - role.started_at)
         if role.name == "learner":
-            self.board.begin(env_steps)
-            self._tensorboard.begin(env_steps)
+            self._curves.begin(self.board, env_steps)
             logger.info("{}", origin)
             if role.incarnation == 1:
                 self.run_file.beginning.append(origin)
@@ -204,7 +194,7 @@ class Supervisor:
         values = self.board.judged(result)
         # a model that a lost learner made after its last checkpoint has no place on the axis any more
         if result.version.epoch == self.run_file.epoch or result.env_steps <= self.board.env_steps:
-            self._tensorboard.write(values, result.env_steps)
+            self._curves.write_evaluation(values, result.env_steps)
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
         """Answer tools/stop.sh, tools/status.sh and `realm save`."""

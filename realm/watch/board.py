@@ -56,8 +56,6 @@ class Board:
     started_at: float = field(default_factory=time.monotonic)
     env_steps: int = 0
     """Valid steps that the learner has trained on, over all epochs: the x axis of every curve."""
-    begun: bool = False
-    """Whether a learner has said where it begins: before that there is no x."""
     evaluation: Evaluation | None = None
     """The evaluator's newest result."""
 
@@ -71,7 +69,7 @@ class Board:
 
     def begin(self, env_steps: int) -> None:
         """A learner begins or goes on here, which may be earlier than a lost one had come."""
-        self.env_steps, self.begun = env_steps, True
+        self.env_steps = env_steps
 
     def judged(self, result: Evaluation) -> dict[str, float]:
         """Show an evaluation; returns its curves, tag -> value."""
@@ -126,6 +124,11 @@ class Board:
     def recent(self, name: str) -> float | None:
         return self._episodes[name].mean() if name in self._episodes else self._smoothed.get(name)
 
+    @property
+    def score(self) -> float | None:
+        """The mean score of the last episodes; of an environment that reports no score, the mean return."""
+        return self.recent("episode/score" if "episode/score" in self._episodes else "episode/r")
+
     def recent_of(self, role: str) -> dict[str, float]:
         """Name -> smoothed mean of each value that a role has reported."""
         prefix = f"{role}/"
@@ -165,8 +168,7 @@ class Board:
     def line(self, capacity: int, max_env_steps: int, max_seconds: float) -> dict[str, str]:
         """Name -> text of the live display."""
 
-        def number(name: str, form: str) -> str:
-            value = self.recent(name)
+        def text(value: float | None, form: str) -> str:
             return "-" if value is None else format(value, form)
 
         elapsed = self.elapsed_s
@@ -185,10 +187,9 @@ class Board:
             "steps/s": f"{rate:,.0f}",
             "updates": f"{self.total('learner', 'updates'):,.0f}",
             "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
-            # an environment that reports no score shows its return
-            "mean score": number("episode/score" if "episode/score" in self._episodes else "episode/r", ".1f"),
+            "mean score": text(self.score, ".1f"),
             **evaluated,
-            "policy lag": number("learner/policy_lag_updates", ".2f"),
+            "policy lag": text(self.recent("learner/policy_lag_updates"), ".2f"),
             "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
             "elapsed": clock(elapsed),
             "remaining": clock(min(remaining)) if remaining else "no limit set",

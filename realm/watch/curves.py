@@ -1,0 +1,72 @@
+"""What is done with a run's numbers every two seconds: TensorBoard gets them, and the user is told what looks wrong.
+
+Owned by the supervisor and by the one-process run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from loguru import logger
+
+from realm.watch import health
+from realm.watch.board import Board
+from realm.watch.progress import Every
+from realm.watch.tensorboard import TensorBoard
+
+_EVERY_S = 2.0
+
+
+class Curves:
+    """Writes the curves of one run; folder: where TensorBoard reads them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = run_dir / "log" / "tensorboard"
+        self._warnings = run_dir / "log" / "warnings.log"
+        self._tensorboard = TensorBoard(self.folder)
+        self._every = Every(_EVERY_S)
+        self._health = health.State()
+        self._begun = False
+
+    def begin(self, board: Board, env_steps: int) -> None:
+        """A learner begins or goes on here; the curves of what a lost one had trained beyond it are dropped."""
+        board.begin(env_steps)
+        self._tensorboard.begin(env_steps)
+        self._begun = True
+
+    def write_due(self, board: Board) -> None:
+        """`write`, every two seconds."""
+        if self._every.due():
+            self.write(board)
+
+    def write(self, board: Board) -> None:
+        """Write the means since the last call, and warn of what is wrong in them; nothing before there is a learner."""
+        if not self._begun:
+            return
+        values = board.curves()
+        self._tensorboard.write(values, board.env_steps)
+        numbers = {name.removeprefix("learner/"): x for name, x in values.items() if name.startswith("learner/")}
+        if (score := board.score) is not None:
+            numbers["score"] = score
+        updates = int(board.total("learner", "updates"))
+        self._health, warnings = health.check(self._health, numbers, updates, board.env_steps)
+        for sentence in warnings:
+            self._warn(sentence)
+
+    def write_evaluation(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Write what a model of that many env steps scored."""
+        self._tensorboard.write(values, env_steps)
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+    def _warn(self, sentence: str) -> None:
+        """Say it in the terminal, and keep it in a file."""
+        logger.warning("{}", sentence)
+        try:
+            with open(self._warnings, "a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
+        except OSError as error:
+            logger.warning("cannot write {}: {}", self._warnings, error)
