@@ -716,7 +716,7 @@ def test_only_the_part_that_acts_goes_out() -> None:
     assert torch.equal(other.model[0].weight, before)
     with pytest.raises(CheckpointError, match=r"do not fit the model: they lack 0.weight and 1 more"):
         load_bytes(other.model, weights)
-    with pytest.raises(CheckpointError, match=r"do not fit the model: it has no 0.weight and 1 more"):
+    with pytest.raises(CheckpointError, match=r"do not fit the model: it has no 0.bias and 1 more"):
         load_bytes(torch.nn.Linear(2, 3), to_bytes(one.model, ("0.",)))
     one.acting = ("actor",)
     with pytest.raises(UserCodeError, match=r"Agent.acting is \('actor',\), but no weight .* the first is 0.weight"):

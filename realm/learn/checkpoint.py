@@ -89,7 +89,7 @@ def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = 
         found = model.load_state_dict(safetensors.torch.load(weights), strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"these weights do not fit the model: {str(error).splitlines()[-1].strip()}") from error
-    for names, fault in ((found.unexpected_keys, "it has no"), (found.missing_keys, "they lack")):
+    for names, fault in ((sorted(found.unexpected_keys), "it has no"), (found.missing_keys, "they lack")):
         wrong = [name for name in names if fault == "it has no" or name.startswith(parts)]
         if wrong:
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
