@@ -15,6 +15,7 @@ from realm.commands.models import checkpoints_of
 from realm.config.load import EVAL_SEED, RunConfig, load_config
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import ConfigError
+from realm.files import set_aside
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.user import load_preferences
@@ -92,7 +93,9 @@ def _start_detached(arguments: argparse.Namespace, config: RunConfig) -> int:
         for run_dir, run in find_runs(folder):
             if run.pid == process.pid:
                 own_log = run_dir / "log" / "supervisor.log"
-                if log_path.exists() and not own_log.exists():
+                if log_path != own_log:
+                    if own_log.exists():
+                        set_aside(own_log)  # an earlier session's
                     log_path.rename(own_log)
                     log_path = own_log
                 if run.state == "running":
