@@ -37,7 +37,7 @@ ALLOWED = {
 BASE = ("errors", "files", "jit", "netns")  # import nothing of the project
 CONTRACT = ("contract", "chunk")  # what user code and framework share
 OWNERS = {
-    "zmq": {"realm.wire.sockets"},
+    "zmq": {"realm.wire.sockets", "realm.wire.door", "realm.wire.keys"},
     "numba": {"realm.jit"},
     "reverb": set[str](),  # realm.data.reverb loads its C++ half alone
     "tensorflow": set[str](),
