@@ -1,4 +1,4 @@
-"""The commands behind the scripts in `tools/`: `python -m realm init|start|stop|status|save|eval|keys`, and a game's own.
+"""The commands of `python -m realm` and of the scripts in `tools/`: those for all games, and a game's own.
 
 `game.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, `record` and `play`).
 Every error with a sentence for the user (`realm/errors.py`) ends here as one line on stderr and its exit code.
