@@ -76,6 +76,8 @@ def line(i: int, text: str) -> Change:
     return lambda data, lines: lines.__setitem__(i, text)
 
 
+# a few lines of YAML that would fill any memory if they were written out: each list is ten times the one before
+BOMB = ", ".join(["&a0 [1]", *(f"&a{n} [" + f"*a{n - 1}, " * 10 + "]" for n in range(1, 30))])
 CASES: list[tuple[Change, str]] = [
     (flags(lambda d: d.update(Width=64)), "Width is 64, it must be 128"),
     (flags(lambda d: d.update(Height=129)), "Height is 129"),
@@ -98,6 +100,8 @@ CASES: list[tuple[Change, str]] = [
     (line(4, "4: [-2250, -5250]"), "point 4 lies on an obstacle (cell x 0, z 0)"),
     (line(4, "4: ["), "is not YAML"),
     (line(4, "4: 2024-13-45"), "is not YAML"),
+    (line(4, "4: !!python/object/apply:os.mkdir [evil]"), "is not YAML"),
+    (line(4, "4: [" + BOMB + "]"), "point 4 is [[1], [[1], "),
 ]
 
 

@@ -286,7 +286,7 @@ def test_a_crash_loop_ends_the_run_with_its_cause(tmp_path):
         ("counting.chunk_lenght=8", ["chunk_lenght", "chunk_length"]),
         ("algo=nobody", ["nobody"]),
         ("reverb_remover=\"__import__('os').system('true')\"", ["reverb_remover", "Fifo"]),
-        ("bind_host=0.0.0.0", ["bind_host", "loopback"]),
+        ("bind_host=10.0.0.1", ["bind_host", "loopback", "realm keys new"]),
     ],
 )
 def test_a_wrong_setting_starts_nothing(tmp_path, override, words):

@@ -1,4 +1,4 @@
-"""The command line behind the scripts in `tools/`: `python -m realm start|stop|status|save|eval`, and the game's own.
+"""The commands of `python -m realm` and of the scripts in `tools/`: those for all games, and a game's own.
 
 `game.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, `record` and `play`).
 Every error with a sentence for the user (`realm/errors.py`) ends here as one line on stderr and its exit code.
@@ -31,7 +31,7 @@ from realm.errors import RunError, UserError
 from realm.roles.table import ROLES
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
-NO_GAME = ("init", "start", "stop", "status", "save")  # commands that are the same for all games
+NO_GAME = ("init", "start", "stop", "status", "save", "keys")  # commands that are the same for all games
 
 
 def main(argv: list[str]) -> int:
@@ -114,6 +114,11 @@ def _add_runs(commands: Commands) -> None:
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
+    keys = commands.add_parser("keys", help="keys for runs that other machines may connect to")
+    new = keys.add_subparsers(required=True, metavar="COMMAND").add_parser("new", help="make the keys of this machine")
+    new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
+    new.set_defaults(run=_new_keys)
+
 
 def _add_eval(commands: Commands, game: Game | None) -> None:
     """The command `eval` with the game's own options."""
@@ -154,6 +159,12 @@ def _save(arguments: argparse.Namespace) -> int:
     from realm.commands.runs import save_models
 
     return save_models(runs_folder(arguments.log_dir))
+
+
+def _new_keys(arguments: argparse.Namespace) -> int:
+    from realm.commands.keys import new_keys
+
+    return new_keys(arguments.folder)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

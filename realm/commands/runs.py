@@ -16,6 +16,7 @@ import psutil
 from realm.launch.rundir import RunFile, find_runs, is_alive, living_pids
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
+from realm.wire.keys import load_keys
 from realm.wire.sockets import Client
 
 _ANSWER_WITHIN_S = 3.0
@@ -123,7 +124,7 @@ def _processes(run: RunFile) -> list[psutil.Process]:
 
 def _ask(run: RunFile, kind: str, meta: dict[str, Any]) -> Message | None:
     """Ask a supervisor one question; None if it does not answer in time."""
-    client = Client(Codec(run.run_id, "", "cli", 1, CONTROL_MAX_BYTES), run.control)
+    client = Client(Codec(run.run_id, "", "cli", 1, CONTROL_MAX_BYTES), run.control, load_keys(run.keys_dir))
     deadline = time.monotonic() + _ANSWER_WITHIN_S
     try:
         seq = client.ask(kind, meta)

@@ -47,7 +47,7 @@ def start(arguments: argparse.Namespace) -> int:
 
     prepared = prepare(config, decided, arguments.fresh)
     run_dir = prepared.run_dir
-    supervisor = Supervisor(decided, plan, prepared.spec, run_dir, prepared.run_file)
+    supervisor = Supervisor(decided, plan, prepared.spec, run_dir, prepared.run_file, prepared.keys)
     with display(app, plan.capacity, str(run_dir)) as show:
         code = supervisor.run(show)
     write_summary(run_dir, supervisor.board, plan, supervisor.cause)

@@ -24,14 +24,14 @@ Selector = Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap
 # A `description` completes the sentence "must be ..."; without one the bounds do.
 _PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env or eval_env'
 _LETTERS = f"letters, digits, dots, dashes and underscores, at most {LONGEST_NAME}, no dot or dash in front"
-_LOOPBACK = 'a loopback address like "127.0.0.1", since there is no encryption or authentication yet'
+_ADDRESS = 'an IPv4 address of this machine, like "127.0.0.1"'
 _DEVICE = '"auto", "cpu", "mps", "cuda" or "cuda:N"'
 Package = Annotated[str, Meta(pattern=rf"\A{_WORD}(\.{_WORD})*\Z", max_length=80, description=_PACKAGE)]
 Device = Annotated[str, Meta(pattern=r"\A(auto|cpu|mps|cuda(:[0-9]{1,3})?)\Z", description=_DEVICE)]
 Name = Annotated[str, Meta(pattern=rf"\A{_NAME}\Z", description=_LETTERS)]
 NameOrEmpty = Annotated[str, Meta(pattern=rf"\A({_NAME})?\Z", description=f"{_LETTERS}, or empty")]
 Folder = Annotated[str, Meta(description='the name of a folder, without "..", "~" in front or backslashes, and not /')]
-Loopback = Annotated[str, Meta(description=_LOOPBACK)]
+Address = Annotated[str, Meta(description=_ADDRESS)]
 Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0.01 to 1, or 0")]
 Port = Annotated[int, Meta(ge=0, le=65_000, description="a whole number at least 1024 and at most 65000, or 0")]
 
@@ -145,8 +145,11 @@ class AppConfig:
     """The run stops if a role is not ready after this time."""
     stop_timeout_s: Seconds = 10.0
     """A role that still runs this long after it was asked to stop is killed."""
-    bind_host: Loopback = "127.0.0.1"
-    """Address on which the roles listen."""
+    bind_host: Address = "127.0.0.1"
+    """Address on which the roles listen. Other machines reach it unless it is loopback; then keys_dir must be set."""
+    keys_dir: Folder = ""
+    """Folder of keys made by `realm keys new`: every connection is encrypted, and only allowed keys may connect. Empty:
+    no keys; the run's id is the password."""
     base_port: Port = 0
     """First of the run's ports; 0 takes any free ports."""
 
@@ -155,6 +158,11 @@ class AppConfig:
             raise ValueError("preload_model = true needs a folder of checkpoints in preload_model_dir")
         if self.run_mode == "eval" and not (self.eval_model_dir or self.run_name):
             raise ValueError("run_mode = 'eval' needs a folder of checkpoints in eval_model_dir, or a run_name")
+        if not (self.keys_dir or ipaddress.IPv4Address(self.bind_host).is_loopback):
+            raise ValueError(
+                "without keys_dir, bind_host must be a loopback address, since other machines may reach "
+                f"{self.bind_host}: call `.venv/bin/python -m realm keys new` and set keys_dir = keys"
+            )
 
     @property
     def hyper_table(self) -> str:
@@ -172,11 +180,13 @@ def _is_folder(name: str) -> bool:
     return name.isprintable() and not (is_root or ".." in name.split("/") or name.startswith("~") or "\\" in name)
 
 
-def _is_loopback(address: str) -> bool:
+def _is_address(text: str) -> bool:
+    """Whether it is an address that a peer can connect to: not 0.0.0.0, which stands for all of a machine's."""
     try:
-        return ipaddress.IPv4Address(address).is_loopback
+        address = ipaddress.IPv4Address(text)
     except ValueError:
         return False
+    return not (address.is_unspecified or address.is_multicast or address.is_reserved)
 
 
 CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -185,7 +195,7 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "eval_model_dir": _is_folder,
     "eval_cpu_share": lambda share: share == 0 or share >= 0.01,  # an idle process already takes 0.001
     "log_dir": _is_folder,
-    "bind_host": _is_loopback,
+    "bind_host": _is_address,
     "base_port": lambda port: port == 0 or port >= 1024,
 }
 """Further checks of a value, for keys whose type and bounds do not say everything."""

@@ -26,6 +26,7 @@ from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
+from realm.wire.keys import Keys
 from realm.wire.sockets import Server
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_DIVERGED = 0, 1, UserError.exit_code, DivergedError.exit_code
@@ -50,6 +51,7 @@ class ChildArgs:
     schema: str
     max_bytes: int
     own_network: bool
+    keys: Keys | None = None
 
 
 def run_role(args: ChildArgs) -> int:
@@ -62,15 +64,15 @@ def run_role(args: ChildArgs) -> int:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
     name = f"{args.role}-{args.index}"
     control = Codec(args.run_id, "", name, args.incarnation, CONTROL_MAX_BYTES)
-    link = Link(control, args.control, args.role, args.index, config.app.report_interval_s)
+    link = Link(control, args.control, args.role, args.index, config.app.report_interval_s, args.keys)
     cause, code, trace = "stopped", EXIT_STOPPED, ""
     try:
         codec = Codec(args.run_id, args.schema, name, args.incarnation, args.max_bytes)
-        server = Server(codec, config.app.bind_host, args.port) if ROLES[args.role].answers else None
+        server = Server(codec, config.app.bind_host, args.port, args.keys) if ROLES[args.role].answers else None
         orders = link.bound(server.address if server else "")
         job = Job(
             args.role, args.index, args.incarnation, orders.epoch, args.run_dir, config, make_plan(config.app),
-            orders.spec, orders.book, link, server, codec,
+            orders.spec, orders.book, link, server, codec, args.keys,
         )  # fmt: skip
         logger.info("{} (incarnation {}, pid {}) starts", name, args.incarnation, os.getpid())
         if args.own_network:

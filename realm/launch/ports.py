@@ -1,4 +1,4 @@
-"""The ports of a run: chooses them and checks that they are free."""
+"""The address and the ports of a run: chooses the ports and checks that all can be used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ def fixed_ports(app: AppConfig) -> dict[str, int]:
 
 
 def check_ports(app: AppConfig) -> None:
-    """Raise ConfigError, naming port and owner, if a port of the run is taken."""
+    """Raise ConfigError if the address is not this machine's, or, naming port and owner, if a port is taken."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((app.bind_host, 0))
+        except OSError as error:
+            raise ConfigError(
+                f"bind_host = {app.bind_host} cannot be used: {error.strerror}; it must be an address of this machine"
+            ) from error
     for role, port in fixed_ports(app).items():
         with socket.socket() as probe:
             # as ZeroMQ binds: a port that was in use a moment ago counts as free, a port with a listener does not

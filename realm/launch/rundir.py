@@ -38,6 +38,8 @@ class RunFile:
     started: float = 0.0
     """Wall-clock time of the start: only orders the runs of a folder."""
     control: str = ""
+    keys_dir: str = ""
+    """The keys that the address `control` asks for; empty if none."""
     state: str = "starting"
     cause: str = ""
     epoch: int = 0

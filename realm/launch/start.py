@@ -26,6 +26,7 @@ from realm.files import set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.user import calling, check_agent, hyper_table, load_definition, load_hyper, load_workflow
+from realm.wire.keys import Keys, load_keys
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Prepared:
     spec: Spec
     run_dir: Path
     run_file: RunFile
+    keys: Keys | None
     former_config: Path | None = None
     """The kept configuration of an earlier run in this directory, if it differed."""
 
@@ -52,8 +54,10 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     fresh: do not resume the run `run_name`, but begin another next to it. Raises ConfigError or UserCodeError.
     """
     plan = make_plan(decided.app)
+    keys = None
     if config.app.wrapper_type == "remote":
         check_ports(config.app)
+        keys = load_keys(config.app.keys_dir)
     gc.disable()  # imports make no garbage, and collections would take a tenth of the start
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
     config = dataclasses.replace(config, app=decided.app, hyper=hyper_table(hyper, config.hyper))
@@ -98,7 +102,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
         )
     for sentence in run_file.beginning:
         logger.info("{}", sentence)
-    return Prepared(config, plan, spec, run_dir, run_file, former)
+    return Prepared(config, plan, spec, run_dir, run_file, keys, former)
 
 
 def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:

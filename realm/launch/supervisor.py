@@ -29,6 +29,7 @@ from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
+from realm.wire.keys import Keys
 from realm.wire.sockets import Server, wait_any
 
 _FROZEN_S = 5.0  # no turn of the loop takes as long
@@ -37,11 +38,14 @@ _FROZEN_S = 5.0  # no turn of the loop takes as long
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
 
-    def __init__(self, decided: Decided, plan: Plan, spec: Spec, run_dir: Path, run: RunFile) -> None:
+    def __init__(
+        self, decided: Decided, plan: Plan, spec: Spec, run_dir: Path, run: RunFile, keys: Keys | None = None
+    ) -> None:
         self.app, self.plan, self.spec, self.run_dir, self.run_file = decided.app, plan, spec, run_dir, run
-        self._own_network = decided.own_network
+        self._own_network, self._keys = decided.own_network, keys
         self.board = Board()
-        self._server = Server(Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), self.app.bind_host)
+        control = Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
+        self._server = Server(control, self.app.bind_host, keys=keys)
         self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * spec.sample_bytes)
         self._roles: dict[Key, Role] = {}
         for name in ROLES:
@@ -57,6 +61,7 @@ class Supervisor:
         self.cause, self.trace = "", ""
         self._exit_code = 0
         run.control = self._server.address
+        run.keys_dir = str(Path(keys.folder).absolute()) if keys else ""
 
     # --- the run
 
@@ -253,7 +258,7 @@ class Supervisor:
         own_network = self._own_network and role.name == "buffer"
         arguments = ChildArgs(
             role.name, role.index, role.incarnation, self.run_dir, self.run_file.run_id, self._server.address,
-            port, self.spec.schema, self._max_bytes, own_network,
+            port, self.spec.schema, self._max_bytes, own_network, self._keys,
         )  # fmt: skip
         role.process = place(
             run_role,

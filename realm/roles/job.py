@@ -12,6 +12,7 @@ from realm.config.plan import Plan
 from realm.contract import Book, Spec
 from realm.wire.codec import Codec
 from realm.wire.control import Link
+from realm.wire.keys import Keys
 from realm.wire.sockets import Client, Server
 
 
@@ -27,6 +28,7 @@ class Job:
     epoch   the learner's; greater than all earlier epochs in this run directory
     server  bound for roles that answer (actor, buffer, model_pool), else None
     index   number among the processes of the role (0 if there is only one)
+    keys    of the connections to other roles; None on loopback without keys
     """
 
     role: str
@@ -41,6 +43,7 @@ class Job:
     link: Link
     server: Server | None
     codec: Codec
+    keys: Keys | None = None
 
     @property
     def seed(self) -> int:
@@ -48,7 +51,7 @@ class Job:
 
     def client(self, role: str) -> Client:
         """Connect to a role by its name in the book."""
-        return Client(self.codec, self.book[role])
+        return Client(self.codec, self.book[role], self.keys)
 
     def bound(self) -> Server:
         assert self.server is not None, f"{self.role} answers questions and has a server"

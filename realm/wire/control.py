@@ -19,6 +19,7 @@ import psutil
 from realm.contract import Book, Evaluation, Report, Spec
 from realm.watch.meters import Meters
 from realm.wire.codec import Codec, Message, WireError
+from realm.wire.keys import Keys
 from realm.wire.sockets import Client, Socket
 
 CONTROL_MAX_BYTES = 4 << 20
@@ -40,12 +41,14 @@ class Orders:
 class Link:
     """The control channel of one role; `tick` raises Stopped when the run ends."""
 
-    def __init__(self, codec: Codec, address: str, role: str, index: int, interval_s: float) -> None:
+    def __init__(
+        self, codec: Codec, address: str, role: str, index: int, interval_s: float, keys: Keys | None = None
+    ) -> None:
         self.role, self.index, self.incarnation = role, index, codec.incarnation
         self.run_id = codec.run_id
         self.meters = Meters()
         self.env_steps = 0
-        self._client = Client(codec, address)
+        self._client = Client(codec, address, keys)
         self._interval_s = interval_s
         self._reported_at = time.monotonic()
         self._next_seq = 0

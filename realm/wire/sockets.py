@@ -1,17 +1,15 @@
-"""Sockets that ask and answer over ZeroMQ; the only file that imports zmq.
+"""Sockets that ask and answer over ZeroMQ.
 
 Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks. Each question carries a sequence number,
 which matches the answer to it; it stays open until the answer arrives. After a lost connection the client sends open
 questions again, so a restarted server costs only time; it does not repeat questions to a server that is only slow. A
 server may see a question more than once and must answer each time. Messages that `codec` refuses are counted per peer
-and dropped. A connection opens with the run's id as its password: a stranger's first message is never read.
+and dropped. `door.py` decides who may connect: a stranger's first message is never read.
 """
 
 from __future__ import annotations
 
-import hmac
 import secrets
-import threading
 import time
 import weakref
 from collections import Counter
@@ -24,15 +22,22 @@ from loguru import logger
 from zmq.utils.monitor import recv_monitor_message
 
 from realm.contract import Arrays
+from realm.wire import door
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
+from realm.wire.keys import Keys
 
 _LINGER_MS = 500
 _WARN_EVERY_S = 60.0
-_USER = b"realm"
-# ZAP's status codes; after the last one the client tries again
-_WELCOME, _WRONG, _CLOSING = (b"200", b"OK"), (b"400", b"wrong password"), (b"300", b"this server is closing")
+_DOUBT_AFTER = 5  # handshakes in a row that the server broke off
 # plain numbers: one operation on zmq's flag enums takes longer than a whole ZeroMQ call
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
+_WATCHED = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
 RESEND_AFTER_S = 30.0
 """For messages lost on a living connection (a full queue, a damaged answer). Rare, because TCP loses none."""
 
@@ -48,7 +53,7 @@ class Traffic:
     resent: int = 0
     unmatched: int = 0  # second answers to questions that were sent twice; answers to forgotten ones do not count
     bad_frames: Counter[str] = field(default_factory=Counter)
-    refused_peers: int = 0  # connections with a wrong password; those without one are closed by ZeroMQ
+    refused_peers: int = 0  # with a wrong password or key; those without one are closed by ZeroMQ
 
     def count_bad(self, text: str) -> None:
         """Count a bad message under its fault `text`; a flood of different faults takes bounded memory."""
@@ -133,16 +138,15 @@ def _high_water_mark(max_bytes: int) -> int:
 class Server(Socket):
     """Binds one address and answers. Several questions may wait; `send` takes the peer that asked."""
 
-    def __init__(self, codec: Codec, host: str, port: int = 0) -> None:
-        """port 0 takes any free port. Raises OSError if the port is taken."""
+    def __init__(self, codec: Codec, host: str, port: int = 0, keys: Keys | None = None) -> None:
+        """port 0 takes any free port. keys: needed where other machines reach `host`. Raises OSError if the port is
+        taken."""
         super().__init__(zmq.ROUTER, codec)
         self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._zmq.setsockopt(zmq.PLAIN_SERVER, 1)
-        self._domain = secrets.token_hex(8)
-        self._zmq.setsockopt_string(zmq.ZAP_DOMAIN, self._domain)
+        self._wrong = "an unknown key" if keys else "a wrong password"
         self._warned_at = self._refused_at = -_WARN_EVERY_S
         self.address = f"{host}:{port}"
-        _doorkeeper().admit(self._domain, codec.run_id, self._refuse)
+        self._domain = door.guard(self._zmq, codec.run_id, keys, self._refuse)
         try:
             self._zmq.bind(f"tcp://{host}:{port if port else '*'}")
         except zmq.ZMQError as error:
@@ -151,17 +155,17 @@ class Server(Socket):
         self.address = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def close(self) -> None:
-        _doorkeeper().forget(self._domain)
+        door.forget(self._domain)
         super().close()
 
     def _refuse(self, address: str) -> None:
-        """Count a peer with a wrong password. Called by the door's thread."""
+        """Count a peer that the door turned away. Called by the door's thread."""
         self.traffic.refused_peers += 1
         if time.monotonic() - self._refused_at > _WARN_EVERY_S:
             self._refused_at = time.monotonic()
             logger.warning(
-                "{}: refused a peer at {} with a wrong password ({} so far)",
-                self.address, address, self.traffic.refused_peers,
+                "{}: turned away a peer at {} with {} ({} so far)",
+                self.address, address, self._wrong, self.traffic.refused_peers,
             )  # fmt: skip
 
     def receive(self) -> tuple[bytes, Message] | None:
@@ -196,19 +200,19 @@ class _Question:
 class Client(Socket):
     """Connects to one server and asks; keeps every open question and sends it again after a reconnection."""
 
-    def __init__(self, codec: Codec, address: str) -> None:
+    def __init__(self, codec: Codec, address: str, keys: Keys | None = None) -> None:
         super().__init__(zmq.DEALER, codec)
+        self._address, self._keys = address, keys
         # without IMMEDIATE, questions to a dead server pile up in a queue and all arrive at its successor
         self._zmq.setsockopt(zmq.IMMEDIATE, 1)
-        self._zmq.setsockopt(zmq.PLAIN_USERNAME, _USER)
-        self._zmq.setsockopt(zmq.PLAIN_PASSWORD, codec.run_id.encode())
+        door.introduce(self._zmq, codec.run_id, keys)
         self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
         self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._events = _monitor(self._zmq, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._events = _monitor(self._zmq, _WATCHED)
         # closes both sockets in the right order even if nobody calls `close`, and keeps them alive until then
         self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
         self._end.atexit = False  # at exit another thread may still use them
-        self._disconnected = False
+        self._disconnected, self._broken_off = False, 0
         self._zmq.connect(address)
         self._next_seq = 1
         self._open: dict[int, _Question] = {}
@@ -239,7 +243,10 @@ class Client(Socket):
             self._forgotten.add(seq)
 
     def collect(self) -> Message | None:
-        """The next answer to an open question, or None if none waits; sends overdue questions again."""
+        """The next answer to an open question, or None if none waits; sends overdue questions again.
+
+        Raises ConfigError or RunError, once, if the server turned this client away: it will never be answered.
+        """
         while (buffers := self._receive()) is not None:
             try:
                 message = self.codec.decode(buffers)
@@ -265,13 +272,26 @@ class Client(Socket):
         Not earlier: after DISCONNECTED, ZeroMQ may still put messages into the dead connection's queue.
         """
         while _readable(self._events):
-            if recv_monitor_message(self._events)["event"] == zmq.EVENT_DISCONNECTED:
+            event = recv_monitor_message(self._events)["event"]
+            if event == zmq.EVENT_DISCONNECTED:
                 self._disconnected = True
-            elif self._disconnected:
-                self._disconnected = False
-                self._forgotten.clear()
-                for question in self._open.values():
-                    question.lost = question.sent_at is not None
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._broken_off = 0
+                if self._disconnected:
+                    self._disconnected = False
+                    self._forgotten.clear()
+                    for question in self._open.values():
+                        question.lost = question.sent_at is not None
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._broken_off += 1
+                if self._keys and self._broken_off == _DOUBT_AFTER:
+                    logger.warning(
+                        "{}: breaks off every connection; if it is the right machine, its public.key is not the one in "
+                        "{}/server.key",
+                        self._address, self._keys.folder,
+                    )  # fmt: skip
+            else:
+                raise door.refusal(self._address, event == zmq.EVENT_HANDSHAKE_FAILED_AUTH, self._keys)
 
     def wait(self, seq: int, check: Callable[[], None]) -> Message:
         """Block until question `seq` is answered; other answers are dropped.
@@ -285,61 +305,6 @@ class Client(Socket):
                 wait_any([self], 50)
             elif message.seq == seq:
                 return message
-
-
-class _Doorkeeper:
-    """Checks the passwords of new connections for all servers of a ZeroMQ context: its ZAP handler, in one thread."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.context = context
-        self._servers: dict[str, tuple[bytes, weakref.WeakMethod[Callable[[str], None]]]] = {}
-        door: zmq.Socket[bytes] = context.socket(zmq.REP)
-        door.setsockopt(zmq.LINGER, 0)
-        door.bind("inproc://zeromq.zap.01")
-        threading.Thread(target=self._serve, args=(door,), name="doorkeeper", daemon=True).start()
-
-    def admit(self, domain: str, password: str, refuse: Callable[[str], None]) -> None:
-        """Expect this password from the peers of the server with this ZAP domain."""
-        self._servers[domain] = password.encode(), weakref.WeakMethod(refuse)
-
-    def forget(self, domain: str) -> None:
-        self._servers.pop(domain, None)
-
-    def _serve(self, door: zmq.Socket[bytes]) -> None:
-        """Answer ZeroMQ's I/O thread, which asks once per handshake."""
-        while True:
-            try:
-                version, request, domain, address, _, mechanism, *credentials = door.recv_multipart()
-                good, refuse = self._check(domain.decode(), mechanism, credentials)
-                status = _WELCOME if good else _WRONG if refuse else _CLOSING
-                door.send_multipart([version, request, *status, b"", b""])
-            except zmq.ContextTerminated:
-                door.close()
-                return
-            if not good and refuse is not None:
-                refuse(address.decode())
-
-    def _check(
-        self, domain: str, mechanism: bytes, credentials: list[bytes]
-    ) -> tuple[bool, Callable[[str], None] | None]:
-        password, refuse = self._servers.get(domain, (None, None))
-        if password is None or refuse is None or mechanism != b"PLAIN":
-            return False, None
-        good = len(credentials) == 2 and credentials[0] == _USER and hmac.compare_digest(credentials[1], password)
-        return good, refuse()
-
-
-_door: _Doorkeeper | None = None
-_door_lock = threading.Lock()
-
-
-def _doorkeeper() -> _Doorkeeper:
-    """The doorkeeper of this process's ZeroMQ context; ZeroMQ takes one for each context."""
-    global _door
-    with _door_lock:
-        if _door is None or _door.context is not zmq.Context.instance():
-            _door = _Doorkeeper(zmq.Context.instance())
-        return _door
 
 
 def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
