@@ -14,7 +14,7 @@ from typing import Any
 
 from loguru import logger
 
-from realm.contract import Agent, Chunk, Report, Version, WorkflowContext, chunk_to_arrays, count_env_steps
+from realm.contract import Agent, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
@@ -22,11 +22,13 @@ from realm.launch.start import Prepared
 from realm.learn.checkpoint import find
 from realm.learn.judge import Judge, next_due
 from realm.learn.trainer import Trainer
+from realm.rollout import RestartingEnvs, rounds
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
 from realm.watch.display import display
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
+from realm.watch.summary import environment_faults
 from realm.watch.tensorboard import TensorBoard
 from realm.wire.predict import LocalPolicy
 
@@ -52,7 +54,10 @@ def run(prepared: Prepared) -> End:
     hyper = load_hyper(app.algo, config.hyper)
     board, played, trained = Board(), Meters(), Meters()
     with _recorded(prepared), display(app, plan.capacity, str(prepared.run_dir)) as show, _signals() as signals:
-        envs = load_definition(app.algo).make_envs(plan.envs_per_worker, app.seed, hyper, config.env)
+        make_envs = load_definition(app.algo).make_envs
+        envs = RestartingEnvs(
+            lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), app.seed, spec, played.count
+        )
         agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
         trainer = Trainer(
             agent, spec, prepared.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
@@ -70,10 +75,9 @@ def run(prepared: Prepared) -> End:
         shown, curves = Every(_SHOW_EVERY_S), Every(_CURVES_EVERY_S)
         cause = "the workflow ended by itself"
         try:
-            for chunk in load_workflow(app.algo)(envs, policy, context):
+            for items in rounds(load_workflow(app.algo), envs, policy, context):
                 if evaluations:
                     evaluations.due(trainer)
-                items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
                 played.count("env_steps", count_env_steps(items))
                 played.totals["actions"] = policy.actions
                 waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
@@ -109,6 +113,8 @@ def run(prepared: Prepared) -> End:
     updates = int(board.total("learner", "updates"))
     prepared.run_file.cause = cause
     prepared.run_file.write_or_warn(prepared.run_dir)
+    if any((faults := environment_faults(board)).values()):
+        logger.warning("environments that failed: {}", faults)
     logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
     return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"))
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from loguru import logger
 
 from realm.config.flow import check_rows
 from realm.config.load import RunConfig, to_toml
 from realm.config.plan import Decided, Plan, make_plan, slow_choices
-from realm.contract import Spec, check_arrays
+from realm.contract import Spec
 from realm.errors import ConfigError, UserCodeError
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
+from realm.rollout import RestartingEnvs
 from realm.user import calling, check_agent, hyper_table, load_definition, load_hyper, load_workflow
 
 
@@ -150,20 +150,11 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         spec = definition.spec(envs, hyper)
     if not isinstance(spec, Spec):
         raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
+    checked = RestartingEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
     with calling(config, "reset"):
-        obs, _ = envs.reset(seed=config.app.seed)
+        checked.reset(seed=config.app.seed)
     with calling(config, "step"):
-        next_obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
-    for method, arrays in (("reset", obs), ("step", next_obs)):
-        if not isinstance(arrays, dict) or not all(isinstance(array, np.ndarray) for array in arrays.values()):
-            raise UserCodeError(f"{algo}/feature/definition.py: observation of {method} must be a dict of NumPy arrays")
-        try:
-            check_arrays(arrays, spec.obs, (1,), f"observation of {method}")
-        except ValueError as error:
-            raise UserCodeError(f"{algo}/feature/definition.py: spec and environment differ: {error}") from error
-    for name, array in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        if getattr(array, "shape", None) != (1,):
-            raise UserCodeError(f"{algo}/feature/definition.py: {name} of step must be an array of shape [E]")
+        checked.step(envs.action_space.sample())
     with calling(config, "close"):
         envs.close()
     if config.eval_env:
