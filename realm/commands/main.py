@@ -29,6 +29,7 @@ from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError
 from realm.roles.table import ROLES
 
+_MOST_TEXT = 2000  # of an error: it may quote what a file holds
 NO_GAME = ("start", "stop", "status", "save")  # commands that are the same for all games
 
 
@@ -42,7 +43,8 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # `realm map show | head`: the reader has seen enough
         return 0
     except (UserError, RunError) as error:
-        _say(f"error: {error}")
+        text = str(error)
+        _say(f"error: {text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + '...'}")
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ from typing import Any
 
 from loguru import logger
 
-from realm.config.flow import check_rows
+from realm.config.flow import check_memory, check_rows
 from realm.config.load import RunConfig, to_toml
-from realm.config.plan import Decided, Plan, make_plan, slow_choices
+from realm.config.plan import Decided, Plan, make_plan, slow_choices, usable_bytes
+from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError, UserCodeError
+from realm.files import MOST_MANIFEST_BYTES, read_json, read_text
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.rollout import RestartingEnvs
@@ -72,6 +74,13 @@ def prepare(config: RunConfig, decided: Decided) -> Prepared:
             n_step=spec.draw.n_step,
             look_back=spec.draw.look_back,
         )
+    check_memory(
+        workers=plan.workers,
+        envs_per_worker=plan.envs_per_worker,
+        chunks=plan.capacity // (spec.chunk_length if spec.draw else 1) if not config.app.save_replay else 0,
+        chunk_bytes=spec.sample_bytes,
+        usable=usable_bytes(),
+    )
     _check_models(config, spec)
     try:
         run_dir, run_file = claim_run_dir(config.app)
@@ -118,7 +127,7 @@ def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
     paths = [folder, *folder.glob("model.ckpt-*")]
     for path in sorted(paths, key=lambda it: [int(number) for number in re.findall(r"\d+", it.name)], reverse=True):
         try:
-            return path, str(json.loads((path / "manifest.json").read_bytes())["schema"])
+            return path, str(read_json(path / "manifest.json", MOST_MANIFEST_BYTES)["schema"])
         except (OSError, ValueError, LookupError, TypeError):
             continue  # missing or damaged: the learner skips it, too, with a warning
     return None
@@ -127,9 +136,14 @@ def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
 def _write_config(run_dir: Path, text: str) -> Path | None:
     """Write config.toml; keep a different existing one as config.toml.<n> and return that path."""
     path = run_dir / "config.toml"
-    if not path.exists() or path.read_text() == text:
+    if not os.path.lexists(path):  # a link to nowhere is not written through
         path.write_text(text)
         return None
+    try:
+        if read_text(path, MOST_BYTES) == text:
+            return None
+    except (OSError, UnicodeDecodeError):
+        pass  # it is no configuration, so it is kept as another one is
     number = 1
     while (kept := run_dir / f"config.toml.{number}").exists():
         number += 1
