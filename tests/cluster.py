@@ -17,14 +17,19 @@ PATIENCE_S = 240.0  # a time-out for a loaded machine, not a speed
 class Run:
     """One `realm start` with the counting configuration, in a directory of its own."""
 
-    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml"):
+    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT):
         self.dir = tmp_path / "runs" / "one"
         self.output = tmp_path / "output.txt"
         command = [sys.executable, "-m", "realm", "start", "--config", config]
         for one in (f"log_dir={tmp_path / 'runs'}", "run_name=one", *overrides):
             command += ["--set", one]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=self.output.open("ab"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            command,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=self.output.open("ab"),
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )
 
     def __enter__(self):

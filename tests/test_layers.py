@@ -20,7 +20,7 @@ ALLOWED = {
     "data": {"base", "contract", "config", "data"},
     "watch": {"base", "contract", "config", "watch"},
     "wire": {"base", "contract", "config", "data", "watch", "wire"},
-    "user": {"base", "contract", "config"},
+    "user": {"base", "contract", "config", "user"},
     "algorithms": {"base", "contract", "algorithms"},
     "learn": {"base", "contract", "config", "watch", "user", "learn"},
     "roles": {"base", "contract", "config", "wire", "roles"},
@@ -50,8 +50,9 @@ OWNERS = {
 }
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
-    "contract", "chunk", "returns", "algorithms/ppo", "wire/codec", "wire/sockets", "wire/predict", "wire/samples",
-    "wire/models", "data/gate", "data/buffer", "data/reverb", "learn/trainer",
+    "contract", "chunk", "rollout", "returned", "returns", "algorithms/ppo",
+    "wire/codec", "wire/sockets", "wire/predict", "wire/samples", "wire/models",
+    "data/gate", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
 )  # fmt: skip
 
@@ -69,7 +70,7 @@ def layer(module: str) -> str:
         return "base"
     if room in CONTRACT:
         return "contract"
-    return {"returns": "algorithms", "__main__": "commands"}.get(room, room)
+    return {"returns": "algorithms", "rollout": "user", "returned": "user", "__main__": "commands"}.get(room, room)
 
 
 def modules(package: str) -> dict[str, Path]:

@@ -71,7 +71,11 @@ def test_a_wrong_option_of_the_game(tmp_path, override, text):
     ("old", "new", "text"),
     [
         ("    return CountingEnvs(", "    1 / 0\n    return CountingEnvs(", "ZeroDivisionError: division by zero"),
-        ('return {"count": self.count.copy()}, {}', "return None, {}", "observation of reset must be a dict"),
+        (
+            'return {"count": self.count.copy()}, {}',
+            "return None, {}",
+            "CountingEnvs.reset returned observation None; it",
+        ),
         ('Field((3,), "int64")', 'Field((3,), "int46")', "ContractError: "),
         ("self.count[:, 0] += 1", "raise OSError('step\\nfailed')", "OSError: step failed"),
         ("        self.ended[:] = False\n", "        self.ended[:] = self.nothing\n", "AttributeError: "),

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from realm import files
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.config.plan import Machine, Plan, decide, make_plan, this_machine
@@ -121,7 +122,7 @@ def check_out(out: Path) -> None:
 def read_json(path: Path, key: str) -> dict[str, Any]:
     """Read results of a script, which must have this key."""
     try:
-        content = json.loads(path.read_text())
+        content = files.read_json(path, 256 << 20)
     except ValueError:
         content = None
     if not isinstance(content, dict) or key not in content:

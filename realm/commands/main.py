@@ -31,6 +31,7 @@ from realm.errors import RunError, UserError
 from realm.roles.table import ROLES
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
+_MOST_TEXT = 2000  # of an error: it may quote what a file holds
 NO_GAME = ("init", "start", "stop", "status", "save", "keys")  # commands that are the same for all games
 
 
@@ -44,7 +45,8 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # `realm map show | head`: the reader has seen enough
         return 0
     except (UserError, RunError) as error:
-        _say(f"error: {error}")
+        text = str(error)
+        _say(f"error: {text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + '...'}")
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")

@@ -7,6 +7,7 @@ is gone, it ends exactly the processes in that file (by pid and start time) and 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ _STOP_WITHIN_S = 20.0
 
 def stop_all(log_dir: Path) -> int:
     """End every living run below `log_dir`; returns 0 even if there is none."""
-    living = [(path, run) for path, run in find_runs(log_dir) if living_pids(run)]
+    living = [(path, run) for path, run in find_runs(log_dir, _name) if living_pids(run)]
     if not living:
         print(f"no living run below {log_dir}")
     for path, run in living:
@@ -58,7 +59,7 @@ def _wait_for_supervisor(run: RunFile) -> None:
 def stop_role(log_dir: Path, role: str) -> int:
     """End one role of every living run; it is not started again."""
     runs = 0
-    for path, run in find_runs(log_dir):
+    for path, run in find_runs(log_dir, _name):
         if not is_alive(run.pid, run.created, run.boot):
             continue
         answer = _ask(run, "stop_role", {"role": role})
@@ -75,7 +76,9 @@ def stop_role(log_dir: Path, role: str) -> int:
 def save_models(log_dir: Path) -> int:
     """Ask the learner of every living run to save a checkpoint in `user_ckpt/`, where it is not pruned."""
     living = [
-        (path, run) for path, run in find_runs(log_dir) if is_alive(run.pid, run.created, run.boot) and run.control
+        (path, run)
+        for path, run in find_runs(log_dir, _name)
+        if is_alive(run.pid, run.created, run.boot) and run.control
     ]
     if not living:
         print(f"no living cluster below {log_dir}")
@@ -89,7 +92,7 @@ def save_models(log_dir: Path) -> int:
 
 def show_status(log_dir: Path) -> int:
     """Print every living run, or the newest ended run if none lives."""
-    runs = find_runs(log_dir)
+    runs = find_runs(log_dir, _name)
     living = [(path, run) for path, run in runs if is_alive(run.pid, run.created, run.boot)]
     if not living:
         print(f"no living run below {log_dir}")
@@ -111,6 +114,11 @@ def show_status(log_dir: Path) -> int:
                 f"memory {totals.get('rss_mb', 0):,.0f} MB"
             )
     return 0
+
+
+def _name(sentence: str) -> None:
+    """Name a file that is passed over."""
+    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def _processes(run: RunFile) -> list[psutil.Process]:

@@ -14,6 +14,9 @@ from realm.errors import ConfigError
 
 Lag = int | Literal["part"] | None
 
+_CHUNKS_OF_AN_ENV = 3  # `ChunkBuilder` holds as many
+_WORKER_BYTES = 50 << 20  # a process of its own, without what it shares with others
+
 
 def preload_samples(capacity: int, preload_ratio: float) -> int:
     """Samples that must arrive before the first update, by the ratio; callers raise it to a batch."""
@@ -99,6 +102,22 @@ def check_rows(
             f"replay_buffer_capacity is {capacity} steps, but rows of {n_step} steps that look {look_back} back need "
             f"{chunks} chunks of {chunk_length} steps of each of the {round_size} environments, and one more that "
             f"comes in; it must be at least {least}"
+        )
+
+
+def check_memory(*, workers: int, envs_per_worker: int, chunks: int, chunk_bytes: int, usable: int) -> None:
+    """Raise ConfigError, with the numbers, if what a run certainly fills is more than the `usable` bytes.
+
+    chunks: those that the buffer holds in memory.
+    """
+    playing = workers * (_CHUNKS_OF_AN_ENV * envs_per_worker * chunk_bytes + _WORKER_BYTES)
+    kept = chunks * chunk_bytes
+    if playing + kept > usable:
+        raise ConfigError(
+            f"aisrv_count {workers} x aisrv_connect_to_kaiwu_env_count {envs_per_worker} environments and a "
+            f"replay_buffer_capacity of {chunks} chunks, {chunk_bytes:,} bytes each, need at least "
+            f"{(playing + kept) / 1e9:,.1f} GB of memory (workers {playing / 1e9:,.1f}, buffer {kept / 1e9:,.1f}), "
+            f"and {usable / 1e9:,.1f} GB are there; they must be fewer"
         )
 
 

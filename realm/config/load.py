@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from realm.config.keys import CHECKS, IGNORED, SPELLINGS, AppConfig
-from realm.config.toml import did_you_mean, one_line, parse_value, read_toml, shown, toml_key, toml_value
+from realm.config.toml import MOST_DOTS, did_you_mean, one_line, parse_value, read_toml, shown, toml_key, toml_value
 from realm.config.values import convert, is_text
 from realm.errors import ConfigError
 
@@ -141,7 +141,8 @@ def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None
     place = f"--set {text}" if text.isprintable() else f"--set {text!a}"
     name, equals, written = text.partition("=")
     keys = tuple(name.strip().split("."))
-    if not equals or not text.isprintable() or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
+    named = len(keys) <= MOST_DOTS and all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys)
+    if not named or not equals or not text.isprintable():
         raise ConfigError(f"{place}: not an override; must be key=value or table.key=value, in plain text")
     if len(keys) == 1:
         keys = ("app", *keys)

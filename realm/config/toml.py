@@ -11,16 +11,21 @@ import difflib
 import json
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from realm.errors import ConfigError
+from realm.files import read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+MOST_BYTES = 1 << 20  # of a file
+MOST_BRACKETS, MOST_DOTS = 16, 8  # nested in a value; in a key
 
 Key = tuple[str, ...]
 Statement = tuple[int, int, list[Key]]
@@ -32,7 +37,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         if file.exists() and not file.is_file():
             raise ConfigError(f"{file}: not a file; must be the name of a TOML file")
-        data = file.read_bytes()
+        data = read_bytes(file, MOST_BYTES)
     except FileNotFoundError as error:
         near = did_you_mean(file.name, (path.name for path in file.parent.glob("*.toml")))
         raise ConfigError(f"{file}: no such file; must be the name of a TOML file{near}") from error
@@ -46,10 +51,10 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
             f"{file}:{line}: byte {data[error.start]:#04x} is not UTF-8; the file must be UTF-8"
         ) from error
     lines = text.split("\n")
-    statements = list(_statements(lines))
+    statements = list(_statements(file, text, lines))
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _syntax_error(file, lines, statements, error) from error
     places: dict[str, str] = {}
     for start, _, keys in statements:
@@ -58,14 +63,19 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return tables, places
 
 
-def _statements(lines: list[str]) -> Iterator[Statement]:
-    """Cut a file into its statements: each ends at the first line up to which it parses by itself."""
+def _statements(file: Path, text: str, lines: list[str]) -> Iterator[Statement]:
+    """Read each statement of a file by itself. Raises ConfigError for one that is nested too deeply."""
     table: Key = ()
-    start = 0
-    for end in range(1, len(lines) + 1):
+    for start, end, deep in _cut(text):
+        if deep:
+            raise ConfigError(
+                f"{file}:{start + 1}: {lines[start].strip()[:60]!r} is nested too deeply; a value may have "
+                f"{MOST_BRACKETS} brackets in each other, and a key {MOST_DOTS} dots"
+            )
         try:
             keys = list(_keys(tomllib.loads("\n".join(lines[start:end]) + "\n"), ()))
-        except (ValueError, RecursionError):
+        except ValueError:
+            yield start, end, []
             continue
         if lines[start].lstrip().startswith("["):
             table = keys[-1]
@@ -73,16 +83,50 @@ def _statements(lines: list[str]) -> Iterator[Statement]:
             keys = [table + key for key in keys]
         if keys:
             yield start, end, keys
-        start = end
-    if start < len(lines):
-        yield start, len(lines), []
+
+
+_ENDS = {
+    "": re.compile(r"""\"{3}|'{3}|["'\n#\[\]{}.,=]"""),
+    "#": re.compile(r"\n"),
+    '"': re.compile(r"""\\[^\n]|["\n]"""),
+    "'": re.compile(r"['\n]"),
+    '"""': re.compile(r"""\\.|\"{3}""", re.DOTALL),
+    "'''": re.compile("'''"),
+}
+"""What may end the text that one reads: outside of all quotes, in a comment, in each kind of quotes."""
+
+
+def _cut(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Cut TOML into statements: first line, line after the last, whether it is nested too deeply. In linear time: what
+    somebody sent may have any form."""
+    quote, depth, dots, deep = "", 0, 0, False
+    position = line = start = 0
+    while token := _ENDS[quote].search(text, position):
+        line += text.count("\n", position, token.end())
+        position, sign = token.end(), token[0]
+        if quote and sign != "\n":
+            quote = quote if sign[0] == "\\" else ""
+        elif sign == "\n":
+            quote, dots = "", 0
+            if depth == 0:
+                yield start, line, deep
+                start, deep = line, False
+        elif sign in _ENDS:
+            quote = sign
+        else:
+            depth = max(0, depth + (sign in "[{") - (sign in "]}"))
+            dots = dots + 1 if sign == "." else 0
+            deep = deep or depth > MOST_BRACKETS or dots > MOST_DOTS
+    yield start, text.count("\n") + 1, deep
 
 
 def parse_value(text: str) -> Any:
     """Read the text after `key=` on the command line: a TOML value, or else plain text."""
+    if any(deep for _, _, deep in _cut(text)):
+        return text.strip()
     try:
         return tomllib.loads(f"value = {text}\n")["value"]
-    except (ValueError, RecursionError):
+    except ValueError:
         return text.strip()
 
 
@@ -95,25 +139,28 @@ def _keys(value: Any, above: Key) -> Iterator[Key]:
 
 def _syntax_error(file: Path, lines: list[str], statements: list[Statement], error: Exception) -> ConfigError:
     """Name the first statement that is not TOML or repeats an earlier one."""
-    seen: dict[Key, int] = {}
-    for start, end, keys in statements:
-        place = f"{file}:{start + 1}"
-        if not keys:
-            break
-        try:
-            tomllib.loads("\n".join(lines[:end]) + "\n")
-        except (ValueError, RecursionError):
-            again = next((key for key in reversed(keys) if key in seen), None)
-            if again is None:
-                break
-            header = lines[start].lstrip().startswith("[")
-            label = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
-            return ConfigError(f"{place}: {label}: already set at line {seen[again] + 1}; must be set once")
-        for key in keys:
-            seen.setdefault(key, start)
+    broken = next((i for i, (_, _, keys) in enumerate(statements) if not keys), len(statements))
+    # the shortest part of the file that is wrong ends with this statement
+    broken = bisect_left(range(broken), True, key=lambda i: not _parses(lines[: statements[i][1]]))
+    start, _, keys = statements[broken]
+    place = f"{file}:{start + 1}"
+    seen = {key: first for first, _, earlier in reversed(statements[:broken]) for key in earlier}
+    again = next((key for key in reversed(keys) if key in seen), None)
+    if again is not None:
+        header = lines[start].lstrip().startswith("[")
+        label = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
+        return ConfigError(f"{place}: {label}: already set at line {seen[again] + 1}; must be set once")
     reason = re.sub(r" \(at .*\)$", "", one_line(error))
     expected = "key = value, with text in quotes, and true or false in small letters"
     return ConfigError(f"{place}: {lines[start].strip()[:60]!r} is not TOML: {reason}; must be {expected}")
+
+
+def _parses(lines: list[str]) -> bool:
+    try:
+        tomllib.loads("\n".join(lines) + "\n")
+    except ValueError:
+        return False
+    return True
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,9 @@ import numpy as np
 
 from realm.contract import Array
 from realm.errors import ConfigError
-from realm.files import replace_file
+from realm.files import read_json, replace_file
+
+_MOST_STATE_BYTES = 64 << 20
 
 
 class Shelf:
@@ -32,6 +34,8 @@ class Shelf:
             self._folder.mkdir(parents=True, exist_ok=True)
             np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)  # type: ignore[no-untyped-call]
         try:
+            if not path.is_file():  # a pipe would be waited for
+                raise ValueError("not a regular file")
             array = np.load(path, mmap_mode="r+", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise ConfigError(f"{path}: is no array ({error}); move {self._folder} away to begin without it") from error
@@ -54,8 +58,8 @@ class Shelf:
         if path is None or not path.is_file():
             return {}
         try:
-            state = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            state = read_json(path, _MOST_STATE_BYTES)
+        except (OSError, ValueError):
             state = {}
         path.unlink(missing_ok=True)
         return state if isinstance(state, dict) else {}

@@ -8,7 +8,6 @@ sentence. Arrays over the map are indexed `[z, x]`, row 0 is the south edge; pos
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import reprlib
@@ -21,6 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from realm.errors import UserError
+from realm.files import read_json, read_text
 from realm.jit import jit
 
 SIZE = 128  # cells along one side
@@ -30,6 +30,7 @@ POINTS = 16  # 0 is the buff, 1..15 can be start, end or treasure
 OFFSET = (2250.0, 5250.0)  # game coordinates + OFFSET = world coordinates
 FAR = 32767  # `Map.distance` where no way leads
 FLAGS_FILE, POINTS_FILE = "map_1.json", "crab.yaml"
+MOST_FLAGS_BYTES, MOST_POINTS_BYTES = 4 << 20, 64 << 10
 GENERATED = "generated:"  # with a seed behind it, the name of a generated map
 DEFAULT_DIR = Path(__file__).parent / "maps" / "default"
 
@@ -132,18 +133,24 @@ def load(path: str | Path, points: str | Path | None = None, name: str | None = 
         raise MapError(f"{path}: {error}") from None
 
 
-def _read_text(file: Path) -> str:
+def _unreadable(file: Path, error: OSError | UnicodeDecodeError) -> MapError:
+    return MapError(f"cannot read {file}: {error.strerror if isinstance(error, OSError) else 'not a text file'}")
+
+
+def _short(value: object) -> str:
+    """A value of a file for a message: it may be of any size."""
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise MapError(f"cannot read {file}: {reason}") from None
+        return reprlib.repr(value)
+    except ValueError:  # a number with thousands of digits
+        return f"a huge {type(value).__name__}"
 
 
 def _read_flags(file: Path) -> NDArray[np.uint8]:
     try:
-        data = json.loads(_read_text(file))
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = read_json(file, MOST_FLAGS_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(file, error) from None
+    except ValueError as error:
         raise MapError(f"{file} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise MapError(f"{file} must hold an object with CellWidth, Width, Height and Flags")
@@ -151,7 +158,7 @@ def _read_flags(file: Path) -> NDArray[np.uint8]:
         if key not in data:
             raise MapError(f"{file} lacks {key}")
         if isinstance(data[key], bool) or data[key] != want:
-            raise MapError(f"{file}: {key} is {data[key]!r}, it must be {want}")
+            raise MapError(f"{file}: {key} is {_short(data[key])}, it must be {want}")
     if "Flags" not in data:
         raise MapError(f"{file} lacks Flags")
     flags = data["Flags"]
@@ -161,13 +168,13 @@ def _read_flags(file: Path) -> NDArray[np.uint8]:
         raise MapError(f"{file}: Flags has {len(flags)} numbers, it must have {SIZE * SIZE}")
     for i, flag in enumerate(flags):
         if not isinstance(flag, int | float) or flag not in (0, 1):
-            raise MapError(f"{file}: Flags[{i}] is {flag!r}, a cell is 1 (road) or 0 (obstacle)")
+            raise MapError(f"{file}: Flags[{i}] is {_short(flag)}, a cell is 1 (road) or 0 (obstacle)")
     return np.array(flags, dtype=np.uint8).reshape(SIZE, SIZE)
 
 
 def _read_points(file: Path) -> NDArray[np.float64]:
     try:
-        node = yaml.compose(_read_text(file), Loader=yaml.SafeLoader)
+        node = yaml.compose(read_text(file, MOST_POINTS_BYTES), Loader=yaml.SafeLoader)
         # safe_load would let the last of two equal ids win in silence, so the pairs are read one by one
         if not isinstance(node, yaml.MappingNode):
             raise MapError(f"{file} must hold {POINTS} lines `id: [x, z]`")
@@ -176,19 +183,21 @@ def _read_points(file: Path) -> NDArray[np.float64]:
             (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
             for key, value in node.value
         ]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(file, error) from None
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
         if isinstance(error, MapError):
             raise
         raise MapError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     found: dict[int, tuple[float, float]] = {}
     for key, value in pairs:
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < POINTS:
-            raise MapError(f"{file}: {reprlib.repr(key)} is no point, ids are 0 to {POINTS - 1}")
+            raise MapError(f"{file}: {_short(key)} is no point, ids are 0 to {POINTS - 1}")
         if key in found:
             raise MapError(f"{file}: point {key} is there twice")
         numbers = value if isinstance(value, list) else []
         if len(numbers) != 2 or any(isinstance(v, bool) or not isinstance(v, int | float) for v in numbers):
-            raise MapError(f"{file}: point {key} is {reprlib.repr(value)}, it must be [x, z]")
+            raise MapError(f"{file}: point {key} is {_short(value)}, it must be [x, z]")
         found[key] = (_as_float(numbers[0]) + OFFSET[0], _as_float(numbers[1]) + OFFSET[1])
     missing = [str(i) for i in range(POINTS) if i not in found]
     if missing:

@@ -24,6 +24,7 @@ from realm.config.plan import make_plan
 from realm.errors import DivergedError, RunError, UserError
 from realm.roles.job import Job
 from realm.roles.table import ROLES
+from realm.user import folder_of
 from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
 from realm.wire.keys import Keys
@@ -108,17 +109,22 @@ def run_role(args: ChildArgs) -> int:
         cause, code, trace = str(error), error.exit_code, _last_lines(error.__cause__)  # its text names the place
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     except Exception as error:  # top of the process: log it and set the exit code
-        cause, code, trace = _one_line(error), EXIT_FAILED, _last_lines(error)
+        cause, code, trace = _one_line(error, folder_of(config.app.algo)), EXIT_FAILED, _last_lines(error)
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     link.close(cause, trace)
     logger.info("{} ended: {}; totals {}", name, cause, {k: round(v, 3) for k, v in sorted(link.meters.totals.items())})
     return code
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception, package: Path) -> str:
+    """The error and its place: the deepest line in the user's package, or else the deepest of all."""
     text = " ".join(str(error).split())
-    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-    place = f" ({Path(frame.filename).name}:{frame.lineno})" if frame else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if package.resolve() in Path(frame.filename).parents]
+    place = ""
+    if frames:
+        frame = (own or frames)[-1]
+        place = f" ({frame.filename if own else Path(frame.filename).name}:{frame.lineno})"
     return f"{type(error).__name__}: {text[:500]}{place}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from loguru import logger
 
 from realm.config.keys import AppConfig
-from realm.contract import Agent, Chunk, Report, Version, WorkflowContext, chunk_to_arrays, count_env_steps
+from realm.contract import Agent, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
@@ -24,12 +24,14 @@ from realm.learn.checkpoint import find
 from realm.learn.judge import Judge, next_due
 from realm.learn.trainer import Trainer
 from realm.roles.job import seed_of
+from realm.rollout import RestartingEnvs, rounds
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import display
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
+from realm.watch.summary import environment_faults
 from realm.wire.predict import LocalPolicy
 
 _SHOW_EVERY_S = 0.2
@@ -55,7 +57,10 @@ def run(prepared: Prepared) -> End:
     with _recorded(prepared), display(app, plan.capacity, str(prepared.run_dir)) as show, _signals() as signals:
         epoch = prepared.run_file.epoch
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
-        envs = load_definition(app.algo).make_envs(plan.envs_per_worker, seed, hyper, config.env)
+        make_envs = load_definition(app.algo).make_envs
+        envs = RestartingEnvs(
+            lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, played.count
+        )
         agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
         trainer = Trainer(
             agent, spec, prepared.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
@@ -73,10 +78,9 @@ def run(prepared: Prepared) -> End:
         curves.begin(board, trainer.env_steps)
         evaluations = _Evaluations(prepared, agent, board, curves) if app.eval_every_steps else None
         try:
-            for chunk in load_workflow(app.algo)(envs, policy, context):
+            for items in rounds(load_workflow(app.algo), envs, policy, context):
                 if evaluations:
                     evaluations.due(trainer)
-                items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
                 played.count("env_steps", count_env_steps(items))
                 played.totals["actions"] = policy.actions
                 waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
@@ -106,6 +110,8 @@ def run(prepared: Prepared) -> End:
     updates = int(board.total("learner", "updates"))
     prepared.run_file.cause = cause
     prepared.run_file.write_or_warn(prepared.run_dir)
+    if any((faults := environment_faults(board)).values()):
+        logger.warning("environments that failed: {}", faults)
     logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
     return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"))
 

@@ -56,8 +56,7 @@ def place(
     process. environment: all of its variables. own_network: `run` may call `netns.enter`. Raises ConfigError or OSError
     if no process can be started.
     """
-    with open(log, "ab"):
-        pass  # raises OSError here if the log cannot be written
+    os.close(_open_log(log))  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
     arguments = (run, argument, dict(environment), log, title, own_network)
     process: BaseProcess
@@ -102,7 +101,7 @@ def _main(
     os.setsid()
     # a stopped process notices nothing; awake, `_die_with_parent` ends it with all its children
     when_parent_ends(signal.SIGCONT)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    output = _open_log(log)
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)
@@ -117,6 +116,12 @@ def _main(
     sys.stderr.flush()
     # not sys.exit: a thread in reverb or a ZeroMQ context must not delay the end of the run
     os._exit(code)
+
+
+def _open_log(log: Path) -> int:
+    """Open a log to append to it. In a run's folder that somebody else made, it may be a link or a pipe: refused."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(log, flags, 0o666)
 
 
 def when_parent_ends(number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ import psutil
 from loguru import logger
 
 from realm.config.keys import LONGEST_NAME, AppConfig
+from realm.config.toml import one_line
 from realm.errors import ConfigError
-from realm.files import replace_file
+from realm.files import read_json, replace_file
+
+_MOST_BYTES = 4 << 20  # of a run.json
 
 
 @dataclass
@@ -70,16 +74,23 @@ class RunFile:
             self.warned = True
 
 
-def read_run(run_dir: Path) -> RunFile | None:
-    """Read the run.json of a directory; None without a readable one."""
+def read_run(run_dir: Path, skipped: Callable[[str], None] | None = None) -> RunFile | None:
+    """Read the run.json of a directory; None without a readable one. skipped: gets a sentence about one that is there
+    and cannot be read."""
+    path = run_dir / "run.json"
     try:
-        content = json.loads((run_dir / "run.json").read_text())
+        content = read_json(path, _MOST_BYTES)
         content.pop("lock", None)
         run = msgspec.convert(content, RunFile)
         for role in run.roles.values():
             msgspec.convert((role["pid"], role["created"]), tuple[int, float])
         return run
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if skipped is not None:
+            reason = error.strerror if isinstance(error, OSError) else one_line(error)[:100]
+            skipped(f"{path}: skipped, it is not the run.json of a run ({reason})")
         return None
 
 
@@ -126,9 +137,9 @@ def boot_id() -> str:
         return ""  # not Linux, where start times come from the wall clock
 
 
-def find_runs(log_dir: Path) -> list[tuple[Path, RunFile]]:
-    """Every run below `log_dir`, oldest first."""
-    runs = [(path.parent, read_run(path.parent)) for path in log_dir.glob("*/run.json")]
+def find_runs(log_dir: Path, skipped: Callable[[str], None] | None = None) -> list[tuple[Path, RunFile]]:
+    """Every run below `log_dir`, oldest first. skipped: as in `read_run`."""
+    runs = [(path.parent, read_run(path.parent, skipped)) for path in sorted(log_dir.glob("*/run.json"))]
     # a file of an older version has no `started`, and the wall-clock time in `created`
     return sorted([(path, run) for path, run in runs if run], key=lambda pair: pair[1].started or pair[1].created)
 
@@ -142,7 +153,8 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
     else:
         run_dir = folder / app.run_name
         run_dir.mkdir(exist_ok=True)
-    lock = open(run_dir / ".lock", "ab")  # noqa: SIM115 - held until this process ends in any way
+    # held until this process ends in any way; O_RDWR, since a pipe of this name would be waited for
+    lock = open(os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "rb")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from loguru import logger
 
-from realm.config.flow import check_rows
+from realm.config.flow import check_memory, check_rows
 from realm.config.load import RunConfig, load_config, to_toml
-from realm.config.plan import Decided, Plan, make_plan, slow_choices
-from realm.config.toml import toml_value
-from realm.contract import Spec, check_arrays
+from realm.config.plan import Decided, Plan, make_plan, slow_choices, usable_bytes
+from realm.config.toml import MOST_BYTES, toml_value
+from realm.contract import Spec
 from realm.errors import ConfigError, UserCodeError
-from realm.files import set_aside
+from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
+from realm.rollout import RestartingEnvs
 from realm.user import calling, check_agent, hyper_table, load_definition, load_hyper, load_workflow
 from realm.wire.keys import Keys, load_keys
 
@@ -78,6 +78,13 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
             n_step=spec.draw.n_step,
             look_back=spec.draw.look_back,
         )
+    check_memory(
+        workers=plan.workers,
+        envs_per_worker=plan.envs_per_worker,
+        chunks=plan.capacity // (spec.chunk_length if spec.draw else 1) if not config.app.save_replay else 0,
+        chunk_bytes=spec.sample_bytes,
+        usable=usable_bytes(),
+    )
     _check_models(config, spec, fresh)
     try:
         run_dir, run_file = claim_run_dir(config.app, fresh)
@@ -128,7 +135,7 @@ def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
     paths = [folder, *folder.glob("model.ckpt-*")]
     for path in sorted(paths, key=lambda it: [int(number) for number in re.findall(r"\d+", it.name)], reverse=True):
         try:
-            return path, str(json.loads((path / "manifest.json").read_bytes())["schema"])
+            return path, str(read_json(path / "manifest.json", MOST_MANIFEST_BYTES)["schema"])
         except (OSError, ValueError, LookupError, TypeError):
             continue  # missing or damaged: the learner skips it, too, with a warning
     return None
@@ -137,7 +144,14 @@ def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
 def _write_config(run_dir: Path, text: str) -> Path | None:
     """Write config.toml; keep a different existing one as config.toml.<n> and return that path."""
     path = run_dir / "config.toml"
-    kept = set_aside(path) if path.exists() and path.read_text() != text else None
+    kept = None
+    if os.path.lexists(path):  # also a link to nowhere, which must not be written through
+        try:
+            if read_text(path, MOST_BYTES) == text:
+                return None
+        except (OSError, UnicodeDecodeError):
+            pass  # it is no configuration, so it is kept as another one is
+        kept = set_aside(path)
     path.write_text(text)
     return kept
 
@@ -186,20 +200,11 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         spec = definition.spec(envs, hyper)
     if not isinstance(spec, Spec):
         raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
+    checked = RestartingEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
     with calling(config, "reset"):
-        obs, _ = envs.reset(seed=config.app.seed)
+        checked.reset(seed=config.app.seed)
     with calling(config, "step"):
-        next_obs, reward, terminated, truncated, _ = envs.step(envs.action_space.sample())
-    for method, arrays in (("reset", obs), ("step", next_obs)):
-        if not isinstance(arrays, dict) or not all(isinstance(array, np.ndarray) for array in arrays.values()):
-            raise UserCodeError(f"{algo}/feature/definition.py: observation of {method} must be a dict of NumPy arrays")
-        try:
-            check_arrays(arrays, spec.obs, (1,), f"observation of {method}")
-        except ValueError as error:
-            raise UserCodeError(f"{algo}/feature/definition.py: spec and environment differ: {error}") from error
-    for name, array in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        if getattr(array, "shape", None) != (1,):
-            raise UserCodeError(f"{algo}/feature/definition.py: {name} of step must be an array of shape [E]")
+        checked.step(envs.action_space.sample())
     with calling(config, "close"):
         envs.close()
     if config.eval_env:

@@ -119,6 +119,11 @@ class Supervisor:
         if self._stopping_since is None:
             self._stopping_since = time.monotonic()
             self.cause, self._exit_code = cause, exit_code
+            learner = self._roles["learner", 0]
+            back = learner.state not in ("starting", "bound", "waiting")
+            if exit_code == 0 and not back and learner.incarnation > (learner.process is not None):
+                self._exit_code = 1
+                self.cause += "; the learner had ended and was not back yet: updates since the last checkpoint are lost"
             self._set_state("stopping")
 
     def _move_on(self) -> None:
@@ -293,6 +298,7 @@ class Supervisor:
                 heed_silence(role, self.app, self.board.recent("learner/update_s"), self._log(role))
 
     def _role_ended(self, role: Role, code: int) -> None:
+        self._heed_signals()  # one that came before this end: then the role is not started again
         if self._stopping_since is not None:
             trained = role.name == "learner" and role.state == "ready"
             role.state = "ended"

@@ -17,10 +17,11 @@ from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Array, Evaluation, Version
 from realm.errors import UserCodeError
-from realm.files import replace_file
+from realm.files import read_json, replace_file
 from realm.learn import checkpoint
 
 FOLDER = "best_ckpt"
+_MOST_BYTES = 4 << 20  # the options of an environment may be long
 
 
 def main_statistic(statistics: Mapping[str, Array]) -> str:
@@ -88,8 +89,8 @@ class BestModel:
             return None
         path = newest.path.with_name(f"{newest.path.name}.json")
         try:
-            body = json.loads(path.read_bytes())
+            body = read_json(path, _MOST_BYTES)
             return {"setting": body["setting"], "version": list(newest.version), "score": float(body["score"])}
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             logger.warning("cannot read {}, so its model is ignored: {}", path, error)
             return None

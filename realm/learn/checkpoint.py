@@ -27,9 +27,11 @@ import torch
 
 from realm.contract import Agent, Version
 from realm.errors import CheckpointError, UserCodeError
+from realm.files import MOST_MANIFEST_BYTES, check_archive, read_bytes, read_json
 
 _NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
 _PARTS = ("model.safetensors", "state.pt")
+_MOST_PART_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -149,24 +151,28 @@ def save(
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint folder and verify it; NaN in its weights counts as damage. Raises CheckpointError."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest = read_json(path / "manifest.json", MOST_MANIFEST_BYTES)
         if manifest.pop("digest") != _digest(manifest):
             raise CheckpointError(f"{path / 'manifest.json'}: its digest is wrong, so the file is damaged")
         version = Version(*map(int, manifest["version"]))
-        bodies = {name: (path / name).read_bytes() for name in _PARTS}
+        bodies = {name: read_bytes(path / name, _MOST_PART_BYTES) for name in _PARTS}
         for name, body in bodies.items():
             if hashlib.sha256(body).hexdigest() != manifest["sha256"][name]:
                 raise CheckpointError(f"{path / name}: its sha256 differs from the manifest, so the file is damaged")
         env_steps, schema = int(manifest["env_steps"]), str(manifest["schema"])
+        if not all(0 <= number < 1 << 63 for number in (*version, env_steps)):
+            raise ValueError("a number is out of range")
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}: {error.filename}") from error
+        raise CheckpointError(f"{error.filename or path}: {error.strerror}") from error
     except CheckpointError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{path / 'manifest.json'}: not a manifest ({type(error).__name__}: {error})") from error
     try:
         # weights_only: accept only tensors and plain data, never code
-        state = torch.load(io.BytesIO(bodies["state.pt"]), weights_only=True, map_location="cpu")
+        stream = io.BytesIO(bodies["state.pt"])
+        check_archive(stream, len(bodies["state.pt"]))
+        state = torch.load(stream, weights_only=True, map_location="cpu")
         missing = {"agent", "torch_rng", "python_rng"} - state.keys()
     except Exception as error:  # forged bytes can raise anything
         raise CheckpointError(
@@ -177,7 +183,7 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path / 'state.pt'}: lacks {', '.join(sorted(missing))}")
     try:
         spoiled = not_finite(safetensors.torch.load(bodies["model.safetensors"]))
-    except safetensors.SafetensorError as error:
+    except Exception as error:
         raise CheckpointError(f"{path / 'model.safetensors'}: holds no weights ({error})") from error
     if spoiled:
         raise CheckpointError(f"{path / 'model.safetensors'}: {spoiled} is not finite, so these weights are of no use")

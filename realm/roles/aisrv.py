@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from realm.contract import Chunk, Version, WorkflowContext, chunk_to_arrays, count_env_steps
+from realm.contract import Version, WorkflowContext, count_env_steps
 from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
+from realm.rollout import RestartingEnvs, rounds
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.wire.models import ModelReader
 from realm.wire.predict import LocalPolicy, RemotePolicy
@@ -23,7 +24,10 @@ def run(job: Job) -> None:
     """Run the workflow until stopped."""
     plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
     hyper = load_hyper(app.algo, job.config.hyper)
-    envs = load_definition(app.algo).make_envs(plan.envs_per_worker, job.seed, hyper, job.config.env)
+    make_envs = load_definition(app.algo).make_envs
+    envs = RestartingEnvs(
+        lambda seed: make_envs(plan.envs_per_worker, seed, hyper, job.config.env), job.seed, job.spec, meters.count
+    )
     gate = VersionGate(plan.max_version_lag, plan.batch, plan.round_size)
     to_buffer = job.client("buffer")
     sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.tick)
@@ -55,9 +59,8 @@ def run(job: Job) -> None:
         )
     context = WorkflowContext(job.spec, hyper, job.seed, job.index, job.incarnation, meters)
     link.ready([to_policy, to_buffer])
-    for chunk in load_workflow(app.algo)(envs, policy, context):
+    for items in rounds(load_workflow(app.algo), envs, policy, context):
         tick()
-        items = chunk_to_arrays(chunk) if isinstance(chunk, Chunk) else chunk
         if plan.max_version_lag is not None and len(items["worker"]) != plan.envs_per_worker:
             # credits count whole rounds: with another size the worker would wait for ever for an update
             raise ContractError(
@@ -75,8 +78,8 @@ def run(job: Job) -> None:
         started = time.monotonic()
         sender.add(items)
         meters.count("add_wait_s", time.monotonic() - started)
-        for status, rounds in sender.answers.items():
-            meters.totals[f"rounds_{status}"] = rounds
+        for status, number in sender.answers.items():
+            meters.totals[f"rounds_{status}"] = number
 
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:

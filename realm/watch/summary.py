@@ -36,13 +36,22 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
     }
 
 
+def environment_faults(board: Board) -> dict[str, int]:
+    """What failures of environments have cost in all workers: restarts, and what was thrown away (`rollout.py`)."""
+    return {name: int(board.total("aisrv", name)) for name in ("env_restarts", "dropped_episodes", "dropped_chunks")}
+
+
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
     """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`) and log one line per process.
 
     A full disk is a warning.
     """
     processes = board.processes()
-    summary = {"cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "processes": processes}
+    faults = environment_faults(board)
+    summary = {
+        "cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "environments": faults,
+        "processes": processes,
+    }  # fmt: skip
     try:
         if (run_dir / "summary.json").exists():
             set_aside(run_dir / "summary.json")
@@ -70,6 +79,8 @@ def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
         for name, amount in bypasses(board, plan).items()
     }
     logger.info("bypassed their role: {}", past)
+    if any(faults.values()):
+        logger.warning("environments that failed: {}", faults)
 
 
 def _models(name: str, totals: dict[str, float]) -> str:

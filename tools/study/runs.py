@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from realm.config.load import RunConfig, load_config, to_toml
 from realm.env import report
 from realm.env.oracle import CACHE
 from realm.errors import ConfigError
+from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
 from realm.learn.evaluate import evaluate_layouts, load_player
 from realm.user import load_hyper
@@ -57,7 +57,7 @@ def saved_models(folder: Path) -> list[Saved]:
     """Those of a folder, oldest first; what a start of the run has saved again is left out."""
     saved = []
     for path in folder.glob("model.ckpt-*-*/manifest.json"):
-        manifest = json.loads(path.read_text())
+        manifest = read_json(path, MOST_MANIFEST_BYTES)
         saved.append((tuple(manifest["version"]), Saved(path.parent, int(manifest["env_steps"]))))
     return list({one.env_steps: one for _, one in sorted(saved, reverse=True)}.values())[::-1]
 

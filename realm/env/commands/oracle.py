@@ -24,6 +24,7 @@ from realm.env.oracle import CACHE, Bound, Plan
 from realm.env.oracle.cache import SOURCES, keep, key_of
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError
+from realm.files import read_json
 from realm.watch.progress import busy
 
 
@@ -69,11 +70,11 @@ def ask_oracle(map_: Map, start: int, end: int, treasures: tuple[int, ...], max_
     """What the oracle says of an episode; what it has said once is kept in CACHE."""
     file = CACHE / f"{key_of(map_, (start, end, max_step, *treasures), SOURCES)}.json"
     try:
-        said = json.loads(file.read_text())
+        said = read_json(file, 1 << 20)
         steps, score, best = said["bound"]
         plan = said["plan"] and Plan(tuple(said["plan"][0]), *said["plan"][1:])
         return Answer(Bound(steps, score, tuple(best)), plan, said["actions"])
-    except (OSError, ValueError, LookupError, TypeError):  # there is none, or it is damaged
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError):  # there is none, or it is damaged
         pass
     with busy("preparing the map's distances, about two minutes the first time"):
         prepared = oracle.make_oracle(map_, start, end, treasures, max_step)

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from realm.env import physics
 from realm.env.map import Map
-from realm.files import replace_file
+from realm.files import check_archive, read_bytes, replace_file
 
 CACHE = Path(".cache/oracle")  # of the commands, in the current directory
+_MOST_BYTES = 64 << 20  # of a file
 _HERE, _RULES = Path(__file__).parent, Path(physics.__file__)
 BOUND_SOURCES = (*(_HERE / f"{name}.py" for name in ("bounding", "distances", "lattice", "legs", "lengths")), _RULES)
 """The code that bounds depend on."""
@@ -61,7 +62,10 @@ def keep_arrays(file: Path, **arrays: NDArray[Any]) -> None:
 def kept_arrays(file: Path) -> dict[str, NDArray[Any]] | None:
     """The arrays of `keep_arrays`; None if there is no such file, or a damaged one."""
     try:
-        with np.load(file, allow_pickle=False) as data:
+        content = read_bytes(file, _MOST_BYTES)
+        stream = io.BytesIO(content)
+        check_archive(stream, len(content))
+        with np.load(stream, allow_pickle=False) as data:
             return dict(data)
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
+    except (OSError, ValueError, EOFError, MemoryError, BadZipFile, zlib.error):
         return None

@@ -1,0 +1,153 @@
+"""Checks what a user's environment returns, and names the environment that returned something else.
+
+`rollout.py` calls it at each step. Every error is a UserCodeError: `file:line: Class.step returned reward None; ...`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from realm.contract import Array, Fields, check_arrays
+from realm.errors import ContractError, UserCodeError
+
+
+def check_obs(env: Any, method: str, obs: Any, fields: Fields) -> None:
+    """Compare the observations of a vector environment with the Spec's."""
+    if not isinstance(obs, dict) or not all(isinstance(array, np.ndarray) for array in obs.values()):
+        raise _wrong(env, method, "observation", obs, "must be a dict of NumPy arrays")
+    try:
+        check_arrays(obs, fields, (env.num_envs,), f"observation of {method}")
+    except ContractError as error:
+        text = f"{_place(env, method)}: spec and environment differ: {error}"
+        raise UserCodeError(text) from error
+    for name, array in obs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise _wrong(env, method, f"observation {name!r}", array, "must be finite")
+
+
+def check_step(env: Any, reward: Any, terminated: Any, truncated: Any, info: Any, ended: Array) -> None:
+    """Check the rest of a vector environment's step. ended: bool [E], the environments whose step was a reset."""
+    count = env.num_envs
+    for name, flags in (("terminated", terminated), ("truncated", truncated)):
+        if np.shape(flags) != (count,) or np.asarray(flags).dtype.kind not in "bi":
+            raise _wrong(env, "step", name, flags, f"must be an array of shape [E], E is {count}")
+    if np.shape(reward) != (count,) or np.asarray(reward).dtype.kind not in "biuf":
+        raise _wrong(env, "step", "reward", reward, f"must be an array of numbers of shape [E], E is {count}")
+    if not np.isfinite(np.where(ended, 0.0, reward)).all():
+        raise _wrong(env, "step", "reward", reward, "must be finite")
+    if not isinstance(info, dict):
+        raise _wrong(env, "step", "info", info, "must be a dict")
+    mask = info.get("_episode")
+    if mask is None or not np.any(mask):
+        return
+    statistics = info.get("episode")
+    if np.shape(mask) != (count,) or not isinstance(statistics, dict):
+        raise _wrong(env, "step", "info['episode']", statistics, "must be a dict of arrays of shape [E]")
+    for name, values in statistics.items():
+        if np.shape(values) != (count,) or np.asarray(values).dtype.kind not in "biuf":
+            raise _wrong(env, "step", f"info['episode'][{name!r}]", values, "must be numbers of shape [E]")
+
+
+def reset_pair(env: Any, given: Any) -> Any:
+    if not (isinstance(given, tuple) and len(given) == 2):
+        raise _wrong(env, "reset", "", given, "must be (observation, info)")
+    return given
+
+
+def step_five(env: Any, given: Any) -> Any:
+    if not (isinstance(given, tuple) and len(given) == 5):
+        raise _wrong(env, "step", "", given, "must be (observation, reward, terminated, truncated, info)")
+    return given
+
+
+def check_one(env: Any, method: str, obs: Any) -> None:
+    """Compare an observation of one environment with its space."""
+    for name, space, value in _leaves(env, method, "observation", env.observation_space, obs):
+        array = np.asarray(value)
+        if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise _wrong(env, method, name, value, f"must be {space.dtype}{list(space.shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise _wrong(env, method, name, value, "must be finite")
+
+
+def _leaves(env: Any, method: str, name: str, space: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Name, space and value of each array in an observation; other spaces than those of arrays are not looked at."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, dict) or value.keys() != space.spaces.keys():
+            raise _wrong(env, method, name, value, f"must be a dict with the keys {list(space.spaces)}")
+        for key, inner in space.spaces.items():
+            yield from _leaves(env, method, f"{name}[{key!r}]", inner, value[key])
+    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        yield name, space, value
+    elif value is None:
+        raise _wrong(env, method, name, value, f"must be of {space}")
+
+
+def check_scalars(env: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise _wrong(env, "step", "reward", reward, "must be a number")
+    if not np.isfinite(array).all():
+        raise _wrong(env, "step", "reward", reward, "must be finite")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if np.size(flag) != 1 or np.asarray(flag).dtype.kind not in "bi":
+            raise _wrong(env, "step", name, flag, "must be True or False")
+
+
+# --- whom to name
+
+
+def _wrong(env: Any, method: str, what: str, given: Any, must: str) -> UserCodeError:
+    return UserCodeError(f"{_place(env, method)} returned {f'{what} {shown(given)}'.strip()}; it {must}")
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size != 1:
+        bad = f" with NaN or infinity at {np.argwhere(~np.isfinite(value))[0].tolist()}" if _has_nan(value) else ""
+        return f"{value.dtype}{list(value.shape)}{bad}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:60]}... ({type(value).__name__})"
+
+
+def _has_nan(array: Any) -> bool:
+    return array.dtype.kind == "f" and not bool(np.isfinite(array).all())
+
+
+def _users_class(env: Any) -> type[Any]:
+    """The outermost class around an environment, or around the first of many, that is not gymnasium's; else the
+    innermost."""
+    while type(env).__module__ == "realm.rollout" or type(env).__module__.partition(".")[0] == "gymnasium":
+        inner = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
+        if inner is None:
+            break
+        env = inner
+    return type(env)
+
+
+def _file_of(cls: type[Any]) -> str:
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
+
+
+def _place(env: Any, method: str) -> str:
+    """`file:line: Class.method` of the user's environment."""
+    cls = _users_class(env)
+    code = getattr(inspect.unwrap(cls.__dict__.get(method, cls)), "__code__", None)
+    file = code.co_filename if isinstance(code, CodeType) else _file_of(cls)
+    line = f":{code.co_firstlineno}" if isinstance(code, CodeType) else ""
+    return f"{file}{line}: {cls.__qualname__}.{method}"
+
+
+def sentence(env: Any, error: BaseException) -> str:
+    """An error of an environment with the deepest line in its file, or else the deepest of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == _file_of(_users_class(env))]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"

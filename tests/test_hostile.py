@@ -1,0 +1,405 @@
+"""Files that somebody sent: each is one sentence, never a traceback, never a wait, never much memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import PATIENCE_S, Run
+from commands import realm
+from test_checkpoint import Agent
+
+from realm.config.flow import check_memory
+from realm.config.load import load_config
+from realm.contract import Evaluation, Version
+from realm.data.shelf import Shelf
+from realm.env import map as maps
+from realm.env.oracle.cache import keep_arrays, kept_arrays
+from realm.errors import CheckpointError, ConfigError
+from realm.files import read_bytes, read_json
+from realm.launch.rundir import RunFile, boot_id, find_runs, read_run, start_of
+from realm.learn import checkpoint
+from realm.learn.best import BestModel
+
+BRACKETS = "[" * 100_000
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 10 << 30)  # a hole: it takes no room
+
+
+STRANGE: list[tuple[Callable[[Path], None], str]] = [
+    (device, "not a regular file"),
+    (pipe, "not a regular file"),
+    (huge, "too large with 10,737,418,240 bytes"),
+]
+
+
+@pytest.mark.parametrize(("make", "text"), STRANGE)
+def test_only_a_regular_file_of_bounded_size_is_read(tmp_path: Path, make: Callable[[Path], None], text: str) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(OSError, match=text):
+        read_bytes(tmp_path / "x", 1000)
+    with pytest.raises(OSError, match="directory"):
+        read_bytes(tmp_path, 1000)
+    with pytest.raises(OSError, match="too large"):
+        read_bytes(Path("/proc/self/status"), 10)  # which says that it has 0 bytes
+    assert len(os.listdir("/proc/self/fd")) < 200
+
+
+@pytest.mark.parametrize(
+    "text", [BRACKETS, "[" * 100 + "]" * 100, '{"a":' * 5000 + "1" + "}" * 5000, "9" * 5000, "\xff"]
+)
+def test_json_that_is_no_plain_data(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"nested too deeply|digits|utf-8"):
+        read_json(tmp_path / "x", 1 << 20)
+    (tmp_path / "x").write_text("[" * 30 + "]" * 30)
+    assert isinstance(read_json(tmp_path / "x", 1 << 20), list)
+
+
+# --- configurations
+
+
+def config_error(path: Path) -> str:
+    started = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert time.process_time() - started < 60  # a time-out, not a speed: what it took before had no end
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+DEEP = {
+    "key": "[env]\n" + ".".join(["a"] * 3000) + " = 1",
+    "table": "[env." + ".".join(["a"] * 3000) + "]",
+    "tables": "[env]\n" + "x = " + "{a = " * 3000 + "1" + "}" * 3000,
+    "arrays": "[env]\n" + "x = " + "[" * 3000 + "]" * 3000,
+    "quoted": "[env]\n" + ".".join(["'a.b'"] * 3000) + " = 1",
+    "on many lines": "[env]\nx = [\n" + "[\n" * 3000,
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_a_configuration_that_is_nested_too_deeply(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "x.toml").write_text(DEEP[kind])
+    line = 1 if kind == "table" else 2
+    assert f"x.toml:{line}: " in (text := config_error(tmp_path / "x.toml"))
+    assert "is nested too deeply" in text
+
+
+def test_long_configurations_take_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("[env]\nx = [\n" + "  'some words, # [ { and = signs',  # a comment ]\n" * 4000 + "]\ny = 2\n")
+    config = load_config(path)
+    assert len(config.env["x"]) == 4000
+    assert config.places["env.y"].endswith(":4004")
+    path.write_text("[env]\n" + "".join(f"k{i} = {i}\n" for i in range(20_000)) + "k7 = 1\n")
+    assert "x.toml:20002: key 'env.k7': already set at line 9;" in config_error(path)
+    path.write_text("[env]\n" + "".join(f"k{i} = {i}\n" for i in range(20_000)) + "oh no\n")
+    assert "x.toml:20002: 'oh no' is not TOML" in config_error(path)
+    path.write_text("[env]\nx = [\n" + "1,\n" * 4000)
+    assert "x.toml:2: 'x = [' is not TOML" in config_error(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"""a\n[[[ "quoted" \\""" \n"""',
+        "'''\n'' [ \\'''",
+        '"\\" # ["',
+        "'\\'",
+        "[ # ]\n1 ]",
+        '""""a"""""',
+        "1.5",
+        "{a.b = [1]}",
+    ],
+)
+def test_quotes_comments_and_brackets_are_told_apart(tmp_path: Path, value: str) -> None:
+    (tmp_path / "x.toml").write_text(f"[env]\nx = {value}\ny = 1\n")
+    config = load_config(tmp_path / "x.toml")
+    assert config.places["env.y"].endswith(f":{3 + value.count(chr(10))}")
+    assert set(config.env) == {"x", "y"}
+
+
+@pytest.mark.parametrize("override", ["env." + ".".join(["a"] * 3000) + "=1", "env.x=" + "[" * 3000 + "]" * 3000])
+def test_overrides_that_are_nested_too_deeply(tmp_path: Path, override: str) -> None:
+    (tmp_path / "x.toml").write_text("")
+    if override.startswith("env.x="):
+        assert isinstance(load_config(tmp_path / "x.toml", [override]).env["x"], str)
+        return
+    with pytest.raises(ConfigError, match="not an override"):
+        load_config(tmp_path / "x.toml", [override])
+
+
+@pytest.mark.parametrize(("make", "text"), STRANGE)
+def test_a_configuration_that_is_no_file(tmp_path: Path, make: Callable[[Path], None], text: str) -> None:
+    make(tmp_path / "x.toml")
+    assert (text if make is huge else "not a file") in config_error(tmp_path / "x.toml")
+
+
+# --- maps
+
+
+def a_map(folder: Path) -> Path:
+    maps.save(maps.default(), folder)
+    return folder
+
+
+def map_error(folder: Path) -> str:
+    with pytest.raises(maps.MapError) as caught:
+        maps.load(folder)
+    assert len(str(caught.value)) < 400
+    return str(caught.value).removeprefix(str(folder))
+
+
+@pytest.mark.parametrize("name", [maps.FLAGS_FILE, maps.POINTS_FILE])
+@pytest.mark.parametrize(("make", "text"), STRANGE)
+def test_a_map_that_is_no_file(tmp_path: Path, make: Callable[[Path], None], text: str, name: str) -> None:
+    (a_map(tmp_path) / name).unlink()
+    make(tmp_path / name)
+    assert text in map_error(tmp_path)
+
+
+def test_numbers_and_nesting_in_a_map(tmp_path: Path) -> None:
+    flags, points = tmp_path / maps.FLAGS_FILE, tmp_path / maps.POINTS_FILE
+    good = flags.read_text() if flags.exists() else a_map(tmp_path).joinpath(maps.FLAGS_FILE).read_text()
+    for wrong in (good.replace("0,", "9" * 5000 + ",", 1), BRACKETS, '{"CellWidth": ' + "9" * 4000 + "}"):
+        flags.write_text(wrong)
+        map_error(tmp_path)
+    flags.write_text(good.replace('"CellWidth": 500', '"CellWidth": "' + "x" * 100_000 + '"'))
+    assert "CellWidth is 'xxx" in map_error(tmp_path)
+    flags.write_text(good)
+    lines = points.read_text().splitlines()
+    bomb = "a: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)) + "4: *a59\n"
+    for wrong in (
+        "9" * 5000,
+        "0x" + "f" * 20_000,
+        ":".join(["59"] * 5000),
+        "59:" * 5000 + "1.5",
+        "[" * 5000,
+        "1e99999",
+    ):
+        points.write_text("\n".join([*lines[:4], f"4: [{wrong}, 1]", *lines[5:]]))
+        map_error(tmp_path)
+        points.write_text("\n".join([*lines, f"{wrong}: [1, 1]"]))
+        map_error(tmp_path)
+    points.write_text(bomb)
+    map_error(tmp_path)
+    points.write_text("\n".join([*lines[:4], *bomb.splitlines()[1:], *lines[5:]]).replace("*a0", "1"))
+    map_error(tmp_path)
+
+
+# --- runs
+
+
+def a_run(folder: Path, pid: int, created: float) -> None:
+    folder.mkdir(parents=True)
+    RunFile("0" * 16, pid, created, boot_id(), time.time(), state="running").write(folder)
+
+
+FORGED = {
+    "brackets": BRACKETS,
+    "a list": "[]",
+    "no JSON": "\0\0",
+    "a huge number": '{"run_id": "x", "pid": ' + "9" * 5000 + "}",
+    "other types": '{"run_id": "x", "pid": "y", "created": []}',
+    "roles": '{"run_id": "x", "pid": 1, "created": 1.0, "roles": {"a": {"pid": {}, "created": 1}}}',
+}
+
+
+def forge(folder: Path) -> list[Path]:
+    """A folder of runs with every kind of run.json that is none."""
+    paths = []
+    for kind, text in FORGED.items():
+        paths.append(folder / kind.replace(" ", "-") / "run.json")
+        paths[-1].parent.mkdir(parents=True)
+        paths[-1].write_text(text)
+    for make, _ in STRANGE:
+        paths.append(folder / make.__name__ / "run.json")
+        paths[-1].parent.mkdir(parents=True)
+        make(paths[-1])
+    return paths
+
+
+def test_every_run_json_that_is_none_is_named_and_passed_over(tmp_path: Path) -> None:
+    wrong = forge(tmp_path)
+    a_run(tmp_path / "good", os.getpid(), start_of(os.getpid()))
+    said: list[str] = []
+    assert [path.name for path, _ in find_runs(tmp_path, said.append)] == ["good"]
+    assert sorted(said) == sorted(one for one in said if "skipped, it is not the run.json of a run" in one)
+    assert [one.partition(":")[0] for one in sorted(said)] == sorted(map(str, wrong))
+    assert all(len(one) < 400 for one in said)
+    assert read_run(tmp_path / "nowhere", said.append) is None
+    assert len(said) == len(wrong)
+
+
+@pytest.mark.system
+def test_other_runs_can_still_be_stopped(tmp_path: Path) -> None:
+    wrong = forge(tmp_path)
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        a_run(tmp_path / "good", process.pid, start_of(process.pid))
+        code, out, err = realm("status", "--log-dir", tmp_path)
+        assert (code, len(err.splitlines())) == (0, len(wrong)), err
+        assert f"{tmp_path}/good  running" in out
+        code, out, err = realm("stop", "all", "--log-dir", tmp_path)
+        assert code == 0, err
+        assert f"stopped {tmp_path}/good" in out
+        assert all(f"warning: {path}: skipped" in err for path in wrong)
+        assert "Traceback" not in err
+        assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+# --- models
+
+
+def saved(folder: Path) -> Path:
+    return checkpoint.save(folder, Agent(1), Version(1, 3), 10, "s", 9)  # type: ignore[arg-type]
+
+
+def resign(path: Path, **entries: Any) -> None:
+    """A manifest with other entries and a good digest, and sums of the files as they are."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest.pop("digest")
+    for name in manifest["sha256"]:
+        manifest["sha256"][name] = checkpoint.hashlib.sha256((path / name).read_bytes()).hexdigest()
+    manifest |= entries
+    (path / "manifest.json").write_text(json.dumps({**manifest, "digest": checkpoint._digest(manifest)}))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.pt", "model.safetensors"])
+@pytest.mark.parametrize(("make", "text"), STRANGE)
+def test_a_checkpoint_with_a_part_that_is_no_file(
+    tmp_path: Path, make: Callable[[Path], None], text: str, name: str
+) -> None:
+    path = saved(tmp_path)
+    (path / name).unlink()
+    make(path / name)
+    with pytest.raises(CheckpointError, match=text):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "entries", [{"env_steps": float("inf")}, {"env_steps": 10**30}, {"version": [1, -1]}, {"version": 1}]
+)
+def test_numbers_in_a_manifest(tmp_path: Path, entries: dict[str, Any]) -> None:
+    path = saved(tmp_path)
+    resign(path)
+    assert checkpoint.load(path).env_steps == 10
+    resign(path, **entries)
+    with pytest.raises(CheckpointError, match="not a manifest"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("text", [BRACKETS, '{"digest": ' + "[" * 900 + "]" * 900 + "}", "9" * 5000, "{}"])
+def test_nesting_in_a_manifest(tmp_path: Path, text: str) -> None:
+    path = saved(tmp_path)
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match="not a manifest"):
+        checkpoint.load(path)
+
+
+def test_a_state_that_would_unpack_to_much(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with zipfile.ZipFile(path / "state.pt") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path / "state.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, body in {**parts, "archive/data/9": bytes(50 << 20)}.items():
+            archive.writestr(name, body)
+    resign(path)
+    with pytest.raises(CheckpointError, match=r"state\.pt"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("text", [BRACKETS, '{"setting": {}, "score": ' + "9" * 4000 + "}"])
+def test_the_scores_of_a_best_model(tmp_path: Path, text: str) -> None:
+    best = BestModel(tmp_path / "best", {})
+    result = Evaluation(Version(1, 3), 10, "score", 5.0, 0.0, Version(0, 0), {"score": 5.0})
+    assert best.offer(Agent(1), result, "s", {})  # type: ignore[arg-type]
+    (tmp_path / "best" / "model.ckpt-1-3.json").write_text(text)
+    assert BestModel(tmp_path / "best", {}).version == Version(0, 0)
+
+
+@pytest.mark.parametrize(("make", "text"), STRANGE)
+def test_a_replay_memory(tmp_path: Path, make: Callable[[Path], None], text: str) -> None:
+    shelf = Shelf(tmp_path)
+    make(tmp_path / "x.npy")
+    with pytest.raises(ConfigError, match=r"x\.npy: is no array"):
+        shelf.array("x", (3,), np.float32)
+    (tmp_path / "state.json").write_text(BRACKETS)
+    assert shelf.take() == {}
+
+
+def test_the_oracles_cache(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    keep_arrays(file, a=np.arange(5))
+    assert (kept_arrays(file) or {})["a"].tolist() == [0, 1, 2, 3, 4]
+    content = io.BytesIO()
+    np.savez_compressed(content, a=np.zeros(50 << 20, np.uint8))
+    file.write_bytes(content.getvalue())
+    assert kept_arrays(file) is None
+    for make, _ in STRANGE:
+        file.unlink()
+        make(file)
+        assert kept_arrays(file) is None
+
+
+# --- numbers that no machine has, and a learner that is killed while the run stops
+
+
+def test_memory_is_counted_before_anything_starts() -> None:
+    numbers = {"workers": 2, "envs_per_worker": 32, "chunks": 128, "chunk_bytes": 1 << 20}
+    check_memory(**numbers, usable=1 << 30)
+    with pytest.raises(
+        ConfigError, match=r"aisrv_count 2 x .* 32 environments .* need at least 0.4 GB .* 0.3 GB are there"
+    ):
+        check_memory(**numbers, usable=300 << 20)
+
+
+@pytest.mark.system
+def test_more_environments_than_memory(tmp_path: Path) -> None:
+    settings = ("aisrv_count=1024", "aisrv_connect_to_kaiwu_env_count=65536", f"log_dir={tmp_path}/runs")
+    code, _, err = realm("start", *(text for one in settings for text in ("--set", one)))
+    assert code == 2, err
+    assert err.startswith("error: aisrv_count 1024 x aisrv_connect_to_kaiwu_env_count 65536 environments and"), err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["stop, kill", "kill, stop"])
+def test_a_learner_killed_while_the_run_stops_is_no_success(tmp_path: Path, order: str) -> None:
+    with Run(tmp_path, "buffer_backend=native", "dump_model_freq=1000000", "restart_budget=3") as run:
+        run.wait_running()
+        pid = run.pid("learner-0")
+        for step in order.split(", "):
+            os.kill(*((run.process.pid, signal.SIGTERM) if step == "stop" else (pid, signal.SIGKILL)))
+        assert run.finish() == 1, run.text()
+        text = run.output.read_text()
+        assert "since the last checkpoint are lost" in text.splitlines()[-1], text
+        assert run.file()["state"] == "failed"
+        assert run.processes() == []

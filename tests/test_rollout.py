@@ -1,0 +1,408 @@
+"""Environments that misbehave: an episode is thrown away, an environment made again, and no row of it trained on."""
+
+import re
+import shutil
+
+import gymnasium
+import numpy as np
+import pytest
+from cluster import ROOT, Run
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from diy.train_workflow import workflow
+from realm import rollout
+from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext
+from realm.errors import RunError, UserCodeError
+from realm.rollout import RestartingEnvs, rounds
+from realm.watch.meters import Meters
+
+LENGTH, T = 5, 4  # of an episode, of a chunk
+SPEC = Spec({"x": Field((2,), "float32")}, ActionSpec(n=2), {"log_prob": Field((), "float32")}, T)
+SPACE = spaces.Dict({"x": spaces.Box(-1e9, 1e9, (2,), np.float32)})
+
+
+class Counter(gymnasium.Env):
+    """obs: which of all environments made so far it is, and the step of the episode. `faults`: call -> what it does."""
+
+    observation_space, action_space = SPACE, spaces.Discrete(2)
+
+    def __init__(self, faults, made):
+        self.faults, self.calls, self.t, self.closed = faults, 0, 0, False
+        self.number = len(made)
+        made.append(self)
+
+    def observe(self):
+        return {"x": np.array([self.number, self.t], np.float32)}
+
+    def fault(self):
+        fault = self.faults.get(self.calls)
+        self.calls += 1
+        if isinstance(fault, BaseException):
+            raise fault
+        return fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.fault() or (self.observe(), {})
+
+    def step(self, action):
+        self.t += 1
+        return self.fault() or (self.observe(), 1.0, self.t == LENGTH, False, {})
+
+    def close(self):
+        self.closed = True
+
+
+class Vector(VectorEnv):
+    """E environments that can only be made again together. Call n of `faults` is a step."""
+
+    def __init__(self, num_envs, faults, made):
+        self.num_envs, self.faults = num_envs, faults
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.single_observation_space, self.single_action_space = SPACE, spaces.Discrete(2)
+        self.observation_space, self.action_space = (
+            batch_space(SPACE, num_envs),
+            batch_space(spaces.Discrete(2), num_envs),
+        )
+        self.number, self.calls = len(made), 0
+        self.t = np.zeros(num_envs, int)
+        self.ended = np.zeros(num_envs, bool)
+        made.append(self)
+
+    def observe(self):
+        return {"x": np.stack([np.full(self.num_envs, self.number), self.t], 1).astype(np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        self.t[:] = -np.arange(self.num_envs) % 3  # ends fall everywhere
+        self.ended[:] = False
+        return self.observe(), {}
+
+    def step(self, actions):
+        self.t = np.where(self.ended, 0, self.t + 1)
+        self.ended = self.t == LENGTH
+        fault = self.faults.get(self.calls)
+        self.calls += 1
+        if isinstance(fault, BaseException):
+            raise fault
+        none = np.zeros(self.num_envs, bool)
+        info = {"episode": {"r": self.t * 1.0}, "_episode": self.ended.copy()}
+        return fault or (self.observe(), np.ones(self.num_envs), self.ended.copy(), none, info)
+
+
+class Policy:
+    def predict(self, obs, first, explore=1.0):
+        return Prediction(np.zeros(len(first), np.int64), {"log_prob": np.zeros(len(first), np.float32)}, Version(1, 0))
+
+
+def sync(faults_of, made):
+    """faults_of: row -> the faults of each environment made there, one after the other."""
+    left = [list(faults) for faults in faults_of]
+    return SyncVectorEnv([lambda one=one: Counter(one.pop(0) if one else {}, made) for one in left])
+
+
+def play(make, count, spec=SPEC, flow=workflow):
+    """`count` rounds of `make(seed)`, and the meters."""
+    meters = Meters()
+    envs = RestartingEnvs(make, 7, spec, meters.count)
+    context = WorkflowContext(spec, None, 7, 0, 1, meters)
+    source = rounds(flow, envs, Policy(), context)
+    given = [{name: np.copy(array) for name, array in next(source).items()} for _ in range(count)]
+    return given, meters.totals, meters
+
+
+def check_rows(given):
+    """Every valid row leads to its true successor, and every first row to the beginning of an episode."""
+    for items in given:
+        x, valid, ends = items["obs.x"], items["valid"], items["terminated"] | items["truncated"]
+        now, after = x[:, :-1][valid], x[:, 1:][valid]
+        assert (after - now == [0, 1]).all()
+        assert np.isfinite(items["reward"]).all()
+        assert (ends[valid] == (after[:, 1] == LENGTH)).all()
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(rollout, "_PAUSE_S", 0.0)
+
+
+NAN = float("nan")
+OBS = {"x": np.zeros(2, np.float32)}
+WRONG = {
+    "raises": (OSError("lost"), r"test_rollout\.py:\d+: OSError: lost"),
+    "exits": (SystemExit(3), "SystemExit: 3"),
+    "nothing": ((None,), r"Counter\.step returned \(None,\); it must be \(observation, reward"),
+    "no observation": ((None, 1.0, False, False, {}), r"Counter\.step returned observation None; it must be a dict"),
+    "another key": (({"y": 0}, 1.0, False, False, {}), "must be a dict with the keys"),
+    "no part": (({"x": None}, 1.0, False, False, {}), r"observation\['x'\] None; it must be float32\[2\]"),
+    "shape": (({"x": np.zeros(3, np.float32)}, 1.0, False, False, {}), r"float32\[3\]; it must be float32\[2\]"),
+    "dtype": (({"x": np.array(["a", "b"])}, 1.0, False, False, {}), r"<U1\[2\]; it must be float32\[2\]"),
+    "NaN": (
+        ({"x": np.array([0, NAN], np.float32)}, 1.0, False, False, {}),
+        r"NaN or infinity at \[1\]; it must be finite",
+    ),
+    "no reward": ((OBS, None, False, False, {}), r"Counter\.step returned reward None; it must be a number"),
+    "NaN reward": ((OBS, NAN, False, False, {}), r"Counter\.step returned reward nan; it must be finite"),
+    "no end": ((OBS, 1.0, None, False, {}), r"Counter\.step returned terminated None; it must be True or False"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_one_environment_of_many_is_made_again(kind):
+    """It fails in its third step; the others go on with their own episodes."""
+    fault, _ = WRONG[kind]
+    made = []
+    given, totals, _ = play(lambda seed: sync([[], [{3: fault}], []], made), 12)
+    assert len(made) == 4
+    assert made[1].closed
+    assert totals["env_restarts"] == totals["dropped_episodes"] == totals["dropped_chunks"] == 1
+    check_rows(given)
+    assert not given[0]["valid"][1].any()
+    assert given[0]["valid"][[0, 2]].all()
+    others = np.concatenate([one["valid"][[0, 2]] for one in given], 1)
+    assert (others == (np.arange(12 * T) % (LENGTH + 1) != LENGTH)).all()
+    mine = np.concatenate([one["valid"][1] for one in given[1:]])
+    assert (mine == (np.arange(12 * T - T) % (LENGTH + 1) != LENGTH)).all()  # its new episode began in row T
+    assert given[1]["obs.x"][1, 0].tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_three_in_a_row_raise_the_last(kind):
+    fault, text = WRONG[kind]
+    made = []
+    with pytest.raises(RunError, match="environment 1 failed 3 times in a row") as caught:
+        play(lambda seed: sync([[], [{2: fault}] * 3], made), 12)
+    assert re.search(text, str(caught.value)), caught.value
+    assert str(ROOT / "tests" / "test_rollout.py") in str(caught.value)
+    if isinstance(fault, BaseException):
+        assert caught.value.__cause__ is fault
+
+
+def test_a_good_episode_in_between_forgives():
+    made = []
+    faults = {LENGTH + 3: ValueError("again")}  # in the second episode of each
+    given, totals, _ = play(lambda seed: sync([[faults] * 100], made), 40)
+    assert totals["env_restarts"] >= 10
+    assert totals["dropped_episodes"] == totals["env_restarts"]
+    check_rows(given)
+
+
+def test_a_reset_that_fails_is_tried_again():
+    made = []
+    given, totals, _ = play(lambda seed: sync([[{0: OSError()}, {0: (None, {})}], []], made), 3)
+    assert totals["env_restarts"] == 2
+    assert "dropped_chunks" not in totals
+    check_rows(given)
+    assert given[0]["valid"][0].all()
+    with pytest.raises(RunError, match=r"environment 0 failed 3 times .*Counter\.reset returned observation None"):
+        play(lambda seed: sync([[{0: (None, 3)}] * 3, []], made), 3)
+
+
+def test_the_episode_counts_in_no_statistic():
+    made = []
+    _, totals, meters = play(lambda seed: RecordEpisodeStatistics(sync([[{3: ValueError()}], []], made)), 1)
+    assert "episodes" not in totals
+    _, totals, meters = play(lambda seed: RecordEpisodeStatistics(sync([[{3: ValueError()}], []], made)), 5)
+    assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+
+
+@pytest.mark.parametrize("at", range(2 * T + 1))
+@pytest.mark.parametrize("reward", [None, NAN])
+def test_a_vector_that_cannot_restart_a_row_is_made_again(at, reward):
+    made, seeds = [], []
+
+    def make(seed):
+        seeds.append(seed)
+        obs = {"x": np.zeros((3, 2), np.float32)}
+        none = np.zeros(3, bool)
+        fault = (obs, None, none, none, {}) if reward is None else (obs, np.array([1, reward, reward]), none, none, {})
+        return Vector(3, {} if made else {at: fault}, made)
+
+    given, totals, meters = play(make, 8)
+    assert len(set(seeds)) == len(made) == 2
+    assert totals["env_restarts"] == 1
+    assert 2 <= totals["dropped_episodes"] <= 3
+    spoiled = {at // T, (at + 1) // T}
+    assert totals["dropped_chunks"] == 3 * len(spoiled)
+    check_rows(given)
+    assert [bool(one["valid"].any()) for one in given] == [i not in spoiled for i in range(8)]
+    assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+
+
+def test_a_vector_that_always_fails_ends_the_worker():
+    made = []
+    with pytest.raises(RunError, match=r"the vector of 3 environments failed 3 times in a row.*ValueError: broken"):
+        play(lambda seed: Vector(3, {4: ValueError("broken")}, made), 9)
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        (None, "info None; it must be a dict"),
+        ({"_episode": np.ones(3, bool)}, r"info\['episode'\] None; it must be a dict"),
+        (
+            {"_episode": np.ones(3, bool), "episode": {"score": None}},
+            r"info\['episode'\]\['score'\] None; it must be numbers",
+        ),
+        (
+            {"_episode": np.ones(3, bool), "episode": {"score": np.array([1, None, 2])}},
+            r"info\['episode'\]\['score'\] object\[3\]",
+        ),
+    ],
+)
+def test_statistics_that_are_none_name_the_environment(info, text):
+    def make(seed):
+        envs = Vector(3, {}, [])
+        none = np.zeros(3, bool)
+        envs.faults = {0: (envs.observe(), np.ones(3), none, none, info)}
+        return envs
+
+    with pytest.raises(RunError, match=rf"test_rollout\.py:\d+: Vector\.step returned {text}"):
+        play(make, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "yielded None; it must be a Chunk"),
+        ({}, r"yielded \{\}; it"),
+        ({"worker": np.zeros(2, np.int64)}, "missing"),
+    ],
+)
+def test_a_workflow_that_yields_something_else(given, text):
+    def flow(envs, policy, context):
+        yield given
+
+    with pytest.raises(UserCodeError, match=rf"test_rollout\.py:\d+: workflow {text if 'yield' in text else ''}"):
+        play(lambda seed: Vector(2, {}, []), 1, flow=flow)
+
+
+def test_items_without_valid_rows_go_with_their_round():
+    fields = {"worker": Field((), "int64"), "incarnation": Field((), "int64"), "env": Field((), "int64")}
+    fields |= {"seq": Field((), "int64"), "version": Field((2,), "int64")}
+    spec = Spec(SPEC.obs, SPEC.action, SPEC.extra, 1, fields)
+
+    def flow(envs, policy, context):
+        envs.reset()
+        for seq in range(100):
+            envs.step(np.zeros(2, np.int64))
+            items = {name: np.zeros((2, *one.shape), np.int64) for name, one in fields.items()}
+            yield {**items, "env": np.arange(2), "seq": np.full(2, seq)}
+
+    made = []
+    given, totals, _ = play(lambda seed: sync([[], [{3: ValueError()}]], made), 6, spec, flow)
+    assert [one["seq"][0] for one in given] == [0, 1, 3, 4, 5, 6]
+    assert totals["dropped_chunks"] == 2
+
+
+FAILING = """
+import os
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from realm.contract import ActionSpec, Field, Spec
+
+
+class Shaky(gymnasium.Env):
+    observation_space = spaces.Dict({"count": spaces.Box(0, 2**40, (3,), np.int64)})
+    action_space = spaces.Discrete(1000)
+    def __init__(self, row):
+        self.row, self.t = row, 0
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return {"count": np.zeros(3, np.int64)}, {}
+    def step(self, action):
+        self.t += 1
+        if self.row == ROW and WHEN:
+            return {"count": np.zeros(3, np.int64)}, None, False, False, {}
+        return {"count": np.full(3, self.t)}, 1.0, self.t == 9, False, {}
+
+
+def make_envs(num_envs, seed, config, options):
+    return SyncVectorEnv([lambda row=row: Shaky(row) for row in range(num_envs)])
+
+
+def spec(envs, config):
+    return Spec({"count": Field((3,), "int64")}, ActionSpec(n=1000), {"echo": Field((), "int64")}, config.chunk_length)
+"""
+
+
+AGENT = """
+import numpy as np
+import torch
+
+class Agent:
+    def __init__(self, spec, config, device, seed):
+        self.model = torch.nn.Linear(1, 1)
+    def predict(self, obs, context):
+        return obs["count"][:, 0], {"echo": obs["count"][:, 0].copy()}
+    def learn(self, batch, info):
+        count = batch.obs["count"][..., 0]
+        assert (count[:, 1:] == count[:, :-1] + 1)[batch.valid].all(), (count, batch.valid)
+        return {}, None
+    def save_model(self):
+        return {}
+    def load_model(self, state):
+        pass
+"""
+
+
+def shaky(tmp_path, when, *settings, row="1"):
+    """A run whose environment `row` of each worker returns the reward None when it says so."""
+    package = tmp_path / "shaky"
+    shutil.copytree(ROOT / "tests" / "counting", package)
+    (package / "feature" / "definition.py").write_text(FAILING.replace("ROW", row).replace("WHEN", when))
+    (package / "algorithm" / "agent.py").write_text(AGENT)
+    config = tmp_path / "shaky.toml"
+    config.write_text((ROOT / "tests/counting/counting.toml").read_text().replace("counting]", "shaky]"))
+    config.write_text(config.read_text().replace("tests.counting", "shaky"))
+    return Run(tmp_path, "aisrv_count=1", *settings, config=str(config), cwd=tmp_path)
+
+
+ONCE = "self.t == 5 and not os.path.exists('failed') and not open('failed', 'w').close()"
+MODES = {
+    "one process": ["wrapper_type=local"],
+    "cluster": ["buffer_backend=native", "max_version_lag=0"],
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("mode", ["one process", pytest.param("cluster", marks=pytest.mark.slow)])
+def test_a_run_goes_on_after_a_failure(tmp_path, mode):
+    with shaky(tmp_path, ONCE, "max_env_steps=3000", *MODES[mode]) as run:
+        assert run.finish() == 0, run.text()
+        text = run.text()
+        assert "Shaky.step returned reward None; it must be a number" in text, text
+        assert "environments that failed: {'env_restarts': 1, 'dropped_episodes': 1, 'dropped_chunks': 1}" in text, text
+        if mode == "cluster":
+            assert run.summary()["environments"] == {"env_restarts": 1, "dropped_episodes": 1, "dropped_chunks": 1}
+            assert [name for name in run.summary()["processes"] if name.startswith("aisrv")] == ["aisrv-0.1"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("mode", ["one process", pytest.param("cluster", marks=pytest.mark.slow)])
+def test_a_run_with_a_broken_environment_ends_with_its_name(tmp_path, mode):
+    with shaky(tmp_path, "self.t == 5", *MODES[mode]) as run:
+        assert run.finish() == 1, run.text()
+        text = run.output.read_text()
+        place = f"{tmp_path}/shaky/feature/definition.py"
+        assert re.search(rf"environment 1 failed 3 times .*: {place}:\d+: Shaky.step returned reward None", text)
+        assert run.processes() == []
+
+
+@pytest.mark.system
+def test_an_environment_that_is_wrong_at_once_is_the_users_error(tmp_path):
+    with shaky(tmp_path, "True", "wrapper_type=local", row="0") as run:
+        assert run.finish() == 2, run.text()
+        last = run.output.read_text().splitlines()[-1]
+        place = f"{tmp_path}/shaky/feature/definition.py"
+        assert re.fullmatch(
+            rf"error: {place}:\d+: Shaky.step returned reward None; it must be a number",
+            last,
+        )
