@@ -97,6 +97,9 @@ CASES: list[tuple[Change, str]] = [
     (line(4, "4: [1" + "0" * 400 + ", 2]"), "lies outside the map"),
     (line(4, "4: [-2250, -5250]"), "point 4 lies on an obstacle (cell x 0, z 0)"),
     (line(4, "4: ["), "is not YAML"),
+    (line(4, "4: [&a [1, 1], &b [*a, *a], &c [*b, *b], &d [*c, *c], [*d, *d]]"), "it must be [x, z]"),
+    (line(4, f"4: {'[' * 2000}"), "far too long or too deep"),
+    (line(4, f"4: [1, 2]{' ' * 100_000}"), "far too long or too deep"),
     (line(4, "4: 2024-13-45"), "is not YAML"),
 ]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -165,8 +166,11 @@ def _read_flags(file: Path) -> NDArray[np.uint8]:
 
 
 def _read_points(file: Path) -> NDArray[np.float64]:
+    text = _read_text(file)
+    if len(text) > 100_000 or text.count("[") + text.count("{") > 500:  # PyYAML takes seconds for them
+        raise MapError(f"{file} must hold {POINTS} lines `id: [x, z]`; it is far too long or too deep for that")
     try:
-        node = yaml.compose(_read_text(file), Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
         # safe_load would let the last of two equal ids win in silence, so the pairs are read one by one
         if not isinstance(node, yaml.MappingNode):
             raise MapError(f"{file} must hold {POINTS} lines `id: [x, z]`")
@@ -182,12 +186,13 @@ def _read_points(file: Path) -> NDArray[np.float64]:
     found: dict[int, tuple[float, float]] = {}
     for key, value in pairs:
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < POINTS:
-            raise MapError(f"{file}: {key!r} is no point, ids are 0 to {POINTS - 1}")
+            raise MapError(f"{file}: {reprlib.repr(key)} is no point, ids are 0 to {POINTS - 1}")
         if key in found:
             raise MapError(f"{file}: point {key} is there twice")
         numbers = value if isinstance(value, list) else []
         if len(numbers) != 2 or any(isinstance(v, bool) or not isinstance(v, int | float) for v in numbers):
-            raise MapError(f"{file}: point {key} is {value!r}, it must be [x, z]")
+            # not its whole text: lists that name each other could make it longer than the memory
+            raise MapError(f"{file}: point {key} is {reprlib.repr(value)}, it must be [x, z]")
         found[key] = (_as_float(numbers[0]) + OFFSET[0], _as_float(numbers[1]) + OFFSET[1])
     missing = [str(i) for i in range(POINTS) if i not in found]
     if missing:
