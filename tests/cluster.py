@@ -17,15 +17,17 @@ PATIENCE_S = 240.0  # a time-out for a loaded machine, not a speed
 class Run:
     """One `realm start` with the counting configuration, in a directory of its own."""
 
-    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml"):
+    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml", variables=None):
+        """variables: of the environment, besides this process's."""
         self.dir = tmp_path / "runs" / "one"
         self.output = tmp_path / "output.txt"
         command = [sys.executable, "-m", "realm", "start", "--config", config]
         for one in (f"log_dir={tmp_path / 'runs'}", "run_name=one", *overrides):
             command += ["--set", one]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=self.output.open("ab"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+            command, cwd=ROOT, stdout=self.output.open("ab"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env={**os.environ, **(variables or {})},
+        )  # fmt: skip
 
     def __enter__(self):
         return self

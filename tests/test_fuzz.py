@@ -1,4 +1,4 @@
-"""Broken input at every door of a run (tools/soak/fuzz.py): a few hundred cases of each; tools/soak.sh plays 100,000."""
+"""Broken input at every door of a run (tools/soak/fuzz.py): some cases of each; tools/soak.sh plays 100,000."""
 
 from __future__ import annotations
 
