@@ -17,7 +17,8 @@ PATIENCE_S = 240.0  # a time-out for a loaded machine, not a speed
 class Run:
     """One `realm start` with the counting configuration, in a directory of its own."""
 
-    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT):
+    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT, variables=None):
+        """variables: of the environment, besides this process's."""
         self.dir = tmp_path / "runs" / "one"
         self.output = tmp_path / "output.txt"
         command = [sys.executable, "-m", "realm", "start", "--config", config]
@@ -26,7 +27,7 @@ class Run:
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})},
             stdout=self.output.open("ab"),
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

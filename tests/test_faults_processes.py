@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+import hanging
+import psutil
 import pytest
 from cluster import ROOT, Run
 
@@ -145,40 +147,13 @@ def test_a_closed_terminal_ends_the_run_in_order(tmp_path, mode):
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
 
 
-HANG = """
-import os, time
-from pathlib import Path
-
-def once(place):
-    flag = Path(__file__).parents[1] / f"hung-{place}"
-    if os.environ.get("HANG") == place and not flag.exists():
-        flag.touch()
-        time.sleep(10_000)
-"""
-HANGS = {
-    "step": ("feature/definition.py", "        reset = self.ended.copy()\n", "aisrv"),
-    "learn": ("algorithm/agent.py", "        self.check(batch, info)\n", "learner"),
-}
-
-
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.parametrize("place", HANGS)
-def test_a_hang_is_named_and_started_again(tmp_path, monkeypatch, place):
-    file, line, role = HANGS[place]
-    package = tmp_path / "hanging"
-    shutil.copytree(ROOT / "tests" / "counting", package)
-    (package / "hang.py").write_text(HANG)
-    source = (package / file).read_text()
-    assert line in source
-    # not in the start's own try of the environment, and not before the learner has made updates
-    when = "self.count[0, 0] > 200" if place == "step" else "self.updates > 20"
-    call = f"        if {when}:\n            from hanging.hang import once; once('{place}')\n"
-    (package / file).write_text(source.replace(line, call + line))
-    monkeypatch.setenv("HANG", place)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    settings = (NATIVE, "algo=hanging", "restart_budget=3", "report_interval_s=0.05", "max_env_steps=30000")
-    with Run(tmp_path, *settings) as run:
+@pytest.mark.parametrize("place", ["reset", "learn"])  # tools/soak has the others
+def test_a_hang_is_named_and_started_again(tmp_path, place):
+    variables, role = hanging.make(tmp_path, place), hanging.PLACES[place][-1]
+    settings = (NATIVE, "algo=hanging", "restart_budget=3", "report_interval_s=0.05", "max_env_steps=4000")
+    with Run(tmp_path, *settings, variables=variables) as run:
         run.wait_for(lambda: "has been silent for" in run.output.read_text(), "the hang is named")
         run.wait_for(lambda: "so it was killed; starting it again" in run.output.read_text(), "it is started again")
         assert run.finish() == 0, run.text()
@@ -198,18 +173,21 @@ def test_every_role_may_be_stopped_for_a_while(tmp_path):
         for role in run.file()["roles"]:
             pid = run.pid(role)
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(1)
+            time.sleep(0.5)
             os.kill(pid, signal.SIGCONT)
         assert [entry["incarnation"] for entry in run.file()["roles"].values()] == [1] * len(run.file()["roles"])
-        for role in ("actor-0", "model_pool-0"):  # for ever
-            pid = run.pid(role)
+        pids = {role: run.pid(role) for role in ("actor-0", "model_pool-0")}
+        for pid in pids.values():  # for ever
             os.kill(pid, signal.SIGSTOP)
+        for role, pid in pids.items():
             run.wait_for(lambda role=role, pid=pid: run.file()["roles"][role]["pid"] not in (0, pid), "a new process")
-        run.process.send_signal(signal.SIGSTOP)  # nobody is killed because the supervisor did not listen
+            run.pid(role)
         before = {role: entry["incarnation"] for role, entry in run.file()["roles"].items()}
-        time.sleep(7)
+        run.process.send_signal(signal.SIGSTOP)  # nobody is killed because the supervisor did not listen
+        time.sleep(12)  # longer than any time-out of ZeroMQ, with full queues when it wakes up
         run.process.send_signal(signal.SIGCONT)
-        time.sleep(2)
+        epoch, update = run.checkpoints()[-1]
+        run.wait_trained(update + 40, epoch)
         assert {role: entry["incarnation"] for role, entry in run.file()["roles"].items()} == before
         assert "stood still" in run.output.read_text()
         assert run.interrupt() == 0, run.text()
@@ -228,6 +206,43 @@ def test_stopped_roles_end_with_a_killed_supervisor(tmp_path):
         while run.processes():
             assert time.monotonic() < deadline, run.processes()
             time.sleep(0.05)
+
+
+def gone(processes):
+    """Wait until none of them lives; a zombie does not."""
+    deadline = time.monotonic() + 60
+    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
+        assert time.monotonic() < deadline, processes
+        time.sleep(0.05)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_children_of_environments_end_with_the_worker_and_with_the_run(tmp_path):
+    """Also those of a worker that is stopped, as they are themselves."""
+    package = tmp_path / "families"
+    shutil.copytree(ROOT / "tests" / "counting", package)
+    definition = package / "feature" / "definition.py"
+    line = "    return CountingEnvs(num_envs"
+    child = "    if num_envs > 1:\n        import subprocess\n        subprocess.Popen(['sleep', '1000'])\n"
+    definition.write_text(definition.read_text().replace(line, child + line))
+    variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with Run(tmp_path, NATIVE, "algo=families", "restart_budget=3", variables=variables) as run:
+        run.wait_running()
+        children = psutil.Process(run.pid("aisrv-0")).children()
+        assert len(children) == 1
+        run.kill("aisrv-0")
+        gone(children)
+        run.pid("aisrv-0")
+        workers = [psutil.Process(run.pid(role)) for role in ("aisrv-0", "aisrv-1")]
+        families = [*workers, *(child for worker in workers for child in worker.children())]
+        assert len(families) == 4
+        for one in families:
+            one.suspend()
+        run.process.kill()
+        run.process.wait()
+        gone(families)
+        gone(run.processes())
 
 
 def test_restarts_are_forgotten_only_after_progress():

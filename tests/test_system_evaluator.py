@@ -4,6 +4,7 @@ touches the training. The user is `tests/evaluated`: its score is minus the numb
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -113,3 +114,18 @@ def test_training_does_without_it(tmp_path):
         assert output.count("training goes on without it") == 1
         assert "without info['episode']" in output
         assert evaluations(run) == []
+
+
+@pytest.mark.slow
+def test_training_does_without_one_that_is_killed_again_and_again(tmp_path):
+    with Run(tmp_path, *SETTINGS, "restart_budget=1") as run:
+        run.wait_running()
+        run.kill("evaluator-0")
+        os.kill(run.pid("evaluator-0"), signal.SIGKILL)
+        run.wait_for(lambda: run.file()["roles"]["evaluator-0"]["state"] == "ended", "its restarts are used up")
+        run.wait_trained(run.checkpoints()[-1][1] + 40)
+        assert run.interrupt() == 0, run.text()
+        output = run.output.read_text()
+        assert output.count("training goes on without it") == 1
+        assert "evaluator-0 failed 2 times" in output
+        assert run.processes() == []

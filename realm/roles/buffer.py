@@ -187,8 +187,11 @@ class Keeper:
         if message.arrays:
             check_arrays(message.arrays, _PRIORITIES, (message.array("key").size,), "priorities")
             self.buffer.storage.update_priorities(message.array("key"), message.array("priority"))
+        count = message.integer("count")
+        if count < 1:
+            raise WireError(f"sample from {message.sender}: count must be at least 1, got {count}")
         since = self._draw.since if self._draw is not None and self._draw.asked == asked else time.monotonic()
-        self._draw = _Draw(peer, asked, message.integer("count"), message.version(), since)
+        self._draw = _Draw(peer, asked, count, message.version(), since)
         return []
 
     def _try_draw(self, answers: list[Answer]) -> bool:
