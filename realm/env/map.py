@@ -176,7 +176,7 @@ def _read_points(file: Path) -> NDArray[np.float64]:
     try:
         text = read_text(file, MOST_POINTS_BYTES)
         if text.count("[") + text.count("{") > 500:  # PyYAML takes seconds for them
-            raise MapError(f"{file} must hold {POINTS} lines `id: [x, z]`; it is far too deep for that")
+            raise MapError(f"{file} must hold {POINTS} lines `id: [x, z]`; it is far too long or too deep for that")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         # safe_load would let the last of two equal ids win in silence, so the pairs are read one by one
         if not isinstance(node, yaml.MappingNode):
