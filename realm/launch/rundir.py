@@ -160,7 +160,7 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
     except BlockingIOError:
         lock.close()
         earlier = read_run(run_dir)
-        owner = f"the run {earlier.run_id[:4]}... (pid {earlier.pid})" if earlier else "a run that is just starting"
+        owner = f"a run (pid {earlier.pid})" if earlier else "a run that is just starting"
         raise ConfigError(
             f"run directory {run_dir}: {owner} uses it; stop it with tools/stop.sh all, choose another run_name, or "
             "begin anew with --fresh"
