@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from realm.algorithms import q_learning, sac, td3
-from realm.algorithms.continuous import Scale, minibatches
+from realm.algorithms.continuous import Scale
 from realm.algorithms.networks import follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
+from realm.algorithms.rows import to_rows
 from realm.contract import ActionSpec, Draw, Field, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
 from realm.zoo.dqn.config import Config as DQNConfig
@@ -85,13 +86,13 @@ class TestTD3:
         rows = batch(False)
         agent.learn(rows, INFO)
         scale = Scale(spec(False).action)
+        noises = torch.randn(ROWS, 3, generator=generator)
         for step in range(3):
             part = slice(8 * step, 8 * step + 8)
             obs, then = ({"state": torch.tensor(one["state"][part])} for one in (rows.obs, rows.next_obs))
             action = torch.tensor(scale.back(rows.action[part]))
-            noise = torch.randn(8, 3, generator=generator)
             with torch.no_grad():
-                next_action = (target.actor(then) + (0.2 * noise).clamp(-0.5, 0.5)).clamp(-1, 1)
+                next_action = (target.actor(then) + (0.2 * noises[part]).clamp(-0.5, 0.5)).clamp(-1, 1)
                 value = target.critics(then, next_action).min(0).values
                 goal = torch.tensor(rows.reward[part]) + torch.tensor(rows.discount[part]) * value
             loss = sum(((one - goal) ** 2).mean() for one in literal.critics(obs, action))
@@ -155,8 +156,10 @@ class TestSAC:
         generator = torch.Generator().manual_seed(5)
         rows = batch(False)
         agent.learn(rows, INFO)
-        for part in minibatches(rows, Scale(spec(False).action), 12, torch.device("cpu")):
-            noise = torch.randn(2, 12, 3, generator=generator)
+        noises = torch.randn(2, ROWS, 3, generator=generator)
+        whole = to_rows(rows, Scale(spec(False).action).back(rows.action), torch.device("cpu"))
+        for place in whole.parts(12):
+            part, noise = whole.at(place), noises[:, place]
             alpha = log_alpha.exp().detach()
             with torch.no_grad():
                 action, density = sac.squashed(literal.actor(part.next_obs), noise[0])

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Ring:
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    layers = [part for pair in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(*pair), nn.ReLU())]
+    layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -198,7 +199,7 @@ def pair(name: str, minibatches: int) -> tuple[Step, Step]:
     if name.startswith("dqn"):
         config = DQNConfig(hidden=100)
         if name == "dqn_cleanrl":
-            config = DQNConfig(hidden=100, double=False, huber=0.0, max_grad_norm=1e9)
+            config = DQNConfig(hidden=100, double=False, huber=0.0, max_grad_norm=0.0)
         ring, action = Ring(10_000, 4, 2, True), ActionSpec(n=2)
         plain, agent = plain_dqn(ring, config, 2), DQNAgent(_spec(4, action), config, "cpu", 0)
         size = config.minibatch_size
