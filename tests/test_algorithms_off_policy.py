@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 from realm.algorithms import q_learning, sac, td3
-from realm.algorithms.continuous import Scale, minibatches
+from realm.algorithms.continuous import Scale
 from realm.algorithms.networks import follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
-from realm.contract import ActionSpec, Draw, Field, SampleInfo, Spec, Transitions
+from realm.algorithms.rows import to_rows
+from realm.contract import ActionSpec, Draw, Field, PredictContext, SampleInfo, Spec, Transitions, arrays_to_transitions
+from realm.data.memory import ReplayMemory
 from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
 from realm.zoo.dqn.config import Config as DQNConfig
 from realm.zoo.sac.algorithm.agent import Agent as SACAgent
@@ -82,30 +85,31 @@ class TestTD3:
         literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
         actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_net, 1e-2)
         generator = torch.Generator().manual_seed(3)
-        rows = batch(False)
-        agent.learn(rows, INFO)
-        scale = Scale(spec(False).action)
-        for step in range(3):
-            part = slice(8 * step, 8 * step + 8)
+        scale, batches = Scale(spec(False).action), [batch(False) for _ in range(2)]
+        for rows in batches:  # three steps each, so the second call begins just before a step of the actor
+            agent.learn(rows, INFO)
+        for step in range(6):
+            if step % 3 == 0:
+                rows, noises = batches[step // 3], torch.randn(ROWS, 3, generator=generator)
+            part = slice(8 * (step % 3), 8 * (step % 3) + 8)
             obs, then = ({"state": torch.tensor(one["state"][part])} for one in (rows.obs, rows.next_obs))
             action = torch.tensor(scale.back(rows.action[part]))
-            noise = torch.randn(8, 3, generator=generator)
             with torch.no_grad():
-                next_action = (target.actor(then) + (0.2 * noise).clamp(-0.5, 0.5)).clamp(-1, 1)
+                next_action = (target.actor(then) + (0.2 * noises[part]).clamp(-0.5, 0.5)).clamp(-1, 1)
                 value = target.critics(then, next_action).min(0).values
                 goal = torch.tensor(rows.reward[part]) + torch.tensor(rows.discount[part]) * value
             loss = sum(((one - goal) ** 2).mean() for one in literal.critics(obs, action))
             critic_adam.zero_grad()
             loss.backward()
             critic_adam.step()
-            if step == 1:  # every second step
+            if step % 2:
                 actor_adam.zero_grad()
                 (-literal.critics(obs, literal.actor(obs))[0].mean()).backward()
                 actor_adam.step()
                 for one, other in zip(target.parameters(), literal.parameters(), strict=True):
                     one.data += 0.1 * (other.data - one.data)
-        near(agent.model, literal)
-        near(agent.td3.target, target)
+        near(agent.model, literal, 1e-5)
+        near(agent.td3.target, target, 1e-5)
 
     def test_exploration(self) -> None:
         agent = TD3Agent(spec(False), TD3Config(random_steps=100, explore_noise=0.3), "cpu", 0)
@@ -155,8 +159,10 @@ class TestSAC:
         generator = torch.Generator().manual_seed(5)
         rows = batch(False)
         agent.learn(rows, INFO)
-        for part in minibatches(rows, Scale(spec(False).action), 12, torch.device("cpu")):
-            noise = torch.randn(2, 12, 3, generator=generator)
+        noises = torch.randn(2, ROWS, 3, generator=generator)
+        whole = to_rows(rows, Scale(spec(False).action).back(rows.action), torch.device("cpu"))
+        for place in whole.parts(12):
+            part, noise = whole.at(place), noises[:, place]
             alpha = log_alpha.exp().detach()
             with torch.no_grad():
                 action, density = sac.squashed(literal.actor(part.next_obs), noise[0])
@@ -194,6 +200,18 @@ class TestQLearning:
             best = max(actions, key=lambda a: float(chooses[n, a]))
             expected = float(reward[n]) + float(discount[n]) * float(target[n, best])
             assert float(given[n]) == pytest.approx(expected, abs=1e-6)
+
+    @pytest.mark.parametrize("huber", [0.0, 0.7])
+    def test_the_gradient_is_that_of_the_loss(self, huber: float) -> None:
+        error, weight = torch.tensor(floats(ROWS), requires_grad=True), torch.rand(ROWS)
+        loss = q_learning.loss_value(error, weight, huber)
+        loss.backward()
+        assert error.grad is not None
+        torch.testing.assert_close(q_learning.loss_gradient(error.detach(), weight, huber), error.grad)
+        total = 0.0
+        for x, w in zip(error.tolist(), weight.tolist(), strict=True):
+            total += w * (x**2 if not huber else 0.5 * x**2 if abs(x) < huber else huber * (abs(x) - huber / 2))
+        assert loss.item() == pytest.approx(total / ROWS, rel=1e-5)
 
     def test_importance_row_by_row(self) -> None:
         p = RNG.random(50) / 50
@@ -273,7 +291,7 @@ class TestQLearning:
         (lambda seed: DQNAgent(spec(True), DQNConfig(hidden=8, dueling=True, noisy=True), "cpu", seed), True),
     ],
 )
-def test_a_restored_agent_goes_on_to_the_bit(make: Any, discrete: bool) -> None:
+def test_a_restored_agent_learns_and_explores_on_to_the_bit(make: Any, discrete: bool) -> None:
     stream = [batch(discrete) for _ in range(4)]
     whole, first, second = make(1), make(1), make(2)
     for rows in stream:
@@ -281,11 +299,51 @@ def test_a_restored_agent_goes_on_to_the_bit(make: Any, discrete: bool) -> None:
     for rows in stream[:2]:
         first.learn(rows, INFO)
     second.model.load_state_dict(first.model.state_dict())
-    second.load_model(copy.deepcopy(first.save_model()))
+    second.load_model(saved(first))
     for rows in stream[2:]:
         second.learn(rows, INFO)
+    context = PredictContext(np.arange(ROWS), np.zeros(ROWS, np.bool_), np.ones(ROWS, np.float32), 10**9)
+    actions = [one.predict(stream[0].obs, context)[0] for one in (whole, second)]
+    assert (actions[0] == actions[1]).all()
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def saved(agent: Any) -> Any:
+    """Its state through a file, read as a checkpoint is: tensors and plain data alone."""
+    stream = io.BytesIO()
+    torch.save(agent.save_model(), stream)
+    return torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+
+
+@pytest.mark.parametrize("make", [TD3Agent, SACAgent, DQNAgent])
+def test_without_bootstrapping_at_a_time_limit_this_fails(make: Any) -> None:
+    """Two worlds of one state each, a reward of 1 a step, and an episode that ends with each step. Where a time limit
+    ends it the state is worth 1 + 0.5 + 0.25 + ... = 2; where a terminal state does, 1."""
+    discrete = make is DQNAgent
+    action = ActionSpec(n=2) if discrete else ActionSpec(low=(-1.0,), high=(1.0,))
+    own = Spec({"state": Field((1,), "float32")}, action, {}, 1, draw=Draw(1, 0.5))
+    memory = ReplayMemory(own, 64, False, 1.0, 0)
+    items = {name: np.ones((64, *one.shape), one.dtype) for name, one in own.sample_fields.items()}
+    items["env"][:] = np.arange(64)
+    items["action"][:] = RNG.integers(0, 2, (64, 1)) if discrete else RNG.random((64, 1, 1)) * 2 - 1
+    items["obs.state"][:32] = -1.0
+    items["truncated"][:32], items["terminated"][:32] = True, False
+    items["truncated"][32:], items["terminated"][32:] = False, True
+    memory.add(items)
+    config: dict[Any, Any] = {
+        TD3Agent: TD3Config(hidden=16, minibatch_size=16, lr=1e-2, tau=0.2),
+        SACAgent: SACConfig(hidden=16, minibatch_size=16, lr=1e-2, tau=0.2, temperature=1e-6),
+        DQNAgent: DQNConfig(hidden=16, minibatch_size=16, lr=1e-2, target_every=5),
+    }
+    agent = make(own, config[make], "cpu", 0)
+    for _ in range(20):
+        rows, info = memory.sample(16 * 10)
+        agent.learn(arrays_to_transitions(rows), info)
+    state, actions = {"state": torch.tensor([[-1.0], [1.0]])}, torch.zeros(2, 1)
+    with torch.no_grad():
+        values = agent.model.values(state).T if discrete else agent.model.critics(state, actions)
+    np.testing.assert_allclose(values.numpy(), [[2.0, 1.0]] * 2, atol=0.1)
 
 
 def test_actions_without_bounds_are_refused() -> None:
@@ -293,3 +351,5 @@ def test_actions_without_bounds_are_refused() -> None:
         Scale(ActionSpec(low=(-math.inf,), high=(1.0,)))
     with pytest.raises(ValueError, match="continuous actions with finite bounds"):
         Scale(ActionSpec(n=3))
+    with pytest.raises(ValueError, match="low below high"):
+        Scale(ActionSpec(low=(0.0, 1.0), high=(1.0, 1.0)))

@@ -44,7 +44,8 @@ OWNERS = {
     "torch": {
         "realm.returns",
         "realm.learn.checkpoint",
-        *(f"realm.algorithms.{name}" for name in ("ppo", "adam", "td3", "sac", "q_learning", "continuous", "networks")),
+        *(f"realm.algorithms.{name}" for name in ("ppo", "td3", "sac", "q_learning")),
+        *(f"realm.algorithms.{name}" for name in ("adam", "continuous", "networks", "rows")),
     },
     "safetensors": {"realm.learn.checkpoint"},
 }

@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 
 
 class Adam:
-    """Kingma and Ba 2015 (arXiv:1412.6980), betas 0.9 and 0.999, of parameters that are all on one device.
+    """Kingma and Ba 2015 (arXiv:1412.6980), betas 0.9 and 0.999, of parameters on one device and of one type.
 
     `torch.optim.Adam` calls the same kernel; but with the first one of it torch imports its compiler, which takes a
     second of the start, as long as the import of torch itself, and which nothing here uses.
@@ -29,7 +29,9 @@ class Adam:
 
     def grad_norm(self) -> Tensor:
         """The length of all gradients as one vector; f32 []."""
-        return nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
+        norms = torch._foreach_norm([one.grad for one in self.parameters if one.grad is not None])
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
     @torch.no_grad()
     def step(self, lr: float, divide: Tensor | None = None) -> None:
@@ -51,18 +53,21 @@ class Adam:
             for one, state in zip(self.parameters, self._state, strict=True)
             if one.grad is not None
         ]
+        parameters: list[Tensor] = [one for one, _, _ in found]
         gradients = [grad for _, grad, _ in found]
-        if divide is not None and not self._fused:  # only the fused kernel divides
+        averages, squares = ([state[name] for _, _, state in found] for name in ("exp_avg", "exp_avg_sq"))
+        steps = [state["step"] for _, _, state in found]
+        if self._fused:  # as `adam` would, after it has sorted the lists, which takes a while for a small network
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                parameters, gradients, averages, squares, [], steps, grad_scale=divide,
+                amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=self._eps, maximize=False,
+            )  # fmt: skip
+            return
+        if divide is not None:  # only the fused kernel divides
             torch._foreach_div_(gradients, divide)
         adam(
-            [one for one, _, _ in found],
-            gradients,
-            [state["exp_avg"] for _, _, state in found],
-            [state["exp_avg_sq"] for _, _, state in found],
-            [],
-            [state["step"] for _, _, state in found],
-            fused=self._fused,
-            grad_scale=divide if self._fused else None,
+            parameters, gradients, averages, squares, [], steps, fused=False,
             amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=0.0, eps=self._eps, maximize=False,
         )  # fmt: skip
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
@@ -16,8 +17,10 @@ Obs = dict[str, Tensor]  # name -> [n, ...]
 
 Module = TypeVar("Module")
 
+relu = partial(nn.ReLU, inplace=True)  # what it follows needs its own output no more
 
-def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+
+def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = relu) -> nn.Sequential:
     """Linear layers of these sizes, inputs first, with the activation between them. As torch makes them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
@@ -64,11 +67,11 @@ def is_image(field: Field) -> bool:
 def _cnn(shape: Sequence[int], features: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs, kernel, stride in ((shape[2], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
-        layers += [nn.Conv2d(inputs, outputs, kernel, stride), nn.ReLU()]
+        layers += [nn.Conv2d(inputs, outputs, kernel, stride), relu()]
     convolutions = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
         flat = convolutions(torch.zeros(1, shape[2], *shape[:2])).shape[1]
-    return nn.Sequential(convolutions, nn.Linear(flat, features), nn.ReLU())
+    return nn.Sequential(convolutions, nn.Linear(flat, features), relu())
 
 
 class Critics(nn.Module):
@@ -82,7 +85,7 @@ class Critics(nn.Module):
     def forward(self, obs: Obs, action: Tensor, count: int) -> Tensor:
         """The values of the first `count` of them, f32 [count, n]; action f32 [n, A]."""
         x = torch.cat((self.encoder(obs), action), -1)
-        # one after the other: on a CPU a batch of matrices is slower, by a fifth with gradients
+        # one after the other: with gradients a batch of matrices is no faster on a CPU
         return torch.stack([net(x).squeeze(-1) for net in list(self.nets)[:count]])
 
 

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Means
 from realm.algorithms.networks import Obs, frozen_copy
+from realm.algorithms.rows import Rows, to_rows
 from realm.algorithms.settings import QSettings
 from realm.contract import Array, Arrays, Learned, SampleInfo, Transitions
+
+PASS_STEPS = 8  # gradient steps whose rows the target network sees in one pass
 
 
 class Network(Protocol):
@@ -61,7 +63,7 @@ class NoisyLinear(nn.Module):
 
     def draw_noise(self, generator: torch.Generator) -> None:
         def scaled(size: int) -> Tensor:
-            x = torch.randn(size, generator=generator, device=self.weight.device)
+            x = torch.randn(size, generator=generator).to(self.weight.device)
             return x.sign() * x.abs().sqrt()
 
         self._noise = scaled(self.weight.shape[1]), scaled(self.weight.shape[0])
@@ -94,6 +96,22 @@ def targets(
     return torch.addcmul(reward, discount, best)
 
 
+def loss_gradient(error: Tensor, weight: Tensor, huber: float) -> Tensor:
+    """The gradient of the mean of weight * loss by error, f32 [n]: the error, cut at `huber` on both sides.
+
+    error: f32 [n], value - target; weight: f32 [n]. huber: where the loss 0.5 error^2 becomes linear (the clipped error
+    of Mnih et al. 2015); 0: nowhere, and the loss is error^2.
+    """
+    return weight * (error.clamp(-huber, huber) if huber else 2 * error) / len(error)
+
+
+def loss_value(error: Tensor, weight: Tensor, huber: float) -> Tensor:
+    """The loss whose gradient `loss_gradient` is, f32 []."""
+    size = error.abs()
+    losses = torch.where(size < huber, 0.5 * error.square(), huber * (size - 0.5 * huber)) if huber else error.square()
+    return (weight * losses).mean()
+
+
 def importance(probability: Array, size: int, beta: float) -> Array:
     """Weights f32 [B] that correct a prioritised draw, at most 1: (1 / (size * p))^beta over their greatest.
 
@@ -115,11 +133,13 @@ class QLearning:
         self.network, self.settings, self.device = network, settings, device
         self.module: nn.Module = network  # type: ignore[assignment]
         self.target = frozen_copy(network)
-        self.noisy = [one for one in self.module.modules() if isinstance(one, NoisyLinear)]
         self.target_module: nn.Module = self.target  # type: ignore[assignment]
+        self.noisy, self.target_noisy = (
+            [one for one in module.modules() if isinstance(one, NoisyLinear)]
+            for module in (self.module, self.target_module)
+        )
         self.adam = Adam(self.module.parameters(), 1e-8)
-        self.rng = np.random.default_rng(seed)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # explores, draws the noise of layers
         self.steps = 0  # gradient steps
 
     @torch.inference_mode()
@@ -137,64 +157,76 @@ class QLearning:
         score = values if legal is None else np.where(legal, values, -np.inf)
         action = score.argmax(1)
         epsilon = 0.0 if self.noisy else between(own.epsilon_start, own.epsilon_end, own.epsilon_steps, env_steps)
-        random = self.rng.random(values.shape) if legal is None else self.rng.random(values.shape) * legal
-        roll = self.rng.random(len(action)) < epsilon * explore
+        random = torch.rand(values.shape, generator=self.generator).numpy()
+        random = random if legal is None else np.where(legal, random, -1.0)
+        roll = torch.rand(len(action), generator=self.generator).numpy() < epsilon * explore
         return np.where(roll, random.argmax(1), action).astype(np.int64)
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn; returns each row's |TD error| as its priority."""
-        own, means, errors = self.settings, Means(), []
+        own, errors, values, norms = self.settings, [], [], []
         beta = between(own.beta_start, 1.0, own.beta_steps, info.env_steps)
-        weight = self.tensor(importance(info.probability, max(1, info.size), beta))
-        obs = {name: self.tensor(array) for name, array in batch.obs.items()}
-        after = {name: self.tensor(array) for name, array in batch.next_obs.items()}
-        action, reward, discount = map(self.tensor, (batch.action, batch.reward, batch.discount))
-        for begin in range(0, len(reward), own.minibatch_size):
-            part = slice(begin, begin + own.minibatch_size)
-            now = {name: array[part] for name, array in obs.items()}
-            then = {name: array[part] for name, array in after.items()}
-            error, metrics = self.step(now, action[part], reward[part], discount[part], then, weight[part])
-            errors.append(error)
-            means.add(metrics)
-        priorities = torch.cat(errors).abs().cpu().numpy().astype(np.float64) + 1e-6
-        return means.result(), priorities
+        weight = torch.as_tensor(importance(info.probability, max(1, info.size), beta), device=self.device)
+        rows = to_rows(batch, batch.action, self.device)
+        end = 0
+        while end < len(weight):
+            # the target stays as it is until it becomes the network: one pass over some of the rows until then
+            begin, end = end, end + own.minibatch_size * self._ahead()
+            ahead = rows.at(slice(begin, end))
+            after = self._values_after(ahead)
+            for part in ahead.parts(own.minibatch_size):
+                error, value, norm = self.step(ahead.at(part), after[part], weight[begin:end][part])
+                errors.append(error)
+                values.append(value)
+                norms.append(norm)
+        error = torch.cat(errors)
+        metrics = {
+            "loss": loss_value(error, weight, own.huber),
+            "value": torch.cat(values).mean(),
+            "grad_norm": torch.stack(norms).mean(),
+        }
+        priorities = error.abs().cpu().numpy().astype(np.float64) + 1e-6
+        return {name: float(value) for name, value in metrics.items()}, priorities
 
-    def step(
-        self, obs: Obs, action: Tensor, reward: Tensor, discount: Tensor, next_obs: Obs, weight: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One gradient step; action i64 [n], the others f32 [n]. Returns the TD errors f32 [n], and metrics."""
-        own = self.settings
-        for module in (self.module, self.target_module) if self.noisy else ():
-            for layer in module.modules():
-                if isinstance(layer, NoisyLinear):
-                    layer.draw_noise(self.generator)
+    def _ahead(self) -> int:
+        """Gradient steps until the target changes, at most PASS_STEPS; noise is drawn for each step."""
+        every = self.settings.target_every
+        return 1 if self.noisy else min(PASS_STEPS, every - self.steps % every)
+
+    @torch.no_grad()
+    def _values_after(self, rows: Rows) -> Tensor:
+        """The target's values of the next states, f32 [n, A]."""
+        for layer in self.target_noisy:
+            layer.draw_noise(self.generator)
+        return self.target.values(rows.next_obs)
+
+    def step(self, rows: Rows, after: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One gradient step; after: f32 [n, A], the target's values of next_obs; weight: f32 [n].
+
+        Returns the TD errors and the values, f32 [n], and the norm of the gradient f32 [].
+        """
+        own, action = self.settings, rows.action.unsqueeze(1)
+        for layer in self.noisy:
+            layer.draw_noise(self.generator)
+        values = self.network.values(rows.obs)
         with torch.no_grad():
-            target = targets(
-                reward,
-                discount,
-                self.target.values(next_obs),
-                self.network.values(next_obs) if own.double else None,
-                next_obs.get("legal"),
-            )
-        value = self.network.values(obs).gather(1, action.unsqueeze(1)).squeeze(1)
-        error = value - target
-        losses = (
-            functional.huber_loss(value, target, reduction="none", delta=own.huber) if own.huber else error.square()
-        )
-        loss = (weight * losses).mean()
+            own_values = self.network.values(rows.next_obs) if own.double else None
+            goal = targets(rows.reward, rows.discount, after, own_values, rows.next_obs.get("legal"))
+            value = values.gather(1, action).squeeze(1)
+            error = value - goal
+            gradient = loss_gradient(error, weight, own.huber).unsqueeze(1)
+            of_values = torch.zeros_like(values).scatter_(1, action, gradient)
         self.adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        values.backward(of_values)  # type: ignore[no-untyped-call]
         norm = self.adam.grad_norm()
-        self.adam.step(own.lr, (norm / own.max_grad_norm).clamp(min=1.0))
+        self.adam.step(own.lr, (norm / own.max_grad_norm).clamp(min=1.0) if own.max_grad_norm else None)
         self.steps += 1
         if self.steps % own.target_every == 0:
             self.target_module.load_state_dict(self.module.state_dict())
-        return error.detach(), {"loss": loss.detach(), "value": value.detach().mean(), "grad_norm": norm}
-
-    def tensor(self, array: Array) -> Tensor:
-        return torch.as_tensor(array, device=self.device)
+        return error, value, norm
 
     def state_dict(self) -> dict[str, Any]:
+        """The state that a resume needs besides the weights: tensors and plain numbers."""
         return {
             "target": {name: one.cpu().clone() for name, one in self.target_module.state_dict().items()},
             "adam": self.adam.state_dict(),
@@ -203,6 +235,7 @@ class QLearning:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.target_module.load_state_dict(state["target"])
         self.adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"])

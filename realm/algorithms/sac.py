@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Means, Minibatch, Scale, minibatches, uniform_at_first
+from realm.algorithms.continuous import Scale, uniform_at_first
 from realm.algorithms.networks import Obs, follow, frozen_copy
+from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -77,8 +78,9 @@ class SAC:
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
         self.critic_adam = Adam(network.critic_net.parameters(), 1e-8)
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
-        self.rng = np.random.default_rng(seed)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.weights = list(network.critic_net.parameters())
+        self.target_weights = list(self.target_critic.critic_net.parameters())
+        self.generator = torch.Generator().manual_seed(seed)  # draws actions
 
     @torch.inference_mode()
     def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
@@ -86,23 +88,25 @@ class SAC:
         `random_steps`."""
         seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
         moments = self.network.actor(seen).cpu()
-        noise = self.rng.standard_normal((len(explore), moments.shape[1] // 2), np.float32) * explore[:, None]
-        action = squashed(moments, torch.from_numpy(noise))[0].numpy()
+        noise = torch.randn((len(explore), moments.shape[1] // 2), generator=self.generator)
+        action = squashed(moments, noise * torch.from_numpy(np.asarray(explore, np.float32))[:, None])[0].numpy()
         if env_steps < self.settings.random_steps:
-            action = uniform_at_first(action, explore, self.rng)
+            action = uniform_at_first(action, explore, self.generator)
         return self.scale.out(action)
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         means = Means()
-        for rows in minibatches(batch, self.scale, self.settings.minibatch_size, self.device):
-            noise = torch.randn((2, *rows.action.shape), generator=self.generator, device=self.device)
-            means.add(self.step_critics(rows, noise[0]))
-            means.add(self.step_actor(rows.obs, noise[1]))
-            follow(self.target_critic.critic_net.parameters(), self.network.critic_net.parameters(), self.settings.tau)
+        rows = to_rows(batch, self.scale.back(batch.action), self.device)
+        noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
+        for part in rows.parts(self.settings.minibatch_size):
+            minibatch = rows.at(part)
+            means.add(self.step_critics(minibatch, noise[0, part]))
+            means.add(self.step_actor(minibatch.obs, noise[1, part]))
+            follow(self.target_weights, self.weights, self.settings.tau)
         return means.result(), None
 
-    def step_critics(self, rows: Minibatch, noise: Tensor) -> dict[str, Tensor]:
+    def step_critics(self, rows: Rows, noise: Tensor) -> dict[str, Tensor]:
         """One gradient step of both critics; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
         with torch.no_grad():
             action, log_density = squashed(self.network.actor(rows.next_obs), noise)
@@ -122,6 +126,7 @@ class SAC:
         values = self.network.critics(obs, action)
         loss = (temperature * log_density - torch.minimum(values[0], values[1])).mean()
         parameters = self.actor_adam.parameters
+        # of the actor's weights alone: a third of the step would go into the critics'
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
         self.actor_adam.step(self.settings.lr)
@@ -132,8 +137,9 @@ class SAC:
         return {"actor_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
 
     def state_dict(self) -> dict[str, Any]:
+        """The state that a resume needs besides the weights: tensors and plain numbers."""
         return {
-            "targets": [one.detach().cpu().clone() for one in self.target_critic.critic_net.parameters()],
+            "targets": [one.cpu().clone() for one in self.target_weights],
             "log_temperature": self.log_temperature.detach().cpu().clone(),
             "actor_adam": self.actor_adam.state_dict(),
             "critic_adam": self.critic_adam.state_dict(),
@@ -142,8 +148,9 @@ class SAC:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for weight, saved in zip(self.target_critic.critic_net.parameters(), state["targets"], strict=True):
-            weight.data.copy_(saved)
+        """Restore what `state_dict` returned."""
+        for weight, saved in zip(self.target_weights, state["targets"], strict=True):
+            weight.copy_(saved)
         self.log_temperature.data.copy_(state["log_temperature"])
         self.actor_adam.load_state_dict(state["actor_adam"])
         self.critic_adam.load_state_dict(state["critic_adam"])

@@ -147,7 +147,7 @@ class QSettings(Checked):
     double: bool = True  # the network chooses the next action, and the target rates it (arXiv:1509.06461)
     target_every: int = 500  # gradient steps after which the target becomes the network
     huber: float = 1.0  # errors above this count linearly; 0: all squared
-    max_grad_norm: float = 10.0  # longer gradients are scaled down to it
+    max_grad_norm: float = 10.0  # longer gradients are scaled down to it; 0: none are
     epsilon_start: float = 1.0  # share of random actions at the first env step ...
     epsilon_end: float = 0.05  # ... and from epsilon_steps on, linear between
     epsilon_steps: int = 10_000
@@ -156,6 +156,6 @@ class QSettings(Checked):
 
     def __post_init__(self) -> None:
         self.check_least(("n_step", "minibatch_size", "target_every", "epsilon_steps", "beta_steps"), 1)
-        self.check_positive(("lr", "max_grad_norm"))
+        self.check_positive(("lr",))
         self.check_share(("gamma", "epsilon_start", "epsilon_end", "beta_start"))
-        self.check_least(("huber",), 0)
+        self.check_least(("huber", "max_grad_norm"), 0)

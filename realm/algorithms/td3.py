@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Means, Minibatch, Scale, minibatches, uniform_at_first
+from realm.algorithms.continuous import Scale, uniform_at_first
 from realm.algorithms.networks import Obs, follow, frozen_copy
+from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -58,69 +59,75 @@ class TD3:
         self.network, self.settings, self.device = network, settings, device
         self.scale = Scale(action)
         self.target = frozen_copy(network)
+        self.weights, self.target_weights = _weights(network), _weights(self.target)
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
         self.critic_adam = Adam(network.critic_net.parameters(), 1e-8)
-        self.rng = np.random.default_rng(seed)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
         self.steps = 0  # gradient steps of the critics
-
-    @staticmethod
-    def _weights(network: Network) -> list[nn.Parameter]:
-        return [*network.actor_net.parameters(), *network.critic_net.parameters()]
 
     @torch.inference_mode()
     def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
         """Actions f32 [N, A]: with noise of `explore_noise` times explore f32 [N]; uniform ones in the first
         `random_steps`."""
-        action = self.network.actor({name: self.tensor(array) for name, array in obs.items()}).cpu().numpy()
-        noise = self.rng.standard_normal(action.shape, np.float32) * self.settings.explore_noise
+        seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
+        action = self.network.actor(seen).cpu().numpy()
+        noise = torch.randn(action.shape, generator=self.generator).numpy() * self.settings.explore_noise
         action = np.clip(action + noise * explore[:, None], -1.0, 1.0)
         if env_steps < self.settings.random_steps:
-            action = uniform_at_first(action, explore, self.rng)
+            action = uniform_at_first(action, explore, self.generator)
         return self.scale.out(action)
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
-        means = Means()
-        for part in minibatches(batch, self.scale, self.settings.minibatch_size, self.device):
-            noise = torch.randn(part.action.shape, generator=self.generator, device=self.device)
-            means.add(self.step_critics(part, noise))
-            if self.steps % self.settings.policy_delay == 0:
-                means.add(self.step_actor(part.obs))
+        own, means = self.settings, Means()
+        rows = to_rows(batch, self.scale.back(batch.action), self.device)
+        noise = torch.randn(rows.action.shape, generator=self.generator).to(self.device)
+        end = 0
+        while end < len(noise):
+            # the targets stay as they are until the actor's next step: one pass over all rows until then
+            begin, end = end, end + own.minibatch_size * (own.policy_delay - self.steps % own.policy_delay)
+            ahead = rows.at(slice(begin, end))
+            goal = self.goals(ahead, noise[begin:end])
+            for part in ahead.parts(own.minibatch_size):
+                minibatch = ahead.at(part)
+                means.add(self.step_critics(minibatch, goal[part]))
+                if self.steps % own.policy_delay == 0:
+                    means.add(self.step_actor(minibatch.obs))
         return means.result(), None
 
-    def step_critics(self, rows: Minibatch, noise: Tensor) -> dict[str, Tensor]:
-        """One gradient step of both critics; noise f32 [n, A], standard normal."""
+    @torch.no_grad()
+    def goals(self, rows: Rows, noise: Tensor) -> Tensor:
+        """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal."""
         own = self.settings
-        with torch.no_grad():
-            next_action = smoothed(self.target.actor(rows.next_obs), noise, own.target_noise, own.target_noise_clip)
-            target = targets(rows.reward, rows.discount, self.target.critics(rows.next_obs, next_action))
+        next_action = smoothed(self.target.actor(rows.next_obs), noise, own.target_noise, own.target_noise_clip)
+        return targets(rows.reward, rows.discount, self.target.critics(rows.next_obs, next_action))
+
+    def step_critics(self, rows: Rows, goal: Tensor) -> dict[str, Tensor]:
+        """One gradient step of both critics towards goal f32 [n]."""
         values = self.network.critics(rows.obs, rows.action)
-        error = values - target
-        loss = error.square().mean(1).sum()
+        loss = (values - goal).square().mean(1).sum()
         self.critic_adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.critic_adam.step(own.lr)
+        self.critic_adam.step(self.settings.lr)
         self.steps += 1
         return {"critic_loss": loss.detach(), "value": values.detach().mean()}
 
     def step_actor(self, obs: Obs) -> dict[str, Tensor]:
-        """One gradient step of the actor up the first critic, then the targets follow. Eq. of the deterministic policy
+        """One gradient step of the actor up the first critic, then the targets follow. The deterministic policy
         gradient, as in algorithm 1 of the paper."""
         parameters = self.actor_adam.parameters
         loss = -self.network.critics(obs, self.network.actor(obs), 1).mean()
+        # of the actor's weights alone: a third of the step would go into the critic's
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
         self.actor_adam.step(self.settings.lr)
-        follow(self._weights(self.target), self._weights(self.network), self.settings.tau)
+        follow(self.target_weights, self.weights, self.settings.tau)
         return {"actor_loss": loss.detach()}
 
-    def tensor(self, array: Array) -> Tensor:
-        return torch.as_tensor(array, device=self.device)
-
     def state_dict(self) -> dict[str, Any]:
+        """The state that a resume needs besides the weights: tensors and plain numbers."""
         return {
-            "targets": [weight.detach().cpu().clone() for weight in self._weights(self.target)],
+            "targets": [weight.cpu().clone() for weight in self.target_weights],
             "actor_adam": self.actor_adam.state_dict(),
             "critic_adam": self.critic_adam.state_dict(),
             "generator": self.generator.get_state(),
@@ -128,9 +135,14 @@ class TD3:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for weight, saved in zip(self._weights(self.target), state["targets"], strict=True):
-            weight.data.copy_(saved)
+        """Restore what `state_dict` returned."""
+        for weight, saved in zip(self.target_weights, state["targets"], strict=True):
+            weight.copy_(saved)
         self.actor_adam.load_state_dict(state["actor_adam"])
         self.critic_adam.load_state_dict(state["critic_adam"])
         self.generator.set_state(state["generator"])
         self.steps = state["steps"]
+
+
+def _weights(network: Network) -> list[nn.Parameter]:
+    return [one for part in (network.actor_net, network.critic_net) for one in part.parameters()]
