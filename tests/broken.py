@@ -14,6 +14,9 @@ import msgspec
 from realm.wire import codec
 
 PREFIX = struct.Struct("<4sHHI")
+# the first bytes of a connection, as ZMTP 3 has them
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00%s" + bytes(12) + b"\x00" + bytes(31)
+SOCKET_TYPE = b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 HEADER = ("run", "schema", "sender", "incarnation", "kind", "seq", "meta", "arrays", "crc")
 JUNK: list[Any] = [
     None, True, False, 0, -1, 1, 255, 2**31, 2**63, -(2**63), 2**64 - 1, 1.5, float("nan"), float("inf"), "", "x", b"x",

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import zmq
 from backends import NEEDS_REVERB
+from broken import GREETING, SOCKET_TYPE
 
 from realm.contract import Field
 from realm.wire.codec import Codec, Message
@@ -52,8 +53,6 @@ def ask(client: Client, n: int) -> None:
     assert client.wait(client.ask("question", {"n": n}), check).meta == {"n": n}
 
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00%s" + bytes(12) + b"\x00" + bytes(31)
-SOCKET_TYPE = b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 OPENINGS = {
     "without a password": (b"NULL\0\0\0\0", b"\x05READY" + SOCKET_TYPE),
     "with a wrong password": (b"PLAIN\0\0\0", b"\x05HELLO\x05realm\x05wrong"),

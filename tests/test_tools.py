@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "tools"
 SCRIPTS = sorted(
     str(path.relative_to(TOOLS))
-    for room in ("bench", "study")
+    for room in ("bench", "study", "soak")
     for path in (TOOLS / room).glob("*.py")
     if "\nif __name__ ==" in path.read_text()
 )

@@ -227,7 +227,8 @@ class Supervisor:
             for role in self._roles.values()
         }
         line = self.board.line(self.plan.capacity, self.app.max_env_steps, self.app.max_seconds)
-        self._server.send(peer, Message("status", message.seq, {"roles": roles, "line": line}))
+        traffic = self._server.traffic.totals()
+        self._server.send(peer, Message("status", message.seq, {"roles": roles, "line": line, "traffic": traffic}))
 
     def _give_orders(self) -> None:
         """Once all servers are bound, let the waiting roles run."""

@@ -1,0 +1,234 @@
+"""The long run: roles killed and frozen at random, one bad frame in a hundred and strangers, next to a clean run.
+
+Both runs train the same configuration for as many env steps. The first one must learn as well within noise, count
+exactly what was injected, and need no more memory, handles and threads as time goes by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from tests.cluster import ROOT
+from tools.soak.network import OPENINGS, SERVERS, WRONG, Peer, addresses, counted, visit
+from tools.soak.victim import SUPERVISOR, Ground, Outcome, Victim, memory_mb, require
+
+CONFIG = "conf/configure_app.toml"
+SETTINGS = (
+    "wrapper_type=remote", "predict_local_or_remote=remote", "aisrv_count=2", "restart_budget=100000",
+    "restart_window_s=0.01", "report_interval_s=0.5", "dump_model_freq=10",
+)  # fmt: skip
+QUIET_S = 20.0  # at the end nothing is injected, so that the last counters are told
+SHARE = 0.01  # of bad frames
+EVENT_S = (4.0, 20.0)  # between two events
+FREEZE_S = (1.0, 40.0)
+LOOK_S = 5.0
+EPISODES = 200
+GROWTH_MB_PER_H = 200.0  # a slope below this counts as flat; told only of runs of half an hour or more
+FEW_MINUTES = 30.0
+
+
+@dataclass
+class Look:
+    """What a run needs at one moment: sums over its living processes."""
+
+    minutes: float
+    pss_mb: float
+    handles: int
+    threads: int
+    env_steps: float
+
+
+@dataclass
+class Injected:
+    """How often what was done; bad frames and visits by label."""
+
+    kills: dict[str, int] = field(default_factory=dict)
+    freezes: dict[str, int] = field(default_factory=dict)
+    frozen_s: float = 0.0
+    bad: int = 0
+    visits: int = 0
+    wrong_passwords: int = 0
+    recovery_s: list[float] = field(default_factory=list)
+
+
+class Injector:
+    """Does one fault after the other to a run, by a seed."""
+
+    def __init__(self, run: Victim, seed: int) -> None:
+        self._run, self._draw = run, random.Random(seed)
+        self.done = Injected()
+        self._peers: dict[str, tuple[int, Peer, int, int]] = {}  # label -> pid, peer, messages before, wrong passwords
+
+    def event(self) -> None:
+        draw, labels = self._draw, [*self._run.labels(), SUPERVISOR]
+        label = draw.choice(labels)
+        if label != SUPERVISOR and draw.random() < 0.5:
+            self.settle(label)
+            self.done.recovery_s.append(self._run.kill_and_recover(label))
+            self.done.kills[label] = self.done.kills.get(label, 0) + 1
+            self._forget(label)
+        else:
+            seconds = math.exp(draw.uniform(*map(math.log, FREEZE_S)))
+            pid = self._run.pid_of(label)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            self.done.frozen_s += seconds
+            self.done.freezes[label] = self.done.freezes.get(label, 0) + 1
+            self.done.recovery_s.append(self._run.goes_on(2, f"training goes on after {label} was frozen"))
+
+    def noise(self) -> None:
+        """Bad frames until they are one in a hundred of what came in, and now and then a stranger."""
+        for label in (*SERVERS, SUPERVISOR):
+            pid = self._run.pid_of(label)
+            if label not in self._peers or self._peers[label][0] != pid:
+                self._forget(label)
+                self._peers[label] = (pid, Peer(self._run.file()["run_id"], addresses(self._run)[label]), 0, 0)
+            _, peer, _, wrong = self._peers[label]
+            goal = SHARE * counted(self._run, label, "messages_in")
+            if peer.sent < goal:
+                peer.send_many(self._draw, math.ceil(goal) - peer.sent)
+            opening = self._draw.choice(list(OPENINGS))
+            visit(addresses(self._run)[label], opening, self._draw)
+            self.done.visits += 1
+            self._peers[label] = (pid, peer, 0, wrong + (opening == WRONG))
+
+    def settle(self, label: str) -> None:
+        """Wait until a port has counted what was sent to it, so that a kill takes no count with it."""
+        if label not in self._peers or self._peers[label][0] != self._run.pid_of(label):
+            return
+        _, peer, _, wrong = self._peers[label]
+        for name, number in (("bad_frames", peer.sent), ("refused_peers", wrong)):
+            self._run.wait_for(lambda b=name, n=number: counted(self._run, label, b) >= n, f"{label} counts {name}")  # type: ignore[misc]
+            got = counted(self._run, label, name)
+            require(got == number, f"{label} has counted {got:.0f} {name}, {number} were sent")
+
+    def _forget(self, label: str) -> None:
+        if label in self._peers:
+            _, peer, _, wrong = self._peers.pop(label)
+            self.done.bad += peer.sent
+            self.done.wrong_passwords += wrong
+            peer.close()
+
+    def close(self) -> None:
+        for label in list(self._peers):
+            self.settle(label)
+            self._forget(label)
+
+
+def look(run: Victim, begin: float) -> Look:
+    pss, handles, threads = 0.0, 0, 0
+    family = [psutil.Process(run.process.pid), *psutil.Process(run.process.pid).children(recursive=True)]
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            pss += memory_mb(one.pid)
+            handles += one.num_fds()
+            threads += one.num_threads()
+    steps = sum(role["totals"].get("env_steps_trained", 0.0) for role in run.status()["roles"].values())
+    return Look((time.monotonic() - begin) / 60, pss, handles, threads, steps)
+
+
+def trained(ground: Ground, name: str, overrides: tuple[str, ...]) -> Victim:
+    folder = ground.folder / name
+    folder.mkdir(parents=True)
+    return Victim(folder, *SETTINGS, *ground.settings, *overrides, config=CONFIG)
+
+
+def random_faults(ground: Ground) -> Outcome:
+    seconds, looks = 60 * ground.minutes, []
+    with trained(ground, "faulty", ()) as run:
+        run.wait_updates(2)
+        begin, next_event = time.monotonic(), 0.0
+        injector, draw = Injector(run, ground.seed), random.Random(ground.seed + 1)
+        while (now := time.monotonic() - begin) < seconds:
+            ground.show(f"minute {now / 60:.1f} of {ground.minutes:g}, {len(injector.done.recovery_s)} faults")
+            if now > next_event and now < seconds - QUIET_S:
+                injector.event()
+                next_event = time.monotonic() - begin + draw.uniform(*EVENT_S)
+            injector.noise()
+            looks.append(look(run, begin))
+            time.sleep(LOOK_S)
+        injector.close()
+        done, incarnations = injector.done, run.incarnations()
+        require(run.interrupt() == 0, run.text())
+        require(run.processes() == [], f"left: {run.processes()}")
+        sums = run.summary()
+        kills = sum(done.kills.values())
+        restarts = sum(incarnations.values()) - len(incarnations)
+        require(restarts == kills, f"{restarts} restarts after {kills} kills")
+        faulty, steps = run.dir, int(sums["env_steps"])
+        told = sum(totals.get("wire/bad_frames", 0) for totals in sums["processes"].values())
+    with trained(ground, "clean", (f"max_env_steps={steps}",)) as run:
+        begin, clean_looks = time.monotonic(), []
+        run.wait_running()
+        while run.process.poll() is None:
+            ground.show(f"the clean run, {100 * (clean_looks[-1].env_steps if clean_looks else 0) / steps:.0f} %")
+            with contextlib.suppress(Exception):  # it ends while it is looked at
+                clean_looks.append(look(run, begin))
+            time.sleep(LOOK_S)
+        require(run.finish() == 0, run.text())
+        clean = run.dir
+    scores = {name: score(ground, path) for name, path in (("faulty", faulty), ("clean", clean))}
+    text = judged(scores, looks, clean_looks, ground.minutes)
+    lost = (
+        f"0 of {kills} kills more than restarts; {told:,.0f} of {done.bad:,} bad frames told by roles, the rest by the "
+        f"supervisor, {done.wrong_passwords} of {done.wrong_passwords} wrong passwords; {text}"
+    )
+    names = f"{kills} kills, {sum(done.freezes.values())} freezes of {done.frozen_s:.0f} s in all"
+    return Outcome(f"{ground.minutes:g} minutes: {names}, {done.visits} strangers, bad frames", done.bad, lost,
+                   done.recovery_s)  # fmt: skip
+
+
+def score(ground: Ground, run: Path) -> tuple[float, float]:
+    """Mean of the last model's greedy episodes, and its standard error."""
+    path = ground.folder / f"{run.parent.parent.name}.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "realm", "eval", str(run), "--episodes", str(EPISODES), "--json", str(path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    require(done.returncode == 0, done.stderr)
+    values = np.array(json.loads(path.read_text())["episodes"]["score"], float)
+    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+def slope(looks: list[Look], name: str) -> float:
+    """Growth an hour over the second half: of the first one much is a beginning."""
+    half = looks[len(looks) // 2 :]
+    if len(half) < 3:
+        return 0.0
+    values = [getattr(one, name) for one in half]
+    return float(60 * np.polyfit([one.minutes for one in half], values, 1)[0])
+
+
+def judged(scores: dict[str, tuple[float, float]], looks: list[Look], clean: list[Look], minutes: float) -> str:
+    """A sentence on scores and on what the runs needed. Raises FaultFailed."""
+    (faulty, faulty_se), (well, well_se) = scores["faulty"], scores["clean"]
+    noise = 3 * math.hypot(faulty_se, well_se) + 0.02 * abs(well)  # of the episodes, and of another training
+    require(faulty >= well - noise, f"a score of {faulty:.1f}, the clean run has {well:.1f}, noise {noise:.1f}")
+    told: dict[str, Any] = {name: slope(looks, name) for name in ("pss_mb", "handles", "threads")}
+    if minutes >= FEW_MINUTES:
+        limits = {"pss_mb": GROWTH_MB_PER_H, "handles": 20, "threads": 5}
+        grown = [name for name, limit in limits.items() if told[name] > limit]
+        require(not grown, f"{grown} grow: {told} an hour; clean: {[slope(clean, name) for name in told]}")
+    slopes = ", ".join(f"{name} {value:+.1f}" for name, value in told.items())
+    last, first = looks[-1], clean[-1] if clean else looks[-1]
+    return (
+        f"score {faulty:.1f} ± {faulty_se:.1f}, clean run {well:.1f} ± {well_se:.1f} (noise {noise:.1f}); an hour "
+        f"{slopes}; at the end {last.pss_mb:.0f} MB, {last.handles} handles, {last.threads} threads, clean "
+        f"{first.pss_mb:.0f}, {first.handles}, {first.threads}"
+    )
