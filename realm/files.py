@@ -52,6 +52,10 @@ def read_json(path: Path, most: int) -> Any:
         content = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" in str(error):  # Python's advice is for programmers
+            raise ValueError("a number has too many digits") from None
+        raise
     level = [content]
     for _ in range(MOST_LEVELS):
         inner = [one for one in level if isinstance(one, dict | list)]

@@ -150,7 +150,7 @@ def _syntax_error(file: Path, lines: list[str], statements: list[Statement], err
         header = lines[start].lstrip().startswith("[")
         label = f"table [{'.'.join(again)}]" if header else f"key {shown(again)!r}"
         return ConfigError(f"{place}: {label}: already set at line {seen[again] + 1}; must be set once")
-    reason = re.sub(r" \(at .*\)$", "", one_line(error))
+    reason = re.sub(r" \(at .*\)$|: value has \d+ digits; use .*", "", one_line(error))
     expected = "key = value, with text in quotes, and true or false in small letters"
     return ConfigError(f"{place}: {lines[start].strip()[:60]!r} is not TOML: {reason}; must be {expected}")
 
