@@ -1,4 +1,4 @@
-"""realm/launch/board.py: sums over processes and restarts, rates that are never negative, the live line."""
+"""realm/launch/board.py: sums over processes and restarts, rates that are never negative, the status."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from random import Random
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from loguru import logger
 
 from realm.config.plan import Plan
 from realm.contract import Evaluation, Report, Version
 from realm.watch import board as module
-from realm.watch.board import GAUGES, RECENT_EPISODES, Board, RecentMean, clock
+from realm.watch.board import GAUGES, RECENT_EPISODES, Board, RecentMean
+from realm.watch.status import Scored, Status
 from realm.watch.summary import bypasses, write_summary
 from realm.wire.codec import Message, WireError
 from realm.wire.control import parse_report
@@ -154,7 +156,7 @@ def test_a_recent_mean_does_not_depend_on_how_often_it_is_told() -> None:
     assert often.mean() == seldom.mean() == 4.0
 
 
-def test_the_live_lines_means(board: Board) -> None:
+def test_the_means_of_the_live_display(board: Board) -> None:
     take(board, means={"episode/score": [100.0, 1]})
     assert board.recent("episode/score") == 100
     take(board, index=1, means={"episode/score": [300.0, 1]})
@@ -198,53 +200,46 @@ def test_what_went_past_its_role(board: Board) -> None:
 
 
 def test_the_account_at_the_end(board: Board, tmp_path: Path) -> None:
-    take(board, "learner", version_epoch=2, version_update=7)
-    take(board, "model_pool", version_epoch=2, version_update=7, served=1234)
+    take(board, "aisrv", actions=12)
+    take(board, "actor", actions=10)
     take(board, "buffer", sampled=0)
     take(board, "buffer", incarnation=2, sampled=0)
-    lines: list[str] = []
-    sink = logger.add(lines.append, format="{message}")
+    said: list[str] = []
+    sink = logger.add(said.append, format="{message}")
     try:
         write_summary(tmp_path, board, cast(Plan, SimpleNamespace(predict_local=False)), "finished")
     finally:
         logger.remove(sink)
-    text = {line.split()[0]: line for line in lines}
-    assert "version 2.7 " in text["learner-0.1"]
-    assert "served 1,234 " in text["model_pool-0.1"]
-    assert "version - " in text["buffer-0.2"]
-    assert "'samples': 'unknown: a role was started again'" in lines[-1]
+    assert [sentence.split(" did not ")[0] for sentence in said] == ["2 actions"]
     assert json.loads((tmp_path / "summary.json").read_text())["bypassed"] == {
-        "actions": 0, "samples": None, "checkpoints": 0,
+        "actions": 2, "samples": None, "checkpoints": 0,
     }  # fmt: skip
 
 
-def test_the_line(board: Board, time: Clock) -> None:
-    empty = board.line(256, 0, 0.0)
-    assert empty == {
-        "env steps": "0", "steps/s": "0", "updates": "0", "episodes": "0", "mean score": "-", "policy lag": "-",
-        "buffer": "0/256", "elapsed": "0:00:00", "remaining": "no limit set",
-    }  # fmt: skip
+def test_the_status(board: Board, time: Clock) -> None:
+    empty = board.status("starting", 256, 0, 0.0)
+    assert (empty.env_steps, empty.score, empty.evaluation, empty.best, empty.remaining_s) == (
+        0,
+        None,
+        None,
+        None,
+        None,
+    )
     time.now += 100
     board.take(Report("aisrv", 0, 0, {"env_steps": 200_000, "episodes": 1500}, {"episode/score": [1150.04, 1]}), 1)
-    take(board, "learner", env_steps=150_000, means={"policy_lag_updates": [1.5, 3]}, updates=1234)
+    take(board, "learner", env_steps=150_000, means={"policy_lag_updates": [1.5, 3]}, version_update=1234)
     take(board, "buffer", size=100)
     board.curves()
-    line = board.line(256, 0, 0.0)
-    assert line == {
-        "env steps": "150,000", "steps/s": "2,000", "updates": "1,234", "episodes": "1,500", "mean score": "1150.0",
-        "policy lag": "0.50", "buffer": "100/256", "elapsed": "0:01:40", "remaining": "no limit set",
-    }  # fmt: skip
-    board.evaluation = Evaluation(Version(1, 12), 900, "score", 980.04, 1001.0, Version(1, 9), {})
-    assert list(board.line(256, 0, 0.0).items())[5:7] == [("evaluation", "980.0 (1.12)"), ("best", "1001.0 (1.9)")]
-    assert board.line(256, 350_000, 0.0)["remaining"] == "0:01:40"
-    assert board.line(256, 350_000, 130.0)["remaining"] == "0:00:30"  # whichever comes first
-    assert board.line(256, 100_000, 0.0)["remaining"] == "0:00:00"
-
-
-def test_clock() -> None:
-    assert [clock(seconds) for seconds in (0, 59.9, 60, 3661, 100 * 3600)] == [
-        "0:00:00", "0:00:59", "0:01:00", "1:01:01", "100:00:00",
-    ]  # fmt: skip
+    board.evaluation = Evaluation(Version(1, 12), 900, "score", 980.04, 1001.0, Version(2, 9), {})
+    status = board.status("running", 256, 0, 0.0)
+    assert status == Status(
+        "running", 150_000, 0, 2000.0, 1234, 1500, "score", 1150.04, 1, Scored("score", 980.04, 1, 12),
+        Scored("score", 1001.0, 2, 9), 0.5, 100, 256, 100.0, None,
+    )  # fmt: skip
+    assert board.status("running", 256, 350_000, 0.0).remaining_s == 100
+    assert board.status("running", 256, 350_000, 130.0).remaining_s == 30  # whichever comes first
+    assert board.status("running", 256, 100_000, 0.0).remaining_s == 0
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(status))), Status) == status
 
 
 def test_a_report_crosses_the_wire() -> None:

@@ -1,5 +1,6 @@
 """How a run starts, ends and fails: real processes, signals, a taken port, a killed launcher."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -42,8 +43,11 @@ def test_status_stop_and_resume(tmp_path):
         run.wait_running()
         run.wait_trained(20)
         shown = command("status", "--log-dir", log_dir).stdout
-        for text in ("running", "aisrv-1", "learner-0", "model_pool-0", "env steps", "mean score"):
+        for text in ("running", "aisrv-1", "learner-0", "model_pool-0", "env steps", "training score"):
             assert text in shown
+        (seen,) = json.loads(command("status", "--json", "--log-dir", log_dir).stdout)
+        assert (seen["run"], seen["alive"], seen["status"]["updates"] >= 20) == (str(run.dir), True, True)
+        assert "learner-0.log" in command("logs", "one", "learner", "--log-dir", log_dir).stdout
         assert command("save", "--log-dir", log_dir).returncode == 0
         run.wait_for(lambda: list(run.dir.glob("user_ckpt/model.ckpt-*/manifest.json")), "the user's model was saved")
         bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -135,7 +139,7 @@ def test_a_long_update_is_waited_for(tmp_path):
     with Run(tmp_path, NATIVE, "counting.learn_s=2.0", "stop_timeout_s=0.5") as run:
         run.wait_running()
         status = ("status", "--log-dir", str(run.dir.parent))
-        run.wait_for(lambda: re.search(r"updates [2-9]", command(*status).stdout), "two updates")
+        run.wait_for(lambda: re.search(r"updates +[2-9]", command(*status).stdout), "two updates")
         assert run.interrupt() == 0, run.text()
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
 

@@ -22,17 +22,29 @@ from realm.commands.init import PACKAGES
 from realm.commands.models import (
     DEFAULT_CONFIG,
     LOG_DIR_HELP,
+    RUN_HELP,
     add_model_options,
     model_of,
+    run_folder,
     runs_folder,
 )
 from realm.config.load import EVAL_SEED
-from realm.errors import RunError, UserError
+from realm.errors import ConfigError, RunError, UserError
 from realm.roles.table import ROLES
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
-NO_GAME = ("init", "start", "stop", "status", "save", "keys")  # commands that are the same for all games
+# commands that are the same for all games
+NO_GAME = (
+    "init",
+    "start",
+    "stop",
+    "status",
+    "attach",
+    "logs",
+    "save",
+    "keys",
+)  # commands that are the same for all games
 
 
 def main(argv: list[str]) -> int:
@@ -109,8 +121,23 @@ def _add_runs(commands: Commands) -> None:
     stop.set_defaults(run=_stop)
 
     status = commands.add_parser("status", help="show the living runs and their roles")
+    status.add_argument("--watch", action="store_true", help="again and again, until no run lives or Ctrl+C")
+    status.add_argument("--json", action="store_true", help="as JSON, with all totals")
     status.add_argument("--log-dir", help=LOG_DIR_HELP)
     status.set_defaults(run=_status)
+
+    attach = commands.add_parser("attach", help="show a living run as its own terminal does")
+    attach.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
+    attach.add_argument("--log-dir", help=LOG_DIR_HELP)
+    attach.set_defaults(run=_attach)
+
+    logs = commands.add_parser("logs", help="show the logs of a run")
+    logs.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
+    logs.add_argument("role", nargs="?", default="", metavar="ROLE", help="like learner or aisrv-1 (default: all)")
+    logs.add_argument("-n", dest="lines", type=int, default=20, metavar="N", help="last lines of each (default 20)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends or Ctrl+C")
+    logs.add_argument("--log-dir", help=LOG_DIR_HELP)
+    logs.set_defaults(run=_logs)
 
     save = commands.add_parser("save", help="keep the current model of the living runs in their user_ckpt/")
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
@@ -152,9 +179,23 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from realm.commands.runs import show_status
+    from realm.commands.status import show_status
 
-    return show_status(runs_folder(arguments.log_dir))
+    return show_status(runs_folder(arguments.log_dir), arguments.watch, arguments.json)
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    from realm.commands.status import attach
+
+    return attach(run_folder(arguments.name, arguments.log_dir))
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from realm.commands.logs import show_logs
+
+    if arguments.lines < 0:
+        raise ConfigError(f"-n {arguments.lines}: must be a number from 0")
+    return show_logs(run_folder(arguments.name, arguments.log_dir), arguments.role, arguments.lines, arguments.follow)
 
 
 def _save(arguments: argparse.Namespace) -> int:

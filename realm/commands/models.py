@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Literal
 
 from realm.config.load import RunConfig, load_config
+from realm.config.toml import did_you_mean
 from realm.errors import ConfigError
 from realm.user import folder_of, refuse_code_of_a_run
+from realm.watch.outcome import BEST_FOLDER
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 SHIPPED = "shipped"  # the name of the model that comes with diy
-MODEL_HELP = f"a run, its ckpt folder, one checkpoint, or {SHIPPED} (default: the newest run; without one {SHIPPED})"
+MODEL_HELP = (
+    f"name or path of a run, its ckpt folder, one checkpoint, or {SHIPPED} "
+    f"(default: the newest run; without one {SHIPPED})"
+)
 ID_HELP = "number of updates of the checkpoint, latest (default) or best"
+RUN_HELP = "name or path of a run (default: the newest run)"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 
 
@@ -57,9 +63,14 @@ def chosen_model(
         folder = shipped_model()
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no model was shipped with this copy of Realm; name a run")
-    else:
-        folder = Path(model) if model else _newest_model(runs_folder(log_dir), number)
-    run_dir = next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
+    elif not model:
+        folder = _newest_model(runs_folder(log_dir), number)
+    elif _run_around(Path(model)):
+        folder = Path(model)
+    else:  # the name of a run, perhaps with a folder in it
+        name, *inner = Path(model).parts
+        folder = run_folder(name, log_dir).joinpath(*inner) if not Path(model).exists() else Path(model)
+    run_dir = _run_around(folder)
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run or inside one (neither it nor a folder above has a config.toml)")
     config = load_config(run_dir / "config.toml", overrides)
@@ -67,10 +78,25 @@ def chosen_model(
         # the shipped model lies inside the package that plays it, and is no run
         refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))
     if number == "best":
-        from realm.learn.best import FOLDER  # late: it brings torch
-
-        return config, run_dir / FOLDER, "latest"
+        return config, run_dir / BEST_FOLDER, "latest"
     return config, checkpoints_of(folder), "latest" if number == "latest" else int(number)
+
+
+def run_folder(name: str, log_dir: str | None) -> Path:
+    """The directory of a run, by its name or its path; "" is the newest run. Raises ConfigError if there is none."""
+    from realm.launch.rundir import find_runs
+
+    folder = runs_folder(log_dir)
+    runs = [path for path, _ in find_runs(folder)]
+    if not name:
+        if not runs:
+            raise ConfigError(f"{folder}: no run is there yet; train one with tools/start.sh")
+        return runs[-1]
+    for path in (Path(name), folder / name):
+        if (path / "config.toml").is_file() or (path / "run.json").is_file():
+            return path
+    near = did_you_mean(name, [path.name for path in runs])
+    raise ConfigError(f"{name}: there is no such run, neither here nor in {folder}{near}; `realm runs` lists them")
 
 
 def checkpoints_of(folder: Path) -> Path:
@@ -91,6 +117,13 @@ def runs_folder(log_dir: str | None) -> Path:
 def shipped_model() -> Path:
     """Where the shipped model is, if there is one: next to its agent, put there by tools/study/ship_model.py."""
     return folder_of("diy") / "shipped"
+
+
+def _run_around(folder: Path) -> Path | None:
+    """The run that this folder is, or is inside of; None if there is none, or no such folder."""
+    if not folder.exists():
+        return None
+    return next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
 
 
 def _newest_model(log_dir: Path, number: str) -> Path:

@@ -1,4 +1,4 @@
-"""Controls living runs from another terminal: `tools/stop.sh`, `tools/status.sh` and `realm save`.
+"""Controls living runs from another terminal: `tools/stop.sh` and `realm save`.
 
 It finds runs by their `run.json` and asks their supervisor over the control channel. If a supervisor does not answer or
 is gone, it ends exactly the processes in that file (by pid and start time) and no others.
@@ -26,7 +26,7 @@ _STOP_WITHIN_S = 20.0
 
 def stop_all(log_dir: Path) -> int:
     """End every living run below `log_dir`; returns 0 even if there is none."""
-    living = [(path, run) for path, run in find_runs(log_dir, _name) if living_pids(run)]
+    living = [(path, run) for path, run in find_runs(log_dir, warn) if living_pids(run)]
     if not living:
         print(f"no living run below {log_dir}")
     for path, run in living:
@@ -59,10 +59,10 @@ def _wait_for_supervisor(run: RunFile) -> None:
 def stop_role(log_dir: Path, role: str) -> int:
     """End one role of every living run; it is not started again."""
     runs = 0
-    for path, run in find_runs(log_dir, _name):
+    for path, run in find_runs(log_dir, warn):
         if not is_alive(run.pid, run.created, run.boot):
             continue
-        answer = _ask(run, "stop_role", {"role": role})
+        answer = ask(run, "stop_role", {"role": role})
         if answer is None:
             print(f"error: the supervisor of {path} does not answer")
             return 1
@@ -77,46 +77,20 @@ def save_models(log_dir: Path) -> int:
     """Ask the learner of every living run to save a checkpoint in `user_ckpt/`, where it is not pruned."""
     living = [
         (path, run)
-        for path, run in find_runs(log_dir, _name)
+        for path, run in find_runs(log_dir, warn)
         if is_alive(run.pid, run.created, run.boot) and run.control
     ]
     if not living:
         print(f"no living cluster below {log_dir}")
     for path, run in living:
-        if _ask(run, "save", {}) is None:
+        if ask(run, "save", {}) is None:
             print(f"error: the supervisor of {path} does not answer")
             return 1
         print(f"{path / 'user_ckpt'}: the learner saves after its current update")
     return 0
 
 
-def show_status(log_dir: Path) -> int:
-    """Print every living run, or the newest ended run if none lives."""
-    runs = find_runs(log_dir, _name)
-    living = [(path, run) for path, run in runs if is_alive(run.pid, run.created, run.boot)]
-    if not living:
-        print(f"no living run below {log_dir}")
-        for path, run in runs[-1:]:
-            print(f"the last run was {path}: {run.state}{f', {run.cause}' if run.cause else ''}")
-        return 0
-    for path, run in living:
-        print(f"{path}  {run.state}  supervisor pid {run.pid}")
-        answer = _ask(run, "status", {}) if run.control else None
-        if answer is None:
-            print("  (one process)" if not run.control else "  the supervisor does not answer")
-            continue
-        print("  " + "  ".join(f"{name} {text}" for name, text in answer.mapping("line").items()))
-        for label, role in answer.mapping("roles").items():
-            totals: dict[str, float] = role["totals"]
-            print(
-                f"  {label:<14} {role['state']:<9} pid {role['pid']:<8} incarnation {role['incarnation']}  "
-                f"{role['address']:<24} messages {totals.get('wire/messages_in', 0):,.0f}  "
-                f"memory {totals.get('rss_mb', 0):,.0f} MB"
-            )
-    return 0
-
-
-def _name(sentence: str) -> None:
+def warn(sentence: str) -> None:
     """Name a file that is passed over."""
     print(f"warning: {sentence}", file=sys.stderr)
 
@@ -130,7 +104,7 @@ def _processes(run: RunFile) -> list[psutil.Process]:
     return alive
 
 
-def _ask(run: RunFile, kind: str, meta: dict[str, Any]) -> Message | None:
+def ask(run: RunFile, kind: str, meta: dict[str, Any]) -> Message | None:
     """Ask a supervisor one question; None if it does not answer in time."""
     client = Client(Codec(run.run_id, "", "cli", 1, CONTROL_MAX_BYTES), run.control, load_keys(run.keys_dir))
     deadline = time.monotonic() + _ANSWER_WITHIN_S

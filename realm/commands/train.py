@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from realm.commands.ending import called, say_ending
 from realm.commands.models import checkpoints_of
 from realm.config.load import EVAL_SEED, RunConfig, load_config
 from realm.config.plan import decide, make_plan, this_machine
@@ -36,19 +38,21 @@ def start(arguments: argparse.Namespace) -> int:
         from realm.launch import local
         from realm.launch.start import prepare
 
-        local.run(prepare(config, decided, arguments.fresh))
+        prepared = prepare(config, decided, arguments.fresh)
+        end = local.run(prepared)
+        say_ending(prepared.run_dir, end.status, 0, arguments.config, arguments.set)
         return 0
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
     from realm.launch.child import EXIT_USER
     from realm.launch.start import prepare
     from realm.launch.supervisor import Supervisor
-    from realm.watch.display import display
+    from realm.watch.display import STOPS, display
     from realm.watch.summary import write_summary
 
     prepared = prepare(config, decided, arguments.fresh)
     run_dir = prepared.run_dir
     supervisor = Supervisor(decided, plan, prepared.spec, run_dir, prepared.run_file, prepared.keys)
-    with display(app, plan.capacity, str(run_dir)) as show:
+    with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
     write_summary(run_dir, supervisor.board, plan, supervisor.cause)
     if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
@@ -56,6 +60,7 @@ def start(arguments: argparse.Namespace) -> int:
     if supervisor.trace:
         logger.error("the last lines of the traceback:\n{}", supervisor.trace)
     logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.cause)
+    say_ending(run_dir, supervisor.status(), code, arguments.config, arguments.set)
     return code
 
 
@@ -102,6 +107,7 @@ def _start_detached(arguments: argparse.Namespace, config: RunConfig) -> int:
                     print(*run.beginning, sep="\n")
                     print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
                     print("tools/status.sh shows it, tools/stop.sh all ends it")
+                    print(f"watch it: {called()} attach {shlex.quote(str(run_dir))}")
                     return 0
         time.sleep(0.1)
     print(log_path.read_text(errors="replace"), file=sys.stderr, end="")

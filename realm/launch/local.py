@@ -28,10 +28,11 @@ from realm.rollout import RestartingEnvs, rounds
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
 from realm.watch.curves import Curves
-from realm.watch.display import display
+from realm.watch.display import STOPS, display
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
-from realm.watch.summary import environment_faults
+from realm.watch.status import Status
+from realm.watch.summary import warn_of_faults
 from realm.wire.predict import LocalPolicy
 
 _SHOW_EVERY_S = 0.2
@@ -46,6 +47,7 @@ class End:
     env_steps: int
     updates: int
     metrics: dict[str, float]
+    status: Status
 
 
 def run(prepared: Prepared) -> End:
@@ -54,7 +56,7 @@ def run(prepared: Prepared) -> End:
     app = config.app
     hyper = load_hyper(app.algo, config.hyper)
     board, played, trained = Board(), Meters(), Meters()
-    with _recorded(prepared), display(app, plan.capacity, str(prepared.run_dir)) as show, _signals() as signals:
+    with _recorded(prepared), display(str(prepared.run_dir), STOPS, app.level) as show, _signals() as signals:
         epoch = prepared.run_file.epoch
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
         make_envs = load_definition(app.algo).make_envs
@@ -94,7 +96,7 @@ def run(prepared: Prepared) -> End:
                     raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
                 if shown.due():
                     _report(board, trainer, played, trained, buffer)
-                    show(board, "running")
+                    show(board.status("running", plan.capacity, app.max_env_steps, app.max_seconds))
                 curves.write_due(board)
                 if cause := _cause(app, trainer.env_steps, board.elapsed_s, signals):
                     break
@@ -110,10 +112,10 @@ def run(prepared: Prepared) -> End:
     updates = int(board.total("learner", "updates"))
     prepared.run_file.cause = cause
     prepared.run_file.write_or_warn(prepared.run_dir)
-    if any((faults := environment_faults(board)).values()):
-        logger.warning("environments that failed: {}", faults)
-    logger.info("the run has ended: {}; {} env steps, version {}", cause, trainer.env_steps, trainer.version)
-    return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"))
+    warn_of_faults(board)
+    logger.info("the run has ended: {}", cause)
+    status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
+    return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"), status)
 
 
 class _Evaluations:

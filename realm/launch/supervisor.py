@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from loguru import logger
 
 from realm.config.plan import Decided, Plan
@@ -27,6 +28,7 @@ from realm.launch.rundir import RunFile, start_of
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
 from realm.watch.curves import Curves
+from realm.watch.status import Status
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.keys import Keys
@@ -65,9 +67,9 @@ class Supervisor:
 
     # --- the run
 
-    def run(self, show: Callable[[Board, str], None]) -> int:
-        """Start all roles and watch them until the end; return the exit code. show: gets the board and the state
-        several times a second."""
+    def run(self, show: Callable[[Status], None]) -> int:
+        """Start all roles and watch them until the end; return the exit code. show: gets the status several
+        times a second."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher may ignore it, and then no child can be waited for
@@ -93,7 +95,7 @@ class Supervisor:
                 self._curves.write_due(self.board)
                 if self._stopping_since is not None:
                     self._drive_stop()
-                show(self.board, self.run_file.state)
+                show(self.status())
         finally:
             self._kill_all()
         self._curves.write(self.board)
@@ -101,6 +103,11 @@ class Supervisor:
         self.run_file.cause = self.cause
         self._set_state("stopped" if self._exit_code == 0 else "failed")
         return self._exit_code
+
+    def status(self) -> Status:
+        """The run at this moment."""
+        app = self.app
+        return self.board.status(self.run_file.state, self.plan.capacity, app.max_env_steps, app.max_seconds)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # nothing else: a handler can interrupt any code. A terminal that closes sends SIGHUP, and so does its shell
@@ -189,7 +196,8 @@ class Supervisor:
 
     def _take_ready(self, role: Role, env_steps: int, origin: str) -> None:
         role.state, role.named = "ready", False
-        logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), time.monotonic() - role.started_at)
+        seconds = max(0.0, time.monotonic() - role.started_at)  # less than 0 if this process was frozen
+        logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), seconds)
         if role.name == "learner":
             self._curves.begin(self.board, env_steps)
             logger.info("{}", origin)
@@ -226,9 +234,9 @@ class Supervisor:
             }
             for role in self._roles.values()
         }
-        line = self.board.line(self.plan.capacity, self.app.max_env_steps, self.app.max_seconds)
         traffic = self._server.traffic.totals()
-        self._server.send(peer, Message("status", message.seq, {"roles": roles, "line": line, "traffic": traffic}))
+        meta = {"roles": roles, "status": msgspec.to_builtins(self.status()), "traffic": traffic}
+        self._server.send(peer, Message("status", message.seq, meta))
 
     def _give_orders(self) -> None:
         """Once all servers are bound, let the waiting roles run."""

@@ -20,7 +20,6 @@ from realm.errors import UserCodeError
 from realm.files import read_json, replace_file
 from realm.learn import checkpoint
 
-FOLDER = "best_ckpt"
 _MOST_BYTES = 4 << 20  # the options of an environment may be long
 
 

@@ -18,9 +18,10 @@ from loguru import logger
 
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
-from realm.learn.best import FOLDER, BestModel, main_statistic
+from realm.learn.best import BestModel, main_statistic
 from realm.learn.evaluate import evaluate, remembering
 from realm.user import calling, load_definition, load_hyper
+from realm.watch.outcome import BEST_FOLDER
 
 _MOST_ENVS = 128
 _SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
@@ -43,7 +44,7 @@ class Judge:
         setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": self._seed}
         if app.eval_actions != "greedy":
             setting["actions"] = app.eval_actions
-        self._best = BestModel(run_dir / FOLDER, setting)
+        self._best = BestModel(run_dir / BEST_FOLDER, setting)
 
     def judge(self, version: Version, env_steps: int) -> Evaluation:
         """Play with the agent as it is, and add a line to `evaluations.jsonl`. A full disk costs only the line."""

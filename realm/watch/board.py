@@ -1,4 +1,4 @@
-"""Combines the roles' reports: sums over processes and restarts, rates, the live line, TensorBoard's values.
+"""Combines the roles' reports: sums over processes and restarts, rates, the live display, TensorBoard's values.
 
 Used by the supervisor and by the one-process run (`launch/local.py`), which feeds it the same reports.
 """
@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from realm.contract import Evaluation, Report
+from realm.watch.status import Scored, Status
 
 GAUGES = frozenset(
     {"pid", "size", "rss_mb", "peak_mb", "version_epoch", "version_update", "models_loaded", "published"}
@@ -18,7 +19,7 @@ GAUGES = frozenset(
 """Totals that are levels: only the newest value counts. Other totals add up over restarts."""
 
 RECENT_EPISODES = 200
-"""Episodes in the live line's means."""
+"""Episodes in the means of the live display."""
 
 
 class RecentMean:
@@ -64,7 +65,7 @@ class Board:
         self._means: dict[str, dict[str, list[float]]] = defaultdict(dict)
         self._last: dict[str, float] = {}
         self._last_at = self.started_at
-        self._smoothed: dict[str, float] = {}  # running means for the live line
+        self._smoothed: dict[str, float] = {}  # running means for the live display
         self._episodes: dict[str, RecentMean] = {}  # the same for statistics of episodes
 
     def begin(self, env_steps: int) -> None:
@@ -127,7 +128,11 @@ class Board:
     @property
     def score(self) -> float | None:
         """The mean score of the last episodes; of an environment that reports no score, the mean return."""
-        return self.recent("episode/score" if "episode/score" in self._episodes else "episode/r")
+        return self.recent(self._statistic)
+
+    @property
+    def _statistic(self) -> str:
+        return "episode/score" if "episode/score" in self._episodes else "episode/r"
 
     def recent_of(self, role: str) -> dict[str, float]:
         """Name -> smoothed mean of each value that a role has reported."""
@@ -165,43 +170,39 @@ class Board:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_at
 
-    def line(self, capacity: int, max_env_steps: int, max_seconds: float) -> dict[str, str]:
-        """Name -> text of the live display."""
-
-        def text(value: float | None, form: str) -> str:
-            return "-" if value is None else format(value, form)
-
-        elapsed = self.elapsed_s
+    def status(self, state: str, capacity: int, max_env_steps: int, max_seconds: float) -> Status:
+        """The numbers of this moment. capacity: samples that the buffer holds. Limits: 0 is none."""
         rate = self.recent("env_steps_per_s") or 0.0
         remaining = []
         if max_seconds:
-            remaining.append(max(0.0, max_seconds - elapsed))
+            remaining.append(max(0.0, max_seconds - self.elapsed_s))
         if max_env_steps and rate > 0:
             remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
-        evaluated: dict[str, str] = {}
+        evaluation = best = None
         if newest := self.evaluation:
-            evaluated["evaluation"] = f"{newest.score:.1f} ({newest.version})"
-            evaluated["best"] = f"{newest.best:.1f} ({newest.best_version})"
-        return {
-            "env steps": f"{self.env_steps:,}",
-            "steps/s": f"{rate:,.0f}",
-            "updates": f"{self.total('learner', 'updates'):,.0f}",
-            "episodes": f"{self.total('aisrv', 'episodes'):,.0f}",
-            "mean score": text(self.score, ".1f"),
-            **evaluated,
-            "policy lag": text(self.recent("learner/policy_lag_updates"), ".2f"),
-            "buffer": f"{self.total('buffer', 'size'):,.0f}/{capacity:,}",
-            "elapsed": clock(elapsed),
-            "remaining": clock(min(remaining)) if remaining else "no limit set",
-        }
+            evaluation = Scored(newest.statistic, newest.score, *newest.version)
+            best = Scored(newest.statistic, newest.best, *newest.best_version) if any(newest.best_version) else None
+        episodes = self._episodes.get(self._statistic)
+        return Status(
+            state=state,
+            env_steps=self.env_steps,
+            max_env_steps=max_env_steps,
+            env_steps_per_s=rate,
+            updates=int(self.total("learner", "version_update")),
+            episodes=int(self.total("aisrv", "episodes")),
+            statistic="score" if self._statistic == "episode/score" else "return",
+            score=self.score,
+            score_episodes=int(min(episodes.taken, RECENT_EPISODES)) if episodes else 0,
+            evaluation=evaluation,
+            best=best,
+            policy_lag_updates=self.recent("learner/policy_lag_updates"),
+            buffer_samples=int(self.total("buffer", "size")),
+            buffer_capacity=capacity,
+            elapsed_s=self.elapsed_s,
+            remaining_s=min(remaining) if remaining else None,
+        )
 
 
 def _rate_tag(role: str, name: str) -> str:
     """Counters of seconds (busy_s, wait_s, cpu_s) become shares of a core; the others become rates."""
     return f"share/{role}/{name[:-2]}" if name.endswith("_s") else f"rate/{role}/{name}_per_s"
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

@@ -1,4 +1,4 @@
-"""The display of a running run: a live table on a terminal, otherwise a line every ten seconds."""
+"""The display of a running run: lines that are written anew on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -9,52 +9,68 @@ from contextlib import contextmanager, suppress
 from loguru import logger
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
-from realm.config.keys import AppConfig
-from realm.watch.board import Board
 from realm.watch.progress import LINE_EVERY_S, Every
+from realm.watch.status import Status, lines, one_line
 
-Show = Callable[[Board, str], None]
-"""Gets the board and the run's state; cheap enough for many calls a second."""
+Show = Callable[[Status], None]
+"""Shows the run; cheap enough for many calls a second."""
+
+
+STOPS = "Ctrl+C ends the run"
 
 
 @contextmanager
-def display(app: AppConfig, capacity: int, title: str) -> Iterator[Show]:
-    """Yield the function that shows the run. capacity: samples that the buffer holds."""
-
-    def cells(board: Board, state: str) -> dict[str, str]:
-        return {"state": state, **board.line(capacity, app.max_env_steps, app.max_seconds)}
-
+def display(title: str, hint: str, level: str = "INFO") -> Iterator[Show]:
+    """Yield the function that shows the run. hint: what Ctrl+C does here. level: the lowest that is logged."""
     if not sys.stderr.isatty():
         line = Every(LINE_EVERY_S)
 
-        def show_line(board: Board, state: str) -> None:
+        def show_line(status: Status) -> None:
             if line.due():
-                logger.info(" | ".join(f"{name} {text}" for name, text in cells(board, state).items()))
+                logger.info("{}", one_line(status))
 
         yield show_line
         return
 
-    console = Console(stderr=True)
-    live = Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True)
+    with live_lines(level) as show_lines:
 
-    def show_table(board: Board, state: str) -> None:
-        table = Table(title=f"{title}   (Ctrl+C ends the run)", title_justify="left")
-        row = cells(board, state)
-        for name in row:
-            table.add_column(name, justify="right")
-        table.add_row(*row.values())
-        live.update(table)
+        def show(status: Status) -> None:
+            show_lines(lambda width: [*heading(f"{title}: {status.state}", hint, width), *lines(status, width)])
+
+        yield show
+
+
+@contextmanager
+def live_lines(level: str = "INFO") -> Iterator[Callable[[Callable[[int], list[str]]], None]]:
+    """Yield the function that shows lines at the bottom of the terminal, made for its width.
+
+    They vanish at the end. Log lines go above them instead of through them.
+    """
+    console = Console(stderr=True)
+    live = Live(
+        console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True, transient=True
+    )  # fmt: skip
+
+    def show(make: Callable[[int], list[str]]) -> None:
+        # a line that is as wide as the terminal leaves the cursor in the next one
+        live.update(Text("\n".join(make(console.width - 1)), no_wrap=True, overflow="ignore"))
 
     with suppress(OSError):  # the terminal may be closed at any time, and the run must end in order
         live.start()
     try:
-        # log lines go above the table instead of through it; loguru catches the errors of a closed terminal
+        # loguru catches the errors of a closed terminal
         logger.remove()
-        logger.add(lambda text: live.console.print(text, end="", markup=False, highlight=False), level=app.level,
-                   format="{time:HH:mm:ss} {level:<7} {message}")  # fmt: skip
-        yield show_table
+        logger.add(lambda text: live.console.print(text, end="", markup=False, highlight=False),
+                   level=level, format="{time:HH:mm:ss} {level:<7} {message}")  # fmt: skip
+        yield show
     finally:
         with suppress(OSError):
             live.stop()
+
+
+def heading(title: str, hint: str, width: int) -> list[str]:
+    """The title, and at the right edge what Ctrl+C does; below each other where there is no room."""
+    room = width - len(title) - len(hint)
+    return [f"{title}{' ' * room}{hint}"] if room >= 3 else [title, hint]

@@ -1,6 +1,7 @@
 """The summary of a run: totals of every process, and a check that nothing bypassed its role.
 
-`commands/train.py` calls it after all roles have ended; it writes `summary.json` and logs a table.
+`commands/train.py` calls it after all roles have ended; it writes `summary.json`, and warns of what was
+not as it should be. What a person wants to know at the end is in `commands/ending.py`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,10 @@ def environment_faults(board: Board) -> dict[str, int]:
 
 
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
-    """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`) and log one line per process.
-
-    A full disk is a warning.
-    """
-    processes = board.processes()
-    faults = environment_faults(board)
+    """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`); a full disk is a warning."""
     summary = {
-        "cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan), "environments": faults,
-        "processes": processes,
+        "cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan),
+        "environments": environment_faults(board), "processes": board.processes(),
     }  # fmt: skip
     try:
         if (run_dir / "summary.json").exists():
@@ -58,35 +54,20 @@ def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
         replace_file(run_dir / "summary.json", json.dumps(summary, indent=1).encode(), sync=False)
     except OSError as error:
         logger.warning("cannot write {}: {}", run_dir / "summary.json", error)
-    for name, totals in processes.items():
-        logger.info(
-            "{:<14} pid {:>7.0f}  messages in {:>9,.0f} out {:>9,.0f}  MB in {:>8,.1f} out {:>8,.1f}  "
-            "{:<16}  memory {:,.0f} MB",
-            name,
-            totals.get("pid", 0),
-            totals.get("wire/messages_in", 0),
-            totals.get("wire/messages_out", 0),
-            totals.get("wire/bytes_in", 0) / 1e6,
-            totals.get("wire/bytes_out", 0) / 1e6,
-            _models(name, totals),
-            totals.get("rss_mb", 0),
-        )
-    peak = sum(board.total(role, "peak_mb") for role in {name.split("-")[0] for name in processes})
-    worker = max((mb["peak_mb"] for name, mb in processes.items() if name.startswith("aisrv")), default=0.0)
-    logger.info("peak memory: {:,.0f} MB in all processes, {:,.0f} MB of the largest worker", peak, worker)
-    past = {
-        name: "unknown: a role was started again" if amount is None else amount
-        for name, amount in bypasses(board, plan).items()
-    }
-    logger.info("bypassed their role: {}", past)
+    for what, amount in bypasses(board, plan).items():
+        if amount:
+            logger.warning(
+                "{:,.0f} {} did not come from the role that hands them out, which is an error in Realm; see {}",
+                amount, what, run_dir / "summary.json",
+            )  # fmt: skip
+    warn_of_faults(board)
+
+
+def warn_of_faults(board: Board) -> None:
+    """Say what failures of environments have cost, if there were any."""
+    faults = environment_faults(board)
     if any(faults.values()):
-        logger.warning("environments that failed: {}", faults)
-
-
-def _models(name: str, totals: dict[str, float]) -> str:
-    """The models column: the number served by the pool, the version of any other process that has one."""
-    if name.startswith("model_pool"):
-        return f"served {totals.get('served', 0):,.0f}"
-    if "version_update" not in totals:
-        return "version -"
-    return f"version {totals['version_epoch']:.0f}.{totals['version_update']:.0f}"
+        logger.warning(
+            "environments failed and were made again {:,} times; {:,} episodes and {:,} chunks were thrown away",
+            faults["env_restarts"], faults["dropped_episodes"], faults["dropped_chunks"],
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What `realm start` says when a run has ended: how far it came, its best model and where it lies, what to do next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from realm.commands.models import DEFAULT_CONFIG
+from realm.watch.outcome import best_model, newest_model
+from realm.watch.status import Status, clock, in_columns, in_rows, model_name, named, scores
+
+_OWN_KEYS = ("run_name", "max_env_steps")  # of the next command
+
+
+def say_ending(run_dir: Path, status: Status, code: int, config: str, overrides: Sequence[str]) -> None:
+    """Print it to stderr. code: the run's exit code. config, overrides: what it was started with."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    with suppress(OSError):  # the terminal is closed
+        print("\n".join(ending(run_dir, status, code, config, overrides, width)), file=sys.stderr, flush=True)
+
+
+def ending(
+    run_dir: Path, status: Status, code: int, config: str, overrides: Sequence[str], width: int
+) -> list[str]:  # fmt: skip
+    """The lines."""
+    cells = [
+        ("env steps", f"{status.env_steps:,}"),
+        ("updates", f"{status.updates:,}"),
+        ("episodes", f"{status.episodes:,}"),
+        ("time", clock(status.elapsed_s)),
+    ]
+    models = [cell for cell in scores(status) if cell[0].startswith("training")]
+    best, newest = best_model(run_dir), newest_model(run_dir)
+    if best and best.scored:
+        scored = best.scored
+        text = f"{named(scored.statistic)} {scored.score:.1f}, {model_name(best.epoch, best.update)}: {best.path}"
+        models.append(("best model", text))
+    if newest:
+        models.append(("newest model", f"{model_name(newest.epoch, newest.update)}: {newest.path}"))
+    lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]
+    path = shlex.quote(str(run_dir))
+    if code:
+        lines += ["what happened:", f"  {called()} logs {path}"]
+    if newest:
+        identity = " --id best" if best else ""
+        lines += [
+            "how well it plays:", f"  {called()} eval {path}{identity}",
+            "train it further:", f"  {_resume(run_dir, status, config, overrides)}",
+        ]  # fmt: skip
+    return lines
+
+
+def _resume(run_dir: Path, status: Status, config: str, overrides: Sequence[str]) -> str:
+    """The command that goes on with the run, and past the limit that has ended it."""
+    words = ["start"]
+    if config != DEFAULT_CONFIG:
+        words += ["--config", config]
+    settings = [text for text in overrides if text.partition("=")[0].removeprefix("app.") not in _OWN_KEYS]
+    settings.append(f"run_name={run_dir.name}")
+    if limit := status.max_env_steps:
+        settings.append(f"max_env_steps={2 * limit if status.env_steps >= limit else limit}")
+    for text in settings:
+        words += ["--set", text]
+    return f"{called()} {shlex.join(words)}"
+
+
+def called() -> str:
+    """How a user calls the command line here: as it was called now."""
+    if Path(sys.argv[0]).name == "realm":
+        return "realm"
+    python = Path(sys.executable)
+    here = Path(os.getcwd())
+    return f"{python.relative_to(here) if python.is_relative_to(here) else python} -m realm"

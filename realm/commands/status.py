@@ -1,0 +1,144 @@
+"""Shows living runs from another terminal: `tools/status.sh`, `realm status` and `realm attach`.
+
+Runs are found by their `run.json`; the numbers come from their supervisor, over the control channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from realm.commands.runs import ask, warn
+from realm.errors import RunError
+from realm.launch.rundir import RunFile, find_runs, is_alive, read_run
+from realm.watch.display import display, live_lines
+from realm.watch.status import Status, lines, table
+
+_WATCH_EVERY_S = 1.0
+_LEAVES = "Ctrl+C leaves the run alone"
+_WIDTH = 120  # columns where no terminal is
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A living run. status: None if its supervisor does not answer, or the run is in one process."""
+
+    path: Path
+    run: RunFile
+    status: Status | None
+    roles: dict[str, Any]
+
+
+def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
+    """Print every living run, or the newest ended run if none lives. watch: again and again, until none lives."""
+    if as_json:
+        print(json.dumps([_plain(path, run) for path, run in _chosen(log_dir)], indent=1))
+        return 0
+    if watch and sys.stderr.isatty():
+        _watch(log_dir)
+    seen = living(log_dir, warn)
+    while watch and seen:  # no terminal
+        print("\n".join(_lines(seen, _WIDTH)), flush=True)
+        time.sleep(10 * _WATCH_EVERY_S)
+        seen = living(log_dir)
+    if not seen:
+        print(f"no living run below {log_dir}")
+        for path, run in find_runs(log_dir, warn)[-1:]:
+            print(f"the last run was {path}: {state_of(run)}{f', {run.cause}' if run.cause else ''}")
+        return 0
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+    print("\n".join(_lines(seen, width)))
+    return 0
+
+
+def attach(run_dir: Path) -> int:
+    """Show a living run as its own terminal does, until it ends."""
+    run = read_run(run_dir)
+    if run is None or not is_alive(run.pid, run.created, run.boot):
+        raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm start` goes on with one")
+    if not run.control:
+        raise RunError(f"{run_dir}: trains in one process, which answers no questions; look at its curves instead")
+    with contextlib.suppress(KeyboardInterrupt), display(str(run_dir), _LEAVES) as show:
+        while is_alive(run.pid, run.created, run.boot):
+            answer = ask(run, "status", {})
+            if answer is not None:
+                show(msgspec.convert(answer.mapping("status"), Status))
+            time.sleep(_WATCH_EVERY_S / 2)
+    if is_alive(run.pid, run.created, run.boot):
+        print(f"{run_dir} goes on")
+        return 0
+    ended = read_run(run_dir) or run
+    print(f"{run_dir}: {state_of(ended)}{f', {ended.cause}' if ended.cause else ''}")
+    return 0
+
+
+def living(log_dir: Path, skipped: Callable[[str], None] | None = None) -> list[Seen]:
+    """Every living run with its numbers. skipped: as in `find_runs`."""
+    return [look(path, run) for path, run in find_runs(log_dir, skipped) if is_alive(run.pid, run.created, run.boot)]
+
+
+def look(path: Path, run: RunFile) -> Seen:
+    """Ask a living run for its numbers."""
+    answer = ask(run, "status", {}) if run.control else None
+    if answer is None:
+        return Seen(path, run, None, {})
+    return Seen(path, run, msgspec.convert(answer.mapping("status"), Status), answer.mapping("roles"))
+
+
+def state_of(run: RunFile) -> str:
+    """Its state; a run that has ended without saying so was killed."""
+    if run.state in ("starting", "running", "stopping") and not is_alive(run.pid, run.created, run.boot):
+        return "killed"
+    return run.state
+
+
+def _chosen(log_dir: Path) -> list[tuple[Path, RunFile]]:
+    runs = find_runs(log_dir, warn)
+    return [(path, run) for path, run in runs if is_alive(run.pid, run.created, run.boot)] or runs[-1:]
+
+
+def _plain(path: Path, run: RunFile) -> dict[str, Any]:
+    """A run as JSON has it."""
+    alive = is_alive(run.pid, run.created, run.boot)
+    seen = look(path, run) if alive else Seen(path, run, None, {})
+    return {
+        "run": str(path), "alive": alive, "state": state_of(run), "cause": run.cause, "pid": run.pid,
+        "status": msgspec.to_builtins(seen.status), "roles": seen.roles,
+    }  # fmt: skip
+
+
+def _watch(log_dir: Path) -> None:
+    """Show the living runs at the bottom of the terminal until there is none, or until Ctrl+C."""
+    with contextlib.suppress(KeyboardInterrupt), live_lines() as show:
+        while seen := living(log_dir):
+            show(partial(_lines, seen))
+            time.sleep(_WATCH_EVERY_S)
+
+
+def _lines(runs: list[Seen], width: int) -> list[str]:
+    return [line for seen in runs for line in ("", *_lines_of(seen, width))][1:]
+
+
+def _lines_of(seen: Seen, width: int) -> list[str]:
+    run = seen.run
+    head = f"{seen.path}: {run.state}, pid {run.pid}"
+    if seen.status is None:
+        return [head, "  in one process" if not run.control else "  its supervisor does not answer"]
+    rows = [("role", "state", "pid", "starts", "messages", "memory", "address")]
+    for label, role in seen.roles.items():
+        totals: dict[str, float] = role["totals"]
+        messages, memory = totals.get("wire/messages_in", 0), totals.get("rss_mb", 0)
+        numbers = str(role["pid"]), str(role["incarnation"]), f"{messages:,.0f}", f"{memory:,.0f} MB"
+        rows.append((label, role["state"], *numbers, role["address"].removeprefix("tcp://")))
+    roles = [f"  {line}" for line in table(rows, right=frozenset({2, 3, 4, 5}))]
+    return [head, *lines(seen.status, width), *roles]

@@ -1,0 +1,66 @@
+"""What a run has come to so far, read from its directory without torch: its newest model and its best one.
+
+Shown at the end of a run (`commands/ending.py`), by `realm runs` and by `realm compare`. Files that are missing or
+damaged count as not there; whoever loads a model checks it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realm.files import read_json
+from realm.watch.status import Scored
+
+BEST_FOLDER = "best_ckpt"
+"""Below a run's directory: its best model."""
+
+_MOST_BYTES = 4 << 20
+_NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint. scored: how it was judged, if it is the best one."""
+
+    path: Path
+    epoch: int
+    update: int
+    env_steps: int
+    scored: Scored | None = None
+
+
+def newest_model(run_dir: Path) -> Saved | None:
+    """The newest checkpoint of a run."""
+    for path in _models(run_dir / "ckpt"):
+        try:
+            manifest = read_json(path / "manifest.json", _MOST_BYTES)
+            return Saved(path, *_version(path), int(manifest["env_steps"]))
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return None
+
+
+def best_model(run_dir: Path) -> Saved | None:
+    """The model that scored most in the run's evaluations."""
+    for path in _models(run_dir / BEST_FOLDER):
+        try:
+            body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
+            scored = Scored(str(body["statistic"]), float(body["score"]), *_version(path))
+            return Saved(path, *_version(path), int(body["env_steps"]), scored)
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return None
+
+
+def _models(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    found = [path for path in folder.glob("model.ckpt-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_version, reverse=True)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    epoch, update = map(int, path.name.removeprefix("model.ckpt-").split("-"))
+    return epoch, update

@@ -1,0 +1,153 @@
+"""What a run shows of itself at one moment: the numbers, their words, and the lines of a terminal of any width.
+
+The board makes a `Status` (`realm/watch/board.py: Board.status`). The live display shows it, `realm status` and `realm
+attach` get it over the control channel, and `realm status --json` prints it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Cell = tuple[str, str]
+"""Label and text."""
+
+_GAP = 3  # spaces between two columns
+_INDENT = 2
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model that the evaluator has judged. statistic: what `score` is the mean of."""
+
+    statistic: str
+    score: float
+    epoch: int
+    update: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """One moment of a run. Limits that are 0 and values that are None do not exist (yet)."""
+
+    state: str
+    env_steps: int
+    max_env_steps: int
+    env_steps_per_s: float
+    updates: int
+    episodes: int
+    statistic: str
+    """What training episodes are measured by: score, or return."""
+    score: float | None
+    score_episodes: int
+    """The mean `score` is of so many training episodes, the newest ones."""
+    evaluation: Scored | None
+    best: Scored | None
+    policy_lag_updates: float | None
+    buffer_samples: int
+    buffer_capacity: int
+    elapsed_s: float
+    remaining_s: float | None
+
+
+def facts(status: Status) -> list[Cell]:
+    """The short ones of the numbers."""
+    limit = f" of {status.max_env_steps:,}" if status.max_env_steps else ""
+    lag = "-" if status.policy_lag_updates is None else f"{status.policy_lag_updates:.2f} updates"
+    left = "not known yet" if status.max_env_steps else "no limit set"
+    left = left if status.remaining_s is None else clock(status.remaining_s)
+    return [
+        ("env steps", f"{status.env_steps:,}{limit}"),
+        ("speed", f"{status.env_steps_per_s:,.0f} env steps/s"),
+        ("updates", f"{status.updates:,}"),
+        ("episodes", f"{status.episodes:,}"),
+        ("elapsed", clock(status.elapsed_s)),
+        ("remaining", left),
+        ("policy lag", lag),
+        ("buffer", f"{status.buffer_samples:,} of {status.buffer_capacity:,}"),
+    ]
+
+
+def scores(status: Status) -> list[Cell]:
+    """How well the run plays, in words."""
+    episodes = f"{status.score_episodes} episodes" if status.score_episodes > 1 else "episode"
+    playing = "-" if status.score is None else f"{status.score:.1f}, mean of the last {episodes}"
+    cells = [(f"training {status.statistic}", playing)]
+    if status.evaluation:
+        cells.append((f"evaluation {named(status.evaluation.statistic)}", judged(status.evaluation)))
+    if status.best:
+        cells.append((f"best {named(status.best.statistic)}", judged(status.best)))
+    return cells
+
+
+def judged(scored: Scored) -> str:
+    """A score and its model."""
+    return f"{scored.score:.1f}, {model_name(scored.epoch, scored.update)}"
+
+
+def model_name(epoch: int, update: int) -> str:
+    """A version in words."""
+    return f"model of update {update:,}" + (f" in epoch {epoch}" if epoch > 1 else "")
+
+
+def named(statistic: str) -> str:
+    """gymnasium calls the return `r`."""
+    return {"r": "return", "r_sampled": "return_sampled"}.get(statistic, statistic)
+
+
+def one_line(status: Status) -> str:
+    """Everything in a line, for a log."""
+    cells = [("state", status.state), *facts(status), *scores(status)]
+    return " | ".join(f"{label} {text}" for label, text in cells)
+
+
+def lines(status: Status, width: int) -> list[str]:
+    """Everything for a terminal of `width` columns; no line is longer, and no number is cut."""
+    return [*in_columns(facts(status), width), *in_rows(scores(status), width)]
+
+
+def in_columns(cells: Sequence[Cell], width: int) -> list[str]:
+    """The cells next to each other, in as many columns as there is room for."""
+    for count in range(min(4, len(cells)), 0, -1):
+        columns = [cells[start::count] for start in range(count)]
+        sizes = [[max(len(cell[part]) for cell in column) for part in (0, 1)] for column in columns]
+        if count == 1 or _INDENT + sum(a + 1 + b for a, b in sizes) + _GAP * (count - 1) <= width:
+            break
+    rows = []
+    for start in range(0, len(cells), count):
+        row = zip(cells[start : start + count], sizes, strict=False)
+        parts = [f"{label:<{left}} {text:<{right}}" for (label, text), (left, right) in row]
+        rows.append((" " * _INDENT + (" " * _GAP).join(parts)).rstrip())
+    return rows
+
+
+def in_rows(cells: Sequence[Cell], width: int) -> list[str]:
+    """A cell in each line; a text that is too long goes on below itself."""
+    left = max((len(label) for label, _ in cells), default=0)
+    rows = []
+    for label, text in cells:
+        begin = f"{'':{_INDENT}}{label:<{left}} "
+        rows += textwrap.wrap(
+            text, max(width, len(begin) + 12), initial_indent=begin, subsequent_indent=" " * len(begin),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return rows
+
+
+def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
+    """Rows of equally many texts as lines, as wide as they must be. right: columns that are flush right."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{text:>{size}}" if number in right else f"{text:<{size}}"
+            for number, (text, size) in enumerate(zip(row, sizes, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

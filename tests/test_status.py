@@ -1,0 +1,81 @@
+"""What a run shows: realm/watch/status.py in terminals of any width, and what is said at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from realm.commands.ending import ending
+from realm.watch.display import heading
+from realm.watch.outcome import best_model, newest_model
+from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table
+
+STATUS = Status(
+    "running", 131_072_000, 1_000_000_000, 46_123.4, 1_326, 5_678_901, "score", 1150.04, 200,
+    Scored("score", 1367.21, 1, 1_326), Scored("score", 1401.0, 2, 1_290), 0.5, 1_048_576, 2_097_152, 360_000.0, 3599.0,
+)  # fmt: skip
+NUMBERS = (
+    "131,072,000 of 1,000,000,000", "46,123 env steps/s", "1,326", "5,678,901", "100:00:00", "0:59:59", "0.50 updates",
+    "1,048,576 of 2,097,152", "1150.0, mean of the last 200 episodes", "1367.2, model of update 1,326",
+    "1401.0, model of update 1,290 in epoch 2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_line_is_too_long_and_no_number_is_cut(width: int) -> None:
+    shown = [*heading("train/20261124-012818: running", "Ctrl+C ends the run", width), *lines(STATUS, width)]
+    assert max(map(len, shown)) <= width
+    assert all(number in "\n".join(shown) for number in NUMBERS)
+    assert len(shown) <= (9 if width >= 80 else 13)
+
+
+def test_a_line_of_a_log_has_them_too() -> None:
+    assert all(number in one_line(STATUS) for number in NUMBERS)
+
+
+def test_words_go_on_below_themselves() -> None:
+    assert in_rows([("a", "one two"), ("best", "one two three 1,234,567")], 24) == [
+        "  a    one two",
+        "  best one two three",
+        "       1,234,567",
+    ]
+    assert table([("a", "b"), ("long", "1")], frozenset({1})) == ["a     b", "long  1"]
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (0, 59.9, 60, 3661, 100 * 3600)] == [
+        "0:00:00", "0:00:59", "0:01:00", "1:01:01", "100:00:00",
+    ]  # fmt: skip
+
+
+def checkpoint(folder: Path, name: str, env_steps: int) -> Path:
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text(json.dumps({"env_steps": env_steps}))
+    return path
+
+
+def test_what_is_said_at_the_end(tmp_path: Path) -> None:
+    run_dir = tmp_path / "one"
+    said = "\n".join(ending(run_dir, STATUS, 1, "conf/x.toml", [], 80))
+    assert re.search(r"what happened:\n  .* logs .*/one$", said)  # without a model there is nothing else to do
+    checkpoint(run_dir / "ckpt", "model.ckpt-1-9", 900)
+    newest = checkpoint(run_dir / "ckpt", "model.ckpt-1-12", 1200)
+    (run_dir / "ckpt" / "model.ckpt-2-1").mkdir()  # without a manifest it is none
+    best = checkpoint(run_dir / "best_ckpt", "model.ckpt-1-10", 1000)
+    body = {"statistic": "r", "score": 98.76, "env_steps": 1000}
+    best.with_name("model.ckpt-1-10.json").write_text(json.dumps(body))
+    found, good = newest_model(run_dir), best_model(run_dir)
+    assert found is not None
+    assert good is not None
+    assert (found.path, found.update, found.env_steps) == (newest, 12, 1200)
+    assert good.scored == Scored("r", 98.76, 1, 10)
+    given = ["seed=3", "app.max_env_steps=5", "run_name=", "diy.hidden=64"]
+    *said, _, how, _, further = ending(run_dir, STATUS, 0, "conf/x.toml", given, 500)
+    assert f"return 98.8, model of update 10: {best}" in "\n".join(said)
+    assert how.endswith(f" eval {run_dir} --id best")
+    wanted = ["seed=3", "diy.hidden=64", "run_name=one", "max_env_steps=1000000000"]
+    assert further.endswith(f" start --config conf/x.toml {' '.join(f'--set {one}' for one in wanted)}")
