@@ -21,6 +21,7 @@ from realm.files import set_aside
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.user import load_preferences
+from realm.watch.resources import raise_file_limit
 
 
 def start(arguments: argparse.Namespace) -> int:
@@ -31,6 +32,7 @@ def start(arguments: argparse.Namespace) -> int:
         return _start_detached(arguments, config)
     if app.run_mode == "eval":
         return _evaluate(config)
+    raise_file_limit()
     decided = decide(app, this_machine(), load_preferences(app.algo))
     plan = make_plan(decided.app)
     if app.wrapper_type == "local":
@@ -82,7 +84,9 @@ def _start_detached(arguments: argparse.Namespace, config: RunConfig) -> int:
     log_path = folder / f"start-{os.getpid()}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = open(log_path, "wb")  # noqa: SIM115 - closed by the `with log` below
+        log_path.unlink(missing_ok=True)
+        # appending, because it is emptied in place when it is large (`watch/logs.py`)
+        log = open(log_path, "ab")  # noqa: SIM115 - closed by the `with log` below
     except OSError as error:
         place = config.places.get("app.log_dir", "[app]")
         reason = f"{error.filename}: {error.strerror}"

@@ -7,6 +7,8 @@ moment. The system writes it to the disk when it likes.
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ class Shelf:
         path = self._folder / f"{name}.npy"
         if not path.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)  # type: ignore[no-untyped-call]
+            self._make(path, shape, np.dtype(dtype))
         try:
             if not path.is_file():  # a pipe would be waited for
                 raise ValueError("not a regular file")
@@ -45,6 +47,21 @@ class Shelf:
                 f"restore replay_buffer_capacity and the shapes of its run, or move {self._folder} away"
             )
         return np.asarray(array)
+
+    def _make(self, path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+        """A file of zeros with all its room taken: in a full one, writing into the array would kill the process."""
+        try:
+            np.lib.format.open_memmap(path, "w+", dtype, shape)  # type: ignore[no-untyped-call]
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                with open(path, "r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            size = math.prod(shape) * dtype.itemsize / 2**20
+            raise ConfigError(
+                f"{path}: {size:,.0f} MB for it cannot be had ({error.strerror}); choose a smaller "
+                "replay_buffer_capacity, a log_dir with more room, or save_replay = false"
+            ) from error
 
     def keep(self, state: dict[str, Any]) -> None:
         """Keep plain data until `take`. Raises OSError."""

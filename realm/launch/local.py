@@ -31,6 +31,7 @@ from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
+from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.watch.summary import warn_of_faults
 from realm.wire.predict import LocalPolicy
@@ -76,7 +77,7 @@ def run(prepared: Prepared) -> End:
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
         context = WorkflowContext(spec, hyper, seed, 0, 1, played)
-        curves, shown = Curves(prepared.run_dir), Every(_SHOW_EVERY_S)
+        curves, resources, shown = Curves(prepared.run_dir), Resources(prepared.run_dir), Every(_SHOW_EVERY_S)
         curves.begin(board, trainer.env_steps)
         evaluations = _Evaluations(prepared, agent, board, curves) if app.eval_every_steps else None
         try:
@@ -97,6 +98,7 @@ def run(prepared: Prepared) -> End:
                 if shown.due():
                     _report(board, trainer, played, trained, buffer)
                     show(board.status("running", plan.capacity, app.max_env_steps, app.max_seconds))
+                    resources.look({"the run": prepared.run_file.pid}, holds=False)  # nobody here could wait for memory
                 curves.write_due(board)
                 if cause := _cause(app, trainer.env_steps, board.elapsed_s, signals):
                     break

@@ -6,11 +6,11 @@ code or a stopped process sends none. Used by `supervisor.py` alone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,6 +20,7 @@ from loguru import logger
 from realm.config.keys import AppConfig
 
 _NICE = 10  # of an optional role
+_SPARE = 300  # thousandths of all memory that a spare role counts as larger
 _SLOW_START_S = 30.0
 _MOST_PAUSE_S = 30.0
 _QUIET_REPORTS = 30  # missing reports before a role is named
@@ -107,7 +108,7 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
             "and after {:.0f} s it is started again",
             role.label, quiet, log, _KILLED_AFTER * limit,
         )  # fmt: skip
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(pid(role), signal.SIGUSR1)  # `child.py` has given it a handler
 
 
@@ -118,16 +119,23 @@ def pid(role: Role) -> int:
 def kill(process: BaseProcess) -> None:
     """Kill a role's process and all that it started: each role leads its own session."""
     assert process.pid
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # it may not have reached its setsid yet
 
 
 def give_way(pid: int) -> None:
     """Lower a role's priority, also where the kernel shares CPU time by session (autogroup)."""
-    with contextlib.suppress(OSError):  # it has ended, or the kernel has no autogroups
+    with suppress(OSError):  # it has ended, or the kernel has no autogroups
         os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
         Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
+
+
+def spare(pid: int) -> None:
+    """Have the system end this role before the others when memory is gone. Linux only."""
+    with suppress(OSError, ValueError):  # it has ended, or may not be changed
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, own + _SPARE)))
 
 
 def signal_name(code: int) -> str:

@@ -23,11 +23,12 @@ from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs
 from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
-from realm.launch.role import Key, Role, give_way, heed_silence, kill, pid, signal_name
+from realm.launch.role import Key, Role, give_way, heed_silence, kill, pid, signal_name, spare
 from realm.launch.rundir import RunFile, start_of
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
 from realm.watch.curves import Curves
+from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
@@ -54,6 +55,7 @@ class Supervisor:
             for index in range(processes(name, plan)):
                 self._roles[name, index] = Role(name, index)
         self._curves = Curves(run_dir)
+        self._resources = Resources(run_dir)
         self._signals: list[int] = []
         self._ready_at: float | None = None
         self._turned_at = time.monotonic()
@@ -88,6 +90,7 @@ class Supervisor:
                 self._watch()
                 self._heed_signals()
                 self._check_limits()
+                self._watch_resources()
                 if self.run_file.state == "starting" and self._all_ready():
                     self._set_state("running")
                     self._ready_at = time.monotonic()
@@ -154,6 +157,12 @@ class Supervisor:
             self.stop(f"max_env_steps = {self.app.max_env_steps} reached", 0)
         elif self.app.max_seconds and self._ready_at and time.monotonic() - self._ready_at >= self.app.max_seconds:
             self.stop(f"max_seconds = {self.app.max_seconds:g} reached", 0)
+
+    def _watch_resources(self) -> None:
+        """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""
+        alive = {role.label: pid(role) for role in self._roles.values() if role.process is not None}
+        if self._resources.look({"supervisor": self.run_file.pid} | alive):
+            self._command(self._roles["buffer", 0], "hold")
 
     # --- messages
 
@@ -285,6 +294,8 @@ class Supervisor:
         )
         if ROLES[role.name].optional:
             give_way(pid(role))
+        if ROLES[role.name].spare:
+            spare(pid(role))
         self._write_run_file()
 
     def _watch(self) -> None:

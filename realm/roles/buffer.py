@@ -28,6 +28,9 @@ Answer = tuple[bytes, Message]
 _STILL_S = 60.0
 """Nothing moved for so long, although somebody waits: then the user is told who."""
 
+_HOLD_S = 5.0
+"""So long the word of the supervisor holds that there is no memory; it comes again every second."""
+
 _PRIORITIES = {"key": Field((), "uint64"), "priority": Field((), "float64")}
 
 
@@ -49,6 +52,8 @@ def run(job: Job) -> None:
             link.meters.totals.update(buffer.totals())
             link.meters.totals["refused_invalid"] = keeper.invalid
             link.tick()
+            if any(command.kind == "hold" for command in link.commands()):
+                keeper.hold()
             if still := keeper.standstill(time.monotonic()):
                 link.say("warning", {"text": still})
             moved = False
@@ -77,8 +82,16 @@ def _keep(
 ) -> None:
     """The keeper's thread: handles one question after the other. An error goes to the role's loop, which raises it."""
     try:
-        while (question := questions.get()) is not None:
-            for answer in keeper.handle(*question):
+        while True:
+            try:
+                question = questions.get(timeout=1.0 if keeper.holds() else None)
+            except queue.Empty:
+                given = keeper.turn()  # no question tells when there is memory again
+            else:
+                if question is None:
+                    break
+                given = keeper.handle(*question)
+            for answer in given:
                 answers.put(answer)
             wake()
         keeper.buffer.close()
@@ -110,6 +123,7 @@ class Keeper:
         self._last: tuple[_Draw, Message] | None = None  # kept until the next request shows that it arrived
         self._moved_at = time.monotonic()
         self._told = False  # that nothing moves
+        self._hold_until = 0.0
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
         """Take one question; return all answers that are possible now, also to earlier questions."""
@@ -127,6 +141,11 @@ class Keeper:
         except (WireError, ContractError) as error:
             self.invalid += 1
             answers.append((peer, Message("invalid", message.seq, {"status": INVALID, "reason": str(error)})))
+        return answers + self.turn()
+
+    def turn(self) -> list[Answer]:
+        """All answers that are possible now."""
+        answers: list[Answer] = []
         progress = True
         while progress:
             progress = self._try_draw(answers)  # first: it tells the buffer the next version
@@ -134,6 +153,14 @@ class Keeper:
             if progress:
                 self._moved_at, self._told = time.monotonic(), False
         return answers
+
+    def hold(self) -> None:
+        """Take no round for `_HOLD_S`: memory is nearly gone. Another thread may call it."""
+        self._moved_at = time.monotonic()  # the supervisor has told the user why nothing moves
+        self._hold_until = self._moved_at + _HOLD_S
+
+    def holds(self) -> bool:
+        return time.monotonic() < self._hold_until
 
     def standstill(self, now: float) -> str:
         """Who waits for whom, once, when nothing has moved for a minute although somebody waits; else "".
@@ -159,6 +186,8 @@ class Keeper:
     def _add_held(self, answers: list[Answer]) -> bool:
         """Offer waiting rounds in order of arrival, until one finds no room; return whether one was taken."""
         taken = False
+        if self.holds():
+            return False
         if self._draw is None and self._last is None:
             return False  # only the learner's request tells the next version, and so which rounds are too old
         for key, (peer, items, since) in list(self._held.items()):

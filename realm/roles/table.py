@@ -19,12 +19,14 @@ class Row:
     weights    holds a model, so its process needs torch
     device     its model is on the plan's device; all other roles use the CPU
     optional   training goes on without it: no role waits for it, and it has a low priority
+    spare      what it loses when it is killed is little: so it is the first that the system ends when memory is gone
     """
 
     answers: bool = False
     weights: bool = False
     device: bool = False
     optional: bool = False
+    spare: bool = False
 
 
 ROLES = {
@@ -32,8 +34,8 @@ ROLES = {
     "model_pool": Row(answers=True),
     "learner": Row(weights=True, device=True),
     "actor": Row(answers=True, weights=True, device=True),
-    "aisrv": Row(),
-    "evaluator": Row(weights=True, optional=True),
+    "aisrv": Row(spare=True),
+    "evaluator": Row(weights=True, optional=True, spare=True),
 }
 """In the order of their start."""
 
