@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import zmq
-
 from realm.wire.codec import Codec, Message
 from realm.wire.sockets import Client
 from tests.broken import GREETING, SOCKET_TYPE, mutate
@@ -73,26 +71,51 @@ class Peer:
                 require(time.monotonic() < deadline, "a peer with the secret gets no message through")
                 time.sleep(0.001)
 
-    def flood(self, seconds: float) -> None:
-        """Send the same broken message as fast as the line takes it."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            for _ in range(200):
-                self.sent += self._client._send([b"no message"])
+    def close(self) -> None:
+        self._client.close()
 
-    def endless(self, part_bytes: int, most_bytes: int) -> int:
-        """Send parts of one message that does not end; the bytes that went out."""
-        part, sent, until = bytes(part_bytes), 0, time.monotonic() + 20
-        while sent < most_bytes and time.monotonic() < until:
-            try:
-                self._client._zmq.send(part, zmq.SNDMORE | zmq.DONTWAIT)
+
+class RawPeer:
+    """Knows the run's secret and speaks ZeroMQ by hand, since its own sockets wait, and send whole messages only."""
+
+    def __init__(self, run_id: str, address: str) -> None:
+        hello = b"\x05HELLO\x05realm" + bytes([len(run_id)]) + run_id.encode()
+        begin = b"\x08INITIATE" + SOCKET_TYPE
+        self._socket = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
+        self._socket.sendall(GREETING % b"PLAIN\0\0\0" + bytes([4, len(hello)]) + hello)
+        self._await(b"WELCOME")
+        self._socket.sendall(bytes([4, len(begin)]) + begin)
+        self._await(b"READY")
+
+    def _await(self, word: bytes) -> None:
+        answer = b""
+        while word not in answer:
+            more = self._socket.recv(4096)
+            require(more, f"the handshake of a peer with the secret ended before {word.decode()}")
+            answer += more
+
+    def flood(self, seconds: float) -> int:
+        """Send messages that are none as fast as the line takes them; how many."""
+        text, sent, until = b"no message", 0, time.monotonic() + seconds
+        many = (b"\x00" + bytes([len(text)]) + text) * 1000
+        with contextlib.suppress(OSError):
+            while time.monotonic() < until:
+                self._socket.sendall(many)
+                sent += 1000
+        return sent
+
+    def endless(self, part_bytes: int, most_bytes: int, look: Callable[[], None]) -> int:
+        """Send parts of one message that does not end; the bytes that went out. look: called after every part."""
+        part, sent = b"\x03" + struct.pack(">Q", part_bytes) + bytes(part_bytes), 0
+        with contextlib.suppress(OSError):
+            while sent < most_bytes:
+                self._socket.sendall(part)
                 sent += part_bytes
-            except zmq.Again:
-                time.sleep(0.01)
+                look()
         return sent
 
     def close(self) -> None:
-        self._client.close()
+        self._socket.close()
 
 
 def addresses(run: Victim) -> dict[str, str]:
