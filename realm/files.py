@@ -65,16 +65,16 @@ def read_json(path: Path, most: int) -> Any:
     return content
 
 
-def check_archive(file: IO[bytes], size: int) -> None:
-    """Refuse, with a ValueError, a zip file of `size` bytes that would unpack to more than itself."""
+def check_archive(file: IO[bytes], most: int) -> None:
+    """Refuse, with a ValueError, a zip file that would unpack to more than `most` bytes."""
     try:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except zipfile.BadZipFile as error:
         raise ValueError(str(error)) from error
     file.seek(0)
-    if unpacked > size:
-        raise ValueError(f"unpacks to {unpacked:,} bytes, more than its {size:,}")
+    if unpacked > most:
+        raise ValueError(f"unpacks to {unpacked:,} bytes, more than {most:,}")
 
 
 def _too_large(path: Path, size: int, most: int) -> OSError:

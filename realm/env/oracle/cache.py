@@ -64,7 +64,7 @@ def kept_arrays(file: Path) -> dict[str, NDArray[Any]] | None:
     try:
         content = read_bytes(file, _MOST_BYTES)
         stream = io.BytesIO(content)
-        check_archive(stream, len(content))
+        check_archive(stream, _MOST_BYTES)
         with np.load(stream, allow_pickle=False) as data:
             return dict(data)
     except (OSError, ValueError, EOFError, MemoryError, BadZipFile, zlib.error):
