@@ -25,7 +25,7 @@ from realm.user import load_agent, load_hyper, load_preferences
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="conf/smoke.toml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--fresh", action="store_true", help="begin a new run where run_name exists")
     arguments = parser.parse_args()
     logger.remove()

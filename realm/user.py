@@ -27,7 +27,7 @@ from realm.config.load import RunConfig, build_dataclass
 from realm.config.plan import Preferences
 from realm.config.toml import did_you_mean, one_line, toml_value
 from realm.contract import Policy, Spec, WorkflowContext
-from realm.errors import ConfigError, ContractError, UserCodeError
+from realm.errors import ConfigError, ContractError, UserCodeError, UserError
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
@@ -126,15 +126,30 @@ def load_workflow(algo: str) -> Workflow:
     return _function(module, "workflow", "envs", "policy", "context")
 
 
-def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Any:
-    """Make the frozen `Config` of `<algo>/config.py` with overrides; `places` are RunConfig's, for messages."""
+def load_config_class(algo: str) -> type[Any]:
+    """Import the class `Config` of `<algo>/config.py`."""
     expected = "a frozen dataclass Config"
     module = _module(algo, "config", expected)
     config = _attribute(module, "Config", expected)
     if not (isinstance(config, type) and dataclasses.is_dataclass(config)) or not _frozen(config):
         raise UserCodeError(f"{module.__file__}: Config must be a frozen dataclass")
+    return config
+
+
+def hyper_keys(algo: str) -> list[str]:
+    """The fields of the user's Config, for advice; none if it cannot be loaded."""
     try:
-        return build_dataclass(config, overrides, algo.rpartition(".")[2], places or {}, str(module.__file__))
+        return [field.name for field in dataclasses.fields(load_config_class(algo)) if field.init]
+    except UserError:
+        return []
+
+
+def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Any:
+    """Make the frozen `Config` of `<algo>/config.py` with overrides; `places` are RunConfig's, for messages."""
+    config = load_config_class(algo)
+    file = str(sys.modules[f"{algo}.config"].__file__)
+    try:
+        return build_dataclass(config, overrides, algo.rpartition(".")[2], places or {}, file)
     except ConfigError:
         raise
     except Exception as error:

@@ -28,6 +28,7 @@ from realm.commands.models import (
     run_folder,
     runs_folder,
 )
+from realm.commands.parser import Parser
 from realm.config.load import EVAL_SEED
 from realm.errors import ConfigError, RunError, UserError
 from realm.roles.table import ROLES
@@ -40,6 +41,9 @@ NO_GAME = (
     "start",
     "stop",
     "status",
+    "runs",
+    "compare",
+    "config",
     "attach",
     "logs",
     "save",
@@ -88,10 +92,14 @@ def console() -> int:
 
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line; with the commands of the game here, unless the command `argv[0]` needs none."""
-    parser = argparse.ArgumentParser(prog="realm", description="Distributed PPO training for the realm.")
+    parser: argparse.ArgumentParser = Parser(
+        prog="realm", description="Distributed PPO training for the realm.", example="realm start"
+    )
     parser.add_argument("--version", action="version", version=f"realm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_train(commands)
     _add_runs(commands)
+    _add_help(commands)
     if not argv or argv[0] not in NO_GAME:
         game = load_game(app_here(Path(DEFAULT_CONFIG)))
         _add_eval(commands, game)
@@ -100,38 +108,75 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_runs(commands: Commands) -> None:
-    """The commands that start, stop and show runs."""
-    init = commands.add_parser("init", help="write a package that trains a gymnasium environment, to start from")
+def _add_train(commands: Commands) -> None:
+    """The commands that start and stop runs."""
+    text = "write a package that trains a gymnasium environment, to start from"
+    init = commands.add_parser("init", help=text, example="realm init cart --env CartPole-v1")
     init.add_argument("name", nargs="?", default="", metavar="NAME", help="of the package (default: the environment's)")
     init.add_argument("--env", required=True, metavar="ID", help="of gymnasium, such as CartPole-v1")
     init.add_argument("--from", dest="package", choices=PACKAGES, default="", help="default: ppo, or td3 if continuous")
     init.set_defaults(run=_init)
 
-    start = commands.add_parser("start", help="train: start the cluster (or one process, if the configuration says so)")
+    text = "train: start the cluster (or one process, if the configuration says so)"
+    example = "realm start --set run_name=my-run max_seconds=600 diy.lr_start=1e-3"
+    start = commands.add_parser("start", help=text, example=example)
     start.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
-    start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    start.add_argument(
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE",
+        help="override keys, repeatable; `realm config` lists them",
+    )  # fmt: skip
     start.add_argument("--fresh", action="store_true", help=FRESH_HELP)
     start.add_argument("--detach", action="store_true", help="leave the run in the background when it is ready")
     start.set_defaults(run=train.start)
 
-    stop = commands.add_parser("stop", help="end a run, or one role of it")
+    stop = commands.add_parser("stop", help="end all runs, or one role of them", example="realm stop all")
     stop.add_argument("what", choices=("all", *ROLES))
     stop.add_argument("--log-dir", help=LOG_DIR_HELP)
     stop.set_defaults(run=_stop)
 
-    status = commands.add_parser("status", help="show the living runs and their roles")
+    text = "keep the current model of the living runs in their user_ckpt/"
+    save = commands.add_parser("save", help=text, example="realm save")
+    save.add_argument("--log-dir", help=LOG_DIR_HELP)
+    save.set_defaults(run=_save)
+
+    keys = commands.add_parser(
+        "keys", help="keys for runs that other machines may connect to", example="realm keys new"
+    )  # fmt: skip
+    actions = keys.add_subparsers(required=True, metavar="COMMAND")
+    new = actions.add_parser("new", help="make the keys of this machine", example="realm keys new keys")
+    new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
+    new.set_defaults(run=_new_keys)
+
+
+def _add_runs(commands: Commands) -> None:
+    """The commands that look at runs."""
+    status = commands.add_parser(
+        "status", help="show the living runs and their roles", example="realm status --watch"
+    )  # fmt: skip
     status.add_argument("--watch", action="store_true", help="again and again, until no run lives or Ctrl+C")
     status.add_argument("--json", action="store_true", help="as JSON, with all totals")
     status.add_argument("--log-dir", help=LOG_DIR_HELP)
     status.set_defaults(run=_status)
 
-    attach = commands.add_parser("attach", help="show a living run as its own terminal does")
+    text = "list all runs: how far they came, their best model, state, size and date"
+    runs = commands.add_parser("runs", help=text, example="realm runs")
+    runs.add_argument("--log-dir", help=LOG_DIR_HELP)
+    runs.set_defaults(run=_runs)
+
+    text = "show in which settings runs differ and what they came to"
+    compare = commands.add_parser("compare", help=text, example="realm compare my-run other-run --out curves.png")
+    compare.add_argument("names", nargs="+", metavar="RUN", help="name or path of a run")
+    compare.add_argument("--out", type=Path, help="draw their curves to this .png, .svg or .pdf")
+    compare.add_argument("--log-dir", help=LOG_DIR_HELP)
+    compare.set_defaults(run=_compare)
+
+    text = "show a living run as its own terminal does"
+    attach = commands.add_parser("attach", help=text, example="realm attach my-run")
     attach.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
     attach.add_argument("--log-dir", help=LOG_DIR_HELP)
     attach.set_defaults(run=_attach)
 
-    logs = commands.add_parser("logs", help="show the logs of a run")
+    logs = commands.add_parser("logs", help="show the logs of a run", example="realm logs my-run learner -f")
     logs.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
     logs.add_argument("role", nargs="?", default="", metavar="ROLE", help="like learner or aisrv-1 (default: all)")
     logs.add_argument("-n", dest="lines", type=int, default=20, metavar="N", help="last lines of each (default 20)")
@@ -139,20 +184,26 @@ def _add_runs(commands: Commands) -> None:
     logs.add_argument("--log-dir", help=LOG_DIR_HELP)
     logs.set_defaults(run=_logs)
 
-    save = commands.add_parser("save", help="keep the current model of the living runs in their user_ckpt/")
-    save.add_argument("--log-dir", help=LOG_DIR_HELP)
-    save.set_defaults(run=_save)
 
-    keys = commands.add_parser("keys", help="keys for runs that other machines may connect to")
-    new = keys.add_subparsers(required=True, metavar="COMMAND").add_parser("new", help="make the keys of this machine")
-    new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
-    new.set_defaults(run=_new_keys)
+def _add_help(commands: Commands) -> None:
+    """The commands that help to write a command line."""
+    text = "list the keys of the configuration, their defaults and meanings"
+    config = commands.add_parser("config", help=text, example="realm config max_env_steps")
+    config.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a part of its name (default: all)")
+    config.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
+    config.set_defaults(run=_config)
+
+    text = "print a script that completes commands and options of `realm` in a shell"
+    completion = commands.add_parser("completion", help=text, example='eval "$(realm completion bash)"')
+    completion.add_argument("shell", choices=("bash", "zsh"))
+    completion.set_defaults(run=_completion)
 
 
 def _add_eval(commands: Commands, game: Game | None) -> None:
     """The command `eval` with the game's own options."""
     own = eval_parser(game)
-    evaluation = commands.add_parser("eval", parents=[own], help="play a trained model and print how well it does")
+    text = "play a trained model and print how well it does"
+    evaluation = commands.add_parser("eval", parents=[own], help=text, example="realm eval my-run --id best")
     add_model_options(evaluation)
     evaluation.add_argument("--episodes", type=int, default=0, metavar="N", help="default: eval_episodes")
     how = evaluation.add_mutually_exclusive_group()
@@ -182,6 +233,30 @@ def _status(arguments: argparse.Namespace) -> int:
     from realm.commands.status import show_status
 
     return show_status(runs_folder(arguments.log_dir), arguments.watch, arguments.json)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from realm.commands.config import show_config
+
+    return show_config(arguments.key, arguments.config)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from realm.commands.completion import print_completion
+
+    return print_completion(_parser(), arguments.shell)
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from realm.commands.overview import list_runs
+
+    return list_runs(runs_folder(arguments.log_dir))
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from realm.commands.compare import compare
+
+    return compare([run_folder(name, arguments.log_dir) for name in arguments.names], arguments.out)
 
 
 def _attach(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 from realm.config.load import RunConfig, load_config
 from realm.config.toml import did_you_mean
 from realm.errors import ConfigError
-from realm.user import folder_of, refuse_code_of_a_run
+from realm.user import folder_of, hyper_keys, refuse_code_of_a_run
 from realm.watch.outcome import BEST_FOLDER
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
@@ -25,6 +25,7 @@ MODEL_HELP = (
     f"(default: the newest run; without one {SHIPPED})"
 )
 ID_HELP = "number of updates of the checkpoint, latest (default) or best"
+SET_HELP = "override a key, repeatable; `realm config` lists them"
 RUN_HELP = "name or path of a run (default: the newest run)"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 
@@ -33,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which model is meant, with which configuration."""
     parser.add_argument("model", nargs="?", default="", help=MODEL_HELP)
     parser.add_argument("--id", default="latest", help=ID_HELP)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, repeatable")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument("--log-dir", help=LOG_DIR_HELP)
 
 
@@ -63,6 +64,8 @@ def chosen_model(
         folder = shipped_model()
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no model was shipped with this copy of Realm; name a run")
+    elif "=" in model:
+        raise ConfigError(f"{model}: is not the name of a model; write --set before each key=value")
     elif not model:
         folder = _newest_model(runs_folder(log_dir), number)
     elif _run_around(Path(model)):
@@ -73,7 +76,7 @@ def chosen_model(
     run_dir = _run_around(folder)
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run or inside one (neither it nor a folder above has a config.toml)")
-    config = load_config(run_dir / "config.toml", overrides)
+    config = load_config(run_dir / "config.toml", overrides, hyper_keys)
     for package in {config.app.algo, config.app.app}:
         # the shipped model lies inside the package that plays it, and is no run
         refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))

@@ -20,13 +20,13 @@ from realm.errors import ConfigError
 from realm.files import set_aside
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
-from realm.user import load_preferences
+from realm.user import hyper_keys, load_preferences
 from realm.watch.resources import raise_file_limit
 
 
 def start(arguments: argparse.Namespace) -> int:
     """Train until a limit, a signal or an error; return the exit code."""
-    config = load_config(arguments.config, arguments.set)
+    config = load_config(arguments.config, arguments.set, hyper_keys)
     app = config.app
     if arguments.detach:
         return _start_detached(arguments, config)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,8 +52,13 @@ class RunConfig:
         return dataclasses.replace(self, env=env, eval_env={}, places=places)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a file and apply `key=value` overrides; raise ConfigError at the first error."""
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), hyper_keys: Callable[[str], Iterable[str]] = lambda algo: ()
+) -> RunConfig:
+    """Read a file and apply `key=value` overrides; raise ConfigError at the first error.
+
+    hyper_keys: the user's hyper-parameters by `algo`, to say where a key belongs that is in the wrong table.
+    """
     tables, places = read_toml(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
@@ -62,7 +67,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     for text in overrides:
         _override(text, tables, places)
 
-    app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}))
+    app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}), hyper_keys)
     known = ["app", "env", "eval_env", app.hyper_table]
     for name in [table for table in tables if table not in known]:
         # `--set algo=other` must accept the table of the algorithm that the file was written for.
@@ -90,7 +95,7 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
     for key, value in table.items():
         place, name = places.get(f"{prefix}.{key}", f"table [{prefix}]"), f"{prefix}.{key}"
         if key not in fields:
-            near = did_you_mean(key, fields)
+            near = f" (did you mean {key!r} in [app]?)" if key in HINTS else did_you_mean(key, fields)
             raise ConfigError(f"{place}: key {name!r}: unknown; must be a field of Config in {file}{near}")
         values[key] = convert(value, hints[key], place, name)
     for key, each in fields.items():
@@ -119,21 +124,42 @@ def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _app(table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any]) -> tuple[AppConfig, list[str]]:
-    """Make AppConfig and its warnings from the table [app]; `env` is the table [env], for advice."""
+def settings_of(config: RunConfig) -> dict[str, str]:
+    """Every key, as `--set` names it, with its value as TOML."""
+    tables = {
+        "": dataclasses.asdict(config.app), "env.": config.env, "eval_env.": config.eval_env,
+        f"{config.app.hyper_table}.": config.hyper,
+    }  # fmt: skip
+    return {table + key: toml_value(value) for table, values in tables.items() for key, value in values.items()}
+
+
+def _app(
+    table: dict[str, Any], places: Mapping[str, str], env: Mapping[str, Any], hyper_keys: Callable[[str], Iterable[str]]
+) -> tuple[AppConfig, list[str]]:
+    """Make AppConfig and its warnings from the table [app]; `env` (the table [env]) and hyper_keys are for advice."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         place = places[f"app.{key}"]
         if key in HINTS:
             values[key] = convert(value, HINTS[key], place, key, CHECKS.get(key), SPELLINGS.get(key))
         elif key not in IGNORED:
-            near = f" (did you mean 'env.{key}'?)" if key in env else did_you_mean(key, [*HINTS, *IGNORED])
+            near = _near(key, env, str(table.get("algo", AppConfig.algo)), hyper_keys)
             raise ConfigError(
                 f"{place}: key {key!r}: unknown; must be a key of AppConfig in realm/config/keys.py{near}"
             )
     app = _make(AppConfig, values, "app", places)
     named = "; ".join(f"{key} ({places[f'app.{key}']}: {IGNORED[key]})" for key in table if key in IGNORED)
     return app, [f"these keys of KaiwuDRL have no effect here and are ignored: {named}"] if named else []
+
+
+def _near(key: str, env: Mapping[str, Any], algo: str, hyper_keys: Callable[[str], Iterable[str]]) -> str:
+    """Advice for an unknown key of [app]: perhaps it belongs to another table."""
+    own = list(hyper_keys(algo))
+    prefix = "env." if key in env else f"{algo.rpartition('.')[2]}." if key in own else ""
+    if prefix:
+        return f" (did you mean '{prefix}{key}'?)"
+    near = did_you_mean(key, own).replace("mean '", f"mean '{algo.rpartition('.')[2]}.")
+    return did_you_mean(key, [*HINTS, *IGNORED]) or near
 
 
 def _override(text: str, tables: dict[str, Any], places: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ def convert(
         if not _is_finite(converted):
             must = "a finite number" if isinstance(value, int | float) else "made of finite numbers"
         elif check and not check(converted):
-            must = _expected(hint)
+            must = expected(hint)
     if must:
         near = did_you_mean(value.rpartition(".")[2], _choices(hint)) if isinstance(value, str) else ""
         raise ConfigError(f"{place}: key {name!r}: got {toml_value(value)[:80]}; must be {must}{near}")
@@ -71,11 +71,11 @@ def _expected_instead(value: Any, hint: Any) -> str:
     """Say in words what a hint accepts, for a value of another type or out of bounds."""
     if is_text(hint) and not isinstance(value, str):
         return NOUNS[str]
-    words = _expected(hint)
+    words = expected(hint)
     return words if _is_finite(value) else re.sub(r"\ba (whole )?number", r"a finite \1number", words)
 
 
-def _expected(hint: Any) -> str:
+def expected(hint: Any) -> str:
     """Say in words which values a hint accepts; "" where there are no words for it."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -83,13 +83,13 @@ def _expected(hint: Any) -> str:
         limits = [(word, getattr(meta, bound)) for meta in metas for bound, word in BOUNDS.items()]
         bounds = " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
         described = next((meta.description for meta in metas if meta.description), None)
-        return described or f"{_expected(args[0])} {bounds}".strip()
+        return described or f"{expected(args[0])} {bounds}".strip()
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(filter(None, map(_expected, args)))
+        return " or ".join(filter(None, map(expected, args)))
     if origin is typing.Literal:
         return " or ".join(map(toml_value, args))
     if origin in (list, tuple) and args[1:] in ((), (...,)):
-        return f"a list, each {_expected(args[0])}"
+        return f"a list, each {expected(args[0])}"
     return NOUNS.get(origin or hint, "")
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from loguru import logger
 
 from realm.config.flow import check_memory, check_rows
-from realm.config.load import RunConfig, load_config, to_toml
+from realm.config.load import RunConfig, load_config, settings_of, to_toml
 from realm.config.plan import Decided, Plan, make_plan, slow_choices, usable_bytes
-from realm.config.toml import MOST_BYTES, toml_value
+from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError, UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, set_aside
@@ -171,15 +171,7 @@ def beginning(run_dir: Path, config: RunConfig) -> list[str]:
 
 def changed_keys(old: RunConfig, new: RunConfig) -> list[str]:
     """`key: old value -> new value` of every key that differs, as `--set` names keys."""
-
-    def flat(config: RunConfig) -> dict[str, str]:
-        tables = {
-            "": dataclasses.asdict(config.app), "env.": config.env, "eval_env.": config.eval_env,
-            f"{config.app.hyper_table}.": config.hyper,
-        }  # fmt: skip
-        return {table + key: toml_value(value) for table, values in tables.items() for key, value in values.items()}
-
-    before, after = flat(old), flat(new)
+    before, after = settings_of(old), settings_of(new)
     keys = [*before, *(key for key in after if key not in before)]
     return [
         f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"

@@ -80,3 +80,14 @@ class TensorBoard:
         if writer is not None:
             with suppress(OSError):  # every write was flushed or has caused a warning
                 writer.close()
+
+
+def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Tag -> env steps and values, without those that a resumed run has dropped."""
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
+    events.Reload()
+    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    return {tag: ([one.step for one in points], [one.value for one in points]) for tag, points in found.items()}

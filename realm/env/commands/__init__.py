@@ -32,39 +32,53 @@ def add_commands(commands: Commands) -> None:
     """Add `map`, `oracle`, `record` and `play`."""
     _add_map(commands)
 
-    oracle = commands.add_parser("oracle", help="the highest score that an episode allows, and a play near it")
+    oracle = commands.add_parser(
+        "oracle",
+        help="the highest score that an episode allows, and a play near it",
+        example="realm oracle --treasures 3,7,12 --out best.gif",
+    )
     _add_episode(oracle, "the realm's own, with all treasures")
     oracle.add_argument("--out", type=Path, help="draw that play: .gif, or .png for its end")
     oracle.set_defaults(run=_oracle)
 
-    record = commands.add_parser("record", help="draw an episode of a trained model as a GIF")
+    record = commands.add_parser(
+        "record", help="draw an episode of a trained model as a GIF", example="realm record my-run --out episode.gif"
+    )
     _add_player(record)
     record.add_argument("--out", type=Path, default=Path("episode.gif"), help=".gif, or .png for the episode's end")
     record.set_defaults(run=_record)
 
-    play = commands.add_parser("play", help="show an episode of a trained model in the terminal")
+    play = commands.add_parser(
+        "play", help="show an episode of a trained model in the terminal", example="realm play my-run --id best"
+    )
     _add_player(play)
     play.add_argument("--speed", type=float, default=20.0, metavar="STEPS_PER_S", help="default 20")
     play.set_defaults(run=_play)
 
 
 def _add_map(commands: Commands) -> None:
-    map_ = commands.add_parser("map", help="show, generate or check a map of the realm")
+    map_ = commands.add_parser(
+        "map", help="show, generate or check a map of the realm", example="realm map show generated:7"
+    )
     action = map_.add_subparsers(required=True, metavar="show|generate|check")
 
-    show = action.add_parser("show", help="print facts about a map and draw it")
+    show = action.add_parser("show", help="print facts about a map and draw it", example="realm map show generated:7")
     show.add_argument("map", nargs="?", default="default", help=f"{MAP_HELP} (default: default)")
     show.add_argument("--out", type=Path, help="draw it to this .png instead of here")
     show.set_defaults(run=_map_show)
 
-    generate = action.add_parser("generate", help="make a corridor map from a seed")
+    generate = action.add_parser(
+        "generate", help="make a corridor map from a seed", example="realm map generate --seed 7 --out my-map"
+    )
     generate.add_argument("--seed", type=int, required=True, help="same seed, same map")
     generate.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="for map_1.json, crab.yaml, map.png"
     )
     generate.set_defaults(run=_map_generate)
 
-    check = action.add_parser("check", help="say whether a map can be played, and if not why")
+    check = action.add_parser(
+        "check", help="say whether a map can be played, and if not why", example="realm map check my-map"
+    )
     check.add_argument("map", help=MAP_HELP)
     check.set_defaults(run=_map_check)
 

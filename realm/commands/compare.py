@@ -1,0 +1,87 @@
+"""`realm compare A B`: the settings in which runs differ, what they came to, and their curves in one picture."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from realm.commands.files import check_file, writing
+from realm.commands.overview import RIGHT, overview
+from realm.config.load import load_config, settings_of
+from realm.errors import ConfigError
+from realm.launch.rundir import read_run
+from realm.watch.progress import busy
+from realm.watch.status import table
+from realm.watch.tensorboard import read_curves
+
+_CURVES = {"score": ("episode/score", "evaluation/score"), "return": ("episode/r", "evaluation/r")}
+"""What is drawn -> its tags: of training, of evaluations."""
+
+
+def compare(folders: Sequence[Path], out: Path | None) -> int:
+    """Print what differs; draw the curves to `out`, if it is given."""
+    check_file("--out", out, (".png", ".svg", ".pdf"))
+    if len(set(folders)) < 2:
+        raise ConfigError("realm compare: must be given at least two runs that are not the same")
+    names = [path.name for path in folders]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in folders]
+    settings = [settings_of(load_config(path / "config.toml")) for path in folders]
+    runs = [(path, run) for path in folders if (run := read_run(path))]
+    print("\n".join(table(overview(runs), RIGHT)))
+    print("\nsettings that differ:")
+    print("\n".join(f"  {line}" for line in differences(names, settings, _width() - 2)) or "  none")
+    if out is None:
+        print("\n--out FILE.png draws their curves")
+        return 0
+    _draw(dict(zip(names, folders, strict=True)), out)
+    print(f"\ntheir curves: {out}")
+    return 0
+
+
+def differences(names: Sequence[str], settings: Sequence[dict[str, str]], width: int) -> list[str]:
+    """A line for each key in which the runs differ, as `--set` names keys; below each other if that is too wide."""
+    keys = dict.fromkeys(key for one in settings for key in one if key != "run_name")
+    rows = [(key, *(one.get(key, "not set") for one in settings)) for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    if not rows:
+        return []
+    lines = table([("", *names), *rows])
+    if max(map(len, lines)) <= width:
+        return lines
+    left = max(map(len, names))
+    return [
+        line
+        for key, *values in rows
+        for line in (key, *(f"  {name:<{left}} {value}" for name, value in zip(names, values, strict=True)))
+    ]
+
+
+def _draw(runs: dict[str, Path], out: Path) -> None:
+    try:
+        from matplotlib.figure import Figure  # late, and only here: few commands draw
+    except ImportError:
+        raise ConfigError("--out needs matplotlib, which is not installed: pip install matplotlib") from None
+    with busy("reading the curves"):
+        read = {name: read_curves(path / "log" / "tensorboard") for name, path in runs.items()}
+    there = {tag for curves in read.values() for tag in curves}
+    what = next((what for what, tags in _CURVES.items() if there & set(tags)), None)
+    if what is None:
+        raise ConfigError("these runs have no curve of a score or a return yet")
+    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot(xlabel="env steps", ylabel=f"mean {what} of an episode")
+    for number, (name, curves) in enumerate(read.items()):
+        training, evaluation = (curves.get(tag, ([], [])) for tag in _CURVES[what])
+        axes.plot(*training, color=f"C{number}", linewidth=1, alpha=0.5, label=f"{name}: training")
+        if evaluation[0]:
+            axes.plot(*evaluation, color=f"C{number}", linewidth=2, marker=".", label=f"{name}: evaluation")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with writing(out):
+        figure.savefig(out)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120

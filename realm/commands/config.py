@@ -1,0 +1,69 @@
+"""`realm config [KEY]`: the keys of the configuration with their defaults and meanings."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+import textwrap
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from realm.config.keys import AppConfig
+from realm.config.load import HINTS, RunConfig, load_config, settings_of
+from realm.config.meanings import meanings
+from realm.config.toml import did_you_mean, toml_value
+from realm.config.values import expected
+from realm.errors import ConfigError
+from realm.user import load_config_class
+
+
+class _Key(NamedTuple):
+    name: str  # as `--set` takes it
+    default: str
+    meaning: str
+    hint: Any
+
+
+def show_config(word: str, path: str) -> int:
+    """Print the keys whose names hold `word`, or all; if one is called so, only that, with what it must be."""
+    config = load_config(path)
+    keys = _keys(config)
+    names = [key.name for key in keys]
+    chosen = [key for key in keys if word in (key.name, key.name.rpartition(".")[2])]
+    chosen = chosen or [key for key in keys if word in key.name]
+    if not chosen:
+        near = did_you_mean(word, [*names, *(name.rpartition(".")[2] for name in names)])
+        raise ConfigError(f"{word}: there is no such key{near}; `realm config` lists all of them")
+    now = settings_of(config)
+    print(f"values of {path}; `realm start --set KEY=VALUE` sets one for one run")
+    for key in chosen:
+        _show(key, now.get(key.name, key.default), len(chosen) < 4)
+    return 0
+
+
+def _keys(config: RunConfig) -> list[_Key]:
+    """The keys of [app], and those of the package's own table."""
+    said = meanings(AppConfig)
+    default = settings_of(RunConfig(AppConfig(), {}, {}, {}))
+    keys = [_Key(name, default[name], said.get(name, ""), hint) for name, hint in HINTS.items()]
+    own = load_config_class(config.app.algo)
+    said = meanings(own)
+    for field in dataclasses.fields(own):
+        value = "no default"
+        if field.default is not dataclasses.MISSING:
+            value = str(field.default)
+            with suppress(TypeError):  # TOML has no such value
+                value = toml_value(field.default)
+        if field.init:
+            keys.append(_Key(f"{config.app.hyper_table}.{field.name}", value, said.get(field.name, ""), None))
+    return keys
+
+
+def _show(key: _Key, value: str, in_full: bool) -> None:
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    print(f"{key.name} = {value}" + (f"   (default {key.default})" if value != key.default else ""))
+    must = f" It must be {expected(key.hint)}." if in_full and expected(key.hint) else ""
+    text = f"{key.meaning}{must}".strip()
+    if text:
+        print(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))

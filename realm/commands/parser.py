@@ -1,0 +1,66 @@
+"""The parser of the command line: a mistake is one sentence that names what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from realm.config.toml import did_you_mean
+from realm.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a ConfigError for a wrong command line; the parsers of commands are of this class, too."""
+
+    def __init__(self, *arguments: Any, example: str = "", **options: Any) -> None:
+        """example: a command line, shown at the end of the help."""
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        if example:
+            options["epilog"] = f"example:\n  {example}"
+        super().__init__(*arguments, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse."""
+        raise ConfigError(f"{self.prog}: {message}; `{self.prog} --help` shows how it is called")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Called by argparse, whose own sentence lists every choice and suggests none."""
+        if action.choices is None or value in action.choices:
+            return
+        near = did_you_mean(str(value), map(str, action.choices))
+        if isinstance(action, argparse._SubParsersAction):
+            raise ConfigError(f"{self.prog} {value}: there is no such command{near}; `{self.prog} --help` lists them")
+        raise argparse.ArgumentError(action, f"got {value!r}; must be {' or '.join(map(str, action.choices))}{near}")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse does, but unknown words are named with the command's options in mind."""
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            _refuse(unknown[0], self._parser_of(args or ()))
+        return arguments
+
+    def _parser_of(self, words: Iterable[str]) -> Parser:
+        """The parser of the command that these words call."""
+        parser: argparse.ArgumentParser = self
+        for word in words:
+            parsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+            if parsers and word in parsers[0].choices:
+                parser = parsers[0].choices[word]
+        assert isinstance(parser, Parser)
+        return parser
+
+    @property
+    def options(self) -> list[str]:
+        """The long names of its options."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+
+def _refuse(word: str, parser: Parser) -> NoReturn:
+    name = word.partition("=")[0]
+    if word.startswith("-"):
+        near = did_you_mean(name, parser.options)
+        raise ConfigError(f"{name}: {parser.prog} has no such option{near}; `{parser.prog} --help` lists them")
+    if "=" in word and "--set" in parser.options:
+        raise ConfigError(f"{word}: write --set before each key=value of {parser.prog}")
+    raise ConfigError(f"{word}: {parser.prog} does not expect it; `{parser.prog} --help` shows how it is called")
