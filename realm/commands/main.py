@@ -35,16 +35,7 @@ from realm.roles.table import ROLES
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
-NO_GAME = (
-    "init",
-    "start",
-    "stop",
-    "status",
-    "attach",
-    "logs",
-    "save",
-    "keys",
-)  # commands that are the same for all games
+NO_GAME = ("init", "start", "stop", "status", "attach", "logs", "save", "runs", "keys")
 
 
 def main(argv: list[str]) -> int:
@@ -143,6 +134,14 @@ def _add_runs(commands: Commands) -> None:
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
+    runs = commands.add_parser("runs", help="list the runs with their sizes, or delete old ones")
+    runs.add_argument("--log-dir", help=LOG_DIR_HELP)
+    runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
+    runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
+    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
+    runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
+    runs.set_defaults(run=_runs)
+
     keys = commands.add_parser("keys", help="keys for runs that other machines may connect to")
     new = keys.add_subparsers(required=True, metavar="COMMAND").add_parser("new", help="make the keys of this machine")
     new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
@@ -202,6 +201,17 @@ def _save(arguments: argparse.Namespace) -> int:
     from realm.commands.runs import save_models
 
     return save_models(runs_folder(arguments.log_dir))
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from realm.commands.prune import prune, show_runs
+
+    folder = runs_folder(arguments.log_dir)
+    if arguments.prune:
+        return prune(folder, arguments.keep, arguments.older_than, arguments.yes)
+    if arguments.keep is not None or arguments.older_than is not None or arguments.yes:
+        raise ConfigError("--keep, --older-than and --yes need --prune")
+    return show_runs(folder)
 
 
 def _new_keys(arguments: argparse.Namespace) -> int:

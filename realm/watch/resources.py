@@ -65,7 +65,7 @@ def shortages(now: Reading, before: Collection[str], run_dir: Path) -> dict[str,
     if short("disk", now.disk_free, low_disk(now.disk_total)):
         found["disk"] = (
             f"{run_dir}: {in_words(now.disk_free)} of the disk are left; when it is full, checkpoints, logs and curves "
-            "are not written until there is room again; `realm runs --prune` removes old runs"
+            "are not written until there is room again; `realm runs --prune --keep 5` deletes old runs"
         )
     if short("memory", now.memory_free, low_memory(now.memory_total)):
         found["memory"] = (
