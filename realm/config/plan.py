@@ -96,16 +96,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def usable_bytes() -> int:
-    """Memory that this run may use, bytes: that of the machine, or of its container if that is less."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = Path("/sys/fs/cgroup", name)
-        if text.is_file() and (limit := text.read_text().strip()).isdigit():  # or "max"
-            limits.append(int(limit))
-    return min(limits)
-
-
 def this_machine() -> Machine:
     """Look at this machine without importing torch or reverb."""
     from importlib import metadata  # late: roles import this module and do not need it
