@@ -35,7 +35,7 @@ from realm.roles.table import ROLES
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
-NO_GAME = ("init", "start", "stop", "status", "attach", "logs", "save", "runs", "keys")
+NO_GAME = ("init", "start", "stop", "status", "attach", "logs", "save", "runs", "keys", "doctor")
 
 
 def main(argv: list[str]) -> int:
@@ -142,6 +142,12 @@ def _add_runs(commands: Commands) -> None:
     runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
     runs.set_defaults(run=_runs)
 
+    doctor = commands.add_parser("doctor", help="look at this machine, this Python and the runs for what needs mending")
+    doctor.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
+    doctor.add_argument("--log-dir", help=LOG_DIR_HELP)
+    doctor.add_argument("--json", action="store_true", help="print a list for programs")
+    doctor.set_defaults(run=_doctor)
+
     keys = commands.add_parser("keys", help="keys for runs that other machines may connect to")
     new = keys.add_subparsers(required=True, metavar="COMMAND").add_parser("new", help="make the keys of this machine")
     new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
@@ -212,6 +218,12 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.keep is not None or arguments.older_than is not None or arguments.yes:
         raise ConfigError("--keep, --older-than and --yes need --prune")
     return show_runs(folder)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from realm.commands.doctor import doctor
+
+    return doctor(arguments.config, arguments.log_dir, arguments.json)
 
 
 def _new_keys(arguments: argparse.Namespace) -> int:
