@@ -82,7 +82,7 @@ def commands_in(folder: Path) -> set[str]:
 
 def test_the_help_lists_the_commands_of_the_game_here(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     everywhere = {
-        "init", "start", "stop", "save", "keys", "status", "runs", "compare", "attach", "logs", "config", "completion",
+        "init", "start", "stop", "save", "keys", "status", "runs", "compare", "attach", "logs", "config", "completion", "doctor",
         "eval",
     }  # fmt: skip
     realms = {"map", "oracle", "record", "play"}

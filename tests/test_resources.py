@@ -19,6 +19,7 @@ import pytest
 from cluster import ROOT, Run
 from loguru import logger
 
+from realm.config.memory import group_memory
 from realm.launch.role import spare
 from realm.watch import logs, resources
 from realm.watch.logs import rotate, rotate_all
@@ -26,7 +27,6 @@ from realm.watch.resources import (
     Reading,
     Resources,
     Warner,
-    group_memory,
     in_words,
     must_hold,
     raise_file_limit,
@@ -251,7 +251,7 @@ def join(group: Path, pid: int) -> None:
 HOG = """
 import sys, time
 from pathlib import Path
-from realm.watch.resources import memory
+from realm.config.memory import memory
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 kept = []
 while memory()[0] > 120 << 20:

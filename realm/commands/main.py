@@ -37,18 +37,8 @@ FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exist
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
 NO_GAME = (
-    "init",
-    "start",
-    "stop",
-    "status",
-    "runs",
-    "compare",
-    "config",
-    "attach",
-    "logs",
-    "save",
-    "keys",
-)  # commands that are the same for all games
+    "init", "start", "stop", "status", "runs", "compare", "config", "attach", "logs", "save", "keys", "doctor",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -158,9 +148,13 @@ def _add_runs(commands: Commands) -> None:
     status.add_argument("--log-dir", help=LOG_DIR_HELP)
     status.set_defaults(run=_status)
 
-    text = "list all runs: how far they came, their best model, state, size and date"
-    runs = commands.add_parser("runs", help=text, example="realm runs")
+    text = "list all runs: how far they came, their best model, state, size and date; or delete old ones"
+    runs = commands.add_parser("runs", help=text, example="realm runs --prune --keep 10")
     runs.add_argument("--log-dir", help=LOG_DIR_HELP)
+    runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
+    runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
+    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
+    runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
     runs.set_defaults(run=_runs)
 
     text = "show in which settings runs differ and what they came to"
@@ -197,6 +191,12 @@ def _add_help(commands: Commands) -> None:
     completion = commands.add_parser("completion", help=text, example='eval "$(realm completion bash)"')
     completion.add_argument("shell", choices=("bash", "zsh"))
     completion.set_defaults(run=_completion)
+    text = "look at this machine, this Python and the runs for what needs mending"
+    doctor = commands.add_parser("doctor", help=text, example="realm doctor")
+    doctor.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
+    doctor.add_argument("--log-dir", help=LOG_DIR_HELP)
+    doctor.add_argument("--json", action="store_true", help="print a list for programs")
+    doctor.set_defaults(run=_doctor)
 
 
 def _add_eval(commands: Commands, game: Game | None) -> None:
@@ -247,12 +247,6 @@ def _completion(arguments: argparse.Namespace) -> int:
     return print_completion(_parser(), arguments.shell)
 
 
-def _runs(arguments: argparse.Namespace) -> int:
-    from realm.commands.overview import list_runs
-
-    return list_runs(runs_folder(arguments.log_dir))
-
-
 def _compare(arguments: argparse.Namespace) -> int:
     from realm.commands.compare import compare
 
@@ -277,6 +271,24 @@ def _save(arguments: argparse.Namespace) -> int:
     from realm.commands.runs import save_models
 
     return save_models(runs_folder(arguments.log_dir))
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from realm.commands.overview import list_runs
+    from realm.commands.prune import prune
+
+    folder = runs_folder(arguments.log_dir)
+    if arguments.prune:
+        return prune(folder, arguments.keep, arguments.older_than, arguments.yes)
+    if arguments.keep is not None or arguments.older_than is not None or arguments.yes:
+        raise ConfigError("--keep, --older-than and --yes need --prune")
+    return list_runs(folder)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from realm.commands.doctor import doctor
+
+    return doctor(arguments.config, arguments.log_dir, arguments.json)
 
 
 def _new_keys(arguments: argparse.Namespace) -> int:

@@ -96,28 +96,21 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def usable_bytes() -> int:
-    """Memory that this run may use, bytes: that of the machine, or of its container if that is less."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = Path("/sys/fs/cgroup", name)
-        if text.is_file() and (limit := text.read_text().strip()).isdigit():  # or "max"
-            limits.append(int(limit))
-    return min(limits)
+def gpus() -> int:
+    """GPUs that the system shows; torch may be unable to use them."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
 
 
 def this_machine() -> Machine:
     """Look at this machine without importing torch or reverb."""
     from importlib import metadata  # late: roles import this module and do not need it
 
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
     try:
-        if metadata.version("torch").endswith("+cpu"):
-            gpus = 0  # this build of torch cannot use them
+        usable = 0 if metadata.version("torch").endswith("+cpu") else gpus()  # that build cannot use them
     except metadata.PackageNotFoundError as error:
         raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
     has_reverb = all(find_spec(name) for name in ("reverb", "tensorflow"))
-    return Machine(usable_cores(), gpus, has_reverb, has_reverb and netns.possible())
+    return Machine(usable_cores(), usable, has_reverb, has_reverb and netns.possible())
 
 
 # --- decisions

@@ -17,7 +17,8 @@ from loguru import logger
 
 from realm.config.flow import check_memory, check_rows
 from realm.config.load import RunConfig, load_config, settings_of, to_toml
-from realm.config.plan import Decided, Plan, make_plan, slow_choices, usable_bytes
+from realm.config.memory import usable_bytes
+from realm.config.plan import Decided, Plan, make_plan, slow_choices
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError, UserCodeError

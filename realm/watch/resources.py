@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from loguru import logger
 
+from realm.config.memory import memory
 from realm.watch.logs import rotate_all
 from realm.watch.progress import Every
 
@@ -24,7 +25,6 @@ _LOOK_EVERY_S = 1.0
 _SAY_EVERY_S = 60.0
 _GIB = 1 << 30
 _MOST_FILES = 1 << 20  # some programs try to close every number up to the limit
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def shortages(now: Reading, before: Collection[str], run_dir: Path) -> dict[str,
     if short("disk", now.disk_free, low_disk(now.disk_total)):
         found["disk"] = (
             f"{run_dir}: {in_words(now.disk_free)} of the disk are left; when it is full, checkpoints, logs and curves "
-            "are not written until there is room again; `realm runs --prune` removes old runs"
+            "are not written until there is room again; `realm runs --prune --keep 5` deletes old runs"
         )
     if short("memory", now.memory_free, low_memory(now.memory_total)):
         found["memory"] = (
@@ -162,43 +162,6 @@ def read(folder: Path, pids: Mapping[str, int]) -> Reading:
             open_files[label] = psutil.Process(pid).num_fds()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Reading(disk.free, disk.total, *memory(), open_files, limit if limit > 0 else _MOST_FILES)
-
-
-def memory() -> tuple[int, int]:
-    """(free, total) bytes: of the machine, or of the control group (container) that has less left."""
-    machine = psutil.virtual_memory()
-    return min([(machine.available, machine.total), *group_memory(_CGROUPS, _own_groups())])
-
-
-def group_memory(root: Path, groups: str) -> Iterator[tuple[int, int]]:
-    """(free, limit) bytes of each control group with a limit that this process is in.
-
-    root: where they are mounted, version 1 or 2. groups: the content of /proc/self/cgroup.
-    """
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, used, cached = root, "memory.max", "memory.current", ("active_file", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cached = ("total_active_file", "total_inactive_file")
-        else:
-            continue
-        own = base / path.strip("/")
-        # inside a container the path may be that of the host, and the mounted folder is the group itself
-        for folder in (own, *(parent for parent in own.parents if parent.is_relative_to(base))):
-            with suppress(OSError, ValueError):  # no such file, or "max": there is no limit
-                most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-                stat = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
-                # copies of files count as used, but the system drops them when it needs the room
-                yield most - now + sum(int(stat.get(name, 0)) for name in cached), most
-
-
-def _own_groups() -> str:
-    try:
-        return Path("/proc/self/cgroup").read_text()
-    except OSError:
-        return ""  # not Linux
 
 
 def raise_file_limit() -> None:
