@@ -21,7 +21,6 @@ from realm.files import set_aside
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.user import hyper_keys, load_preferences
-from realm.watch.resources import raise_file_limit
 
 
 def start(arguments: argparse.Namespace) -> int:
@@ -32,6 +31,8 @@ def start(arguments: argparse.Namespace) -> int:
         return _start_detached(arguments, config)
     if app.run_mode == "eval":
         return _evaluate(config)
+    from realm.watch.resources import raise_file_limit  # late: it brings rich, which `--help` does not need
+
     raise_file_limit()
     decided = decide(app, this_machine(), load_preferences(app.algo))
     plan = make_plan(decided.app)
