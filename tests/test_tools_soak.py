@@ -76,11 +76,12 @@ def test_what_counts_as_flat_and_as_noise():
     assert hour.slope(looks(0, 500, 100, 100, 100, 100), "pss_mb") == pytest.approx(0, abs=1e-6)
     growing, scores = looks(*range(100, 200, 5)), {"faulty": (100.0, 1.0), "clean": (101.0, 1.0)}
     assert hour.slope(growing, "pss_mb") == pytest.approx(300)
-    assert "score 100.0" in hour.judged(scores, growing, growing, minutes=3)
+    assert "score 100.0" in hour.judged(scores, 0.0, growing, growing, minutes=3)
+    assert hour.judged({**scores, "faulty": (80.0, 1.0)}, 20.0, growing, growing, minutes=3)  # it still climbs
     with pytest.raises(FaultFailed, match="'pss_mb'"):
-        hour.judged(scores, growing, growing, minutes=60)
+        hour.judged(scores, 0.0, growing, growing, minutes=60)
     with pytest.raises(FaultFailed, match="a score of 80"):
-        hour.judged({**scores, "faulty": (80.0, 1.0)}, growing, growing, minutes=3)
+        hour.judged({**scores, "faulty": (80.0, 1.0)}, 5.0, growing, growing, minutes=3)
 
 
 def test_recovery_is_a_median_and_the_greatest():

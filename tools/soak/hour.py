@@ -7,13 +7,10 @@ exactly what was injected, and need no more memory, handles and threads as time 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,21 +19,21 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tests.cluster import ROOT
+from tools import common
 from tools.soak.network import OPENINGS, SERVERS, WRONG, Peer, addresses, counted, visit
 from tools.soak.victim import SUPERVISOR, Ground, Outcome, Victim, memory_mb, require
 
 CONFIG = "conf/configure_app.toml"
 SETTINGS = (
-    "wrapper_type=remote", "predict_local_or_remote=remote", "aisrv_count=2", "restart_budget=100000",
+    "wrapper_type=remote", "predict_local_or_remote=remote", "aisrv_count=2", "restart_budget=1000",
     "restart_window_s=0.01", "report_interval_s=0.5", "dump_model_freq=10",
 )  # fmt: skip
 QUIET_S = 20.0  # at the end nothing is injected, so that the last counters are told
 SHARE = 0.01  # of bad frames
 EVENT_S = (4.0, 20.0)  # between two events
 FREEZE_S = (1.0, 40.0)
+KILLS = 0.7  # of the events of a role; the others are freezes
 LOOK_S = 5.0
-EPISODES = 200
 GROWTH_MB_PER_H = 200.0  # a slope below this counts as flat; told only of runs of half an hour or more
 FEW_MINUTES = 30.0
 
@@ -54,12 +51,12 @@ class Look:
 
 @dataclass
 class Injected:
-    """How often what was done; bad frames and visits by label."""
+    """How often what was done; by label, and in all."""
 
     kills: dict[str, int] = field(default_factory=dict)
     freezes: dict[str, int] = field(default_factory=dict)
     frozen_s: float = 0.0
-    bad: int = 0
+    bad: dict[str, int] = field(default_factory=dict)
     visits: int = 0
     wrong_passwords: int = 0
     recovery_s: list[float] = field(default_factory=list)
@@ -76,7 +73,7 @@ class Injector:
     def event(self) -> None:
         draw, labels = self._draw, [*self._run.labels(), SUPERVISOR]
         label = draw.choice(labels)
-        if label != SUPERVISOR and draw.random() < 0.5:
+        if label != SUPERVISOR and draw.random() < KILLS:
             self.settle(label)
             self.done.recovery_s.append(self._run.kill_and_recover(label))
             self.done.kills[label] = self.done.kills.get(label, 0) + 1
@@ -121,7 +118,7 @@ class Injector:
     def _forget(self, label: str) -> None:
         if label in self._peers:
             _, peer, _, wrong = self._peers.pop(label)
-            self.done.bad += peer.sent
+            self.done.bad[label] = self.done.bad.get(label, 0) + peer.sent
             self.done.wrong_passwords += wrong
             peer.close()
 
@@ -173,6 +170,8 @@ def random_faults(ground: Ground) -> Outcome:
         require(restarts == kills, f"{restarts} restarts after {kills} kills")
         faulty, steps = run.dir, int(sums["env_steps"])
         told = sum(totals.get("wire/bad_frames", 0) for totals in sums["processes"].values())
+        sent = sum(number for label, number in done.bad.items() if label != SUPERVISOR)
+        require(told == sent, f"the roles have counted {told:.0f} bad frames, {sent} were sent to them")
     with trained(ground, "clean", (f"max_env_steps={steps}",)) as run:
         begin, clean_looks = time.monotonic(), []
         run.wait_running()
@@ -183,27 +182,41 @@ def random_faults(ground: Ground) -> Outcome:
             time.sleep(LOOK_S)
         require(run.finish() == 0, run.text())
         clean = run.dir
-    scores = {name: score(ground, path) for name, path in (("faulty", faulty), ("clean", clean))}
-    text = judged(scores, looks, clean_looks, ground.minutes)
+    scores = {name: score(path) for name, path in (("faulty", faulty), ("clean", clean))}
+    text = judged(scores, last_gain(clean), looks, clean_looks, ground.minutes)
+    bad = sum(done.bad.values())
     lost = (
-        f"0 of {kills} kills more than restarts; {told:,.0f} of {done.bad:,} bad frames told by roles, the rest by the "
-        f"supervisor, {done.wrong_passwords} of {done.wrong_passwords} wrong passwords; {text}"
+        f"{restarts} restarts counted of {kills} kills, {bad:,} bad frames of {bad:,}, {done.wrong_passwords} wrong "
+        f"passwords of {done.wrong_passwords}; {text}"
     )
-    names = f"{kills} kills, {sum(done.freezes.values())} freezes of {done.frozen_s:.0f} s in all"
-    return Outcome(f"{ground.minutes:g} minutes: {names}, {done.visits} strangers, bad frames", done.bad, lost,
-                   done.recovery_s)  # fmt: skip
+    freezes = sum(done.freezes.values())
+    injected = (
+        f"{ground.minutes:g} minutes: {kills} kills, {freezes} freezes of {done.frozen_s:.0f} s in all, {done.visits} "
+        f"strangers, {bad:,} bad frames"
+    )
+    return Outcome(injected, kills + freezes, lost, done.recovery_s)
 
 
-def score(ground: Ground, run: Path) -> tuple[float, float]:
-    """Mean of the last model's greedy episodes, and its standard error."""
-    path = ground.folder / f"{run.parent.parent.name}.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "realm", "eval", str(run), "--episodes", str(EPISODES), "--json", str(path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    require(done.returncode == 0, done.stderr)
-    values = np.array(json.loads(path.read_text())["episodes"]["score"], float)
-    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+def score(run: Path) -> tuple[float, float]:
+    """Mean training score over the last tenth of a run's env steps, and its standard error.
+
+    Not what the last model scores with greedy actions: that jumps from one update to the next for most of a training.
+    """
+    curve = common.read_curves(run).get("episode/score", common.NO_CURVE)
+    last = curve.value[curve.env_steps > 0.9 * curve.env_steps[-1]] if len(curve.value) else curve.value
+    require(len(last) >= 3, f"{run} has {len(last)} points of the training score in its last tenth; train for longer")
+    return float(last.mean()), float(last.std() / math.sqrt(len(last)))
+
+
+def last_gain(run: Path) -> float:
+    """What a run's training score gained in the last third of its env steps: where it still climbs, a training that
+    lost some updates stands as much lower."""
+    curve = common.read_curves(run).get("episode/score", common.NO_CURVE)
+    if len(curve.value) < 10:
+        return 0.0
+    share = curve.env_steps / curve.env_steps[-1]
+    before, last = (curve.value[(share > low) & (share <= high)] for low, high in ((0.55, 0.75), (0.9, 1.0)))
+    return max(0.0, float(last.mean() - before.mean())) if len(before) and len(last) else 0.0
 
 
 def slope(looks: list[Look], name: str) -> float:
@@ -215,10 +228,13 @@ def slope(looks: list[Look], name: str) -> float:
     return float(60 * np.polyfit([one.minutes for one in half], values, 1)[0])
 
 
-def judged(scores: dict[str, tuple[float, float]], looks: list[Look], clean: list[Look], minutes: float) -> str:
-    """A sentence on scores and on what the runs needed. Raises FaultFailed."""
+def judged(
+    scores: dict[str, tuple[float, float]], gain: float, looks: list[Look], clean: list[Look], minutes: float
+) -> str:
+    """A sentence on scores and on what the runs needed. Raises FaultFailed. gain: of `last_gain`."""
     (faulty, faulty_se), (well, well_se) = scores["faulty"], scores["clean"]
-    noise = 3 * math.hypot(faulty_se, well_se) + 0.02 * abs(well)  # of the episodes, and of another training
+    # of the points, of another training, and of the place on the curve
+    noise = 3 * math.hypot(faulty_se, well_se) + 0.02 * abs(well) + gain
     require(faulty >= well - noise, f"a score of {faulty:.1f}, the clean run has {well:.1f}, noise {noise:.1f}")
     told: dict[str, Any] = {name: slope(looks, name) for name in ("pss_mb", "handles", "threads")}
     if minutes >= FEW_MINUTES:
