@@ -58,7 +58,9 @@ class ChildArgs:
 def run_role(args: ChildArgs) -> int:
     """Run one role to its end; return the exit code."""
     gc.disable()  # imports make no garbage; `Link.ready` enables it again
-    faulthandler.register(signal.SIGUSR1)  # the supervisor asks a silent role for its stacks
+    # the supervisor asks a silent role for its stacks. Only this thread's, which sends the reports: to walk the frames
+    # of others that run, as in a process that was stopped and goes on, crashes now and then
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     config = load_config(args.run_dir / "config.toml")
     _log_to_stderr(config.app.level)
     # torch warns about read-only arrays, such as those from the wire; no code writes to them
