@@ -43,6 +43,7 @@ NO_GAME = (
     "attach",
     "logs",
     "save",
+    "pack",
     "keys",
 )  # commands that are the same for all games
 
@@ -139,6 +140,12 @@ def _add_runs(commands: Commands) -> None:
     logs.add_argument("--log-dir", help=LOG_DIR_HELP)
     logs.set_defaults(run=_logs)
 
+    packing = commands.add_parser("pack", help="build the submission of a run of a project written for KaiwuDRL")
+    packing.add_argument("run_dir", type=Path, metavar="RUN")
+    packing.add_argument("--id", default="latest", help="number of train steps of the model (default: latest)")
+    packing.add_argument("--out", type=Path, required=True, metavar="X.zip")
+    packing.set_defaults(run=_pack)
+
     save = commands.add_parser("save", help="keep the current model of the living runs in their user_ckpt/")
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
@@ -196,6 +203,13 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.lines < 0:
         raise ConfigError(f"-n {arguments.lines}: must be a number from 0")
     return show_logs(run_folder(arguments.name, arguments.log_dir), arguments.role, arguments.lines, arguments.follow)
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from realm.kaiwu.pack import pack
+
+    print(pack(arguments.run_dir, arguments.id, arguments.out))
+    return 0
 
 
 def _save(arguments: argparse.Namespace) -> int:

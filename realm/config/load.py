@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,8 +52,15 @@ class RunConfig:
         return dataclasses.replace(self, env=env, eval_env={}, places=places)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a file and apply `key=value` overrides; raise ConfigError at the first error."""
+def load_config(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    translate: Callable[[dict[str, Any], dict[str, str]], list[str]] = lambda tables, places: [],
+) -> RunConfig:
+    """Read a file and apply `key=value` overrides; raise ConfigError at the first error.
+
+    translate: turns tables of another format into those of this one, in place; returns sentences to warn with.
+    """
     tables, places = read_toml(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
@@ -61,6 +68,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     in_file = tables.get("app", {}).get("algo", "diy")
     for text in overrides:
         _override(text, tables, places)
+    translated = translate(tables, places)
 
     app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}))
     known = ["app", "env", "eval_env", app.hyper_table]
@@ -79,7 +87,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     eval_env = {
         key: value for key, value in eval_env.items() if key not in named or "--set" in places[f"eval_env.{key}"]
     }
-    return RunConfig(app, env, eval_env, hyper, places, tuple(warnings))
+    return RunConfig(app, env, eval_env, hyper, places, (*translated, *warnings))
 
 
 def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places: Mapping[str, str], file: str) -> T:
