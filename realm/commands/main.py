@@ -37,7 +37,7 @@ FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exist
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
 NO_GAME = (
-    "init", "start", "stop", "status", "runs", "compare", "config", "attach", "logs", "save", "keys", "doctor",
+    "init", "start", "stop", "status", "runs", "compare", "config", "attach", "logs", "save", "keys", "doctor", "pack",
 )  # fmt: skip
 
 
@@ -178,6 +178,13 @@ def _add_runs(commands: Commands) -> None:
     logs.add_argument("--log-dir", help=LOG_DIR_HELP)
     logs.set_defaults(run=_logs)
 
+    text = "build the submission of a run of a project written for KaiwuDRL"
+    packing = commands.add_parser("pack", help=text, example="realm pack train/my-run --out submission.zip")
+    packing.add_argument("run_dir", type=Path, metavar="RUN")
+    packing.add_argument("--id", default="latest", help="number of train steps of the model (default: latest)")
+    packing.add_argument("--out", type=Path, required=True, metavar="X.zip")
+    packing.set_defaults(run=_pack)
+
 
 def _add_help(commands: Commands) -> None:
     """The commands that help to write a command line."""
@@ -265,6 +272,13 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.lines < 0:
         raise ConfigError(f"-n {arguments.lines}: must be a number from 0")
     return show_logs(run_folder(arguments.name, arguments.log_dir), arguments.role, arguments.lines, arguments.follow)
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from realm.kaiwu.pack import pack
+
+    print(pack(arguments.run_dir, arguments.id, arguments.out))
+    return 0
 
 
 def _save(arguments: argparse.Namespace) -> int:
