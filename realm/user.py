@@ -156,6 +156,16 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
         raise _raised(error, algo, "config", "making Config") from error
 
 
+def enter(config: RunConfig, role: str, run_dir: Path) -> None:
+    """Call the function `enter(config, role, run_dir)` of `<algo>/config.py`, if it has one: a package may prepare each
+    process before any of its other files is loaded there. role: that of the process, or "local" or "eval"."""
+    module = _module(config.app.algo, "config", "a frozen dataclass Config")
+    if hasattr(module, "enter"):
+        _function(module, "enter", "config", "role", "run_dir")(
+            load_hyper(config.app.algo, config.hyper), role, run_dir
+        )
+
+
 def load_preferences(algo: str) -> Preferences | None:
     """The function `preferred(cores, device, workers)` of `<algo>/config.py`, or None if it has none. It gives the
     values that suit the package's agent for keys of [app] that are "auto"."""

@@ -14,10 +14,11 @@ from loguru import logger
 
 from realm.commands.ending import called, say_ending
 from realm.commands.models import checkpoints_of
-from realm.config.load import EVAL_SEED, RunConfig, load_config
+from realm.config.load import EVAL_SEED, RunConfig
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import ConfigError
 from realm.files import set_aside
+from realm.kaiwu.project import load
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.user import hyper_keys, load_preferences
@@ -25,7 +26,7 @@ from realm.user import hyper_keys, load_preferences
 
 def start(arguments: argparse.Namespace) -> int:
     """Train until a limit, a signal or an error; return the exit code."""
-    config = load_config(arguments.config, arguments.set, hyper_keys)
+    config = load(arguments.config, arguments.set, hyper_keys)
     app = config.app
     if arguments.detach:
         return _start_detached(arguments, config)

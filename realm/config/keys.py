@@ -81,6 +81,10 @@ class AppConfig:
     """Env steps played before the first update. 0: preload_ratio decides; auto: what the package prefers, else 0."""
     production_consume_ratio: Annotated[float, Meta(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
+    learner_train_by_while_true: bool = False
+    """Off-policy: the learner trains again and again, and neither it nor the workers wait for a ratio."""
+    learner_train_sleep_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    """Seconds that the learner rests between two updates with learner_train_by_while_true."""
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
     """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
     reverb_sampler: Selector | Auto = "auto"
@@ -214,8 +218,6 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 
 IGNORED = {
-    "learner_train_by_while_true": "the buffer decides when an update is due",
-    "learner_train_sleep_seconds": "the buffer decides when an update is due",
     "send_sample_size": "a worker sends one chunk of each environment",
     "sample_dim": "it is derived from the spec",
     "model_file_sync_per_minutes": "weights travel after every update",

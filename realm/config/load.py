@@ -53,11 +53,15 @@ class RunConfig:
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), hyper_keys: Callable[[str], Iterable[str]] = lambda algo: ()
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    hyper_keys: Callable[[str], Iterable[str]] = lambda algo: (),
+    translate: Callable[[dict[str, Any], dict[str, str]], list[str]] = lambda tables, places: [],
 ) -> RunConfig:
     """Read a file and apply `key=value` overrides; raise ConfigError at the first error.
 
     hyper_keys: the user's hyper-parameters by `algo`, to say where a key belongs that is in the wrong table.
+    translate: turns tables of another format into those of this one, in place; returns sentences to warn with.
     """
     tables, places = read_toml(Path(path))
     for name, value in tables.items():
@@ -66,6 +70,7 @@ def load_config(
     in_file = tables.get("app", {}).get("algo", "diy")
     for text in overrides:
         _override(text, tables, places)
+    translated = translate(tables, places)
 
     app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}), hyper_keys)
     known = ["app", "env", "eval_env", app.hyper_table]
@@ -84,7 +89,7 @@ def load_config(
     eval_env = {
         key: value for key, value in eval_env.items() if key not in named or "--set" in places[f"eval_env.{key}"]
     }
-    return RunConfig(app, env, eval_env, hyper, places, tuple(warnings))
+    return RunConfig(app, env, eval_env, hyper, places, (*translated, *warnings))
 
 
 def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places: Mapping[str, str], file: str) -> T:

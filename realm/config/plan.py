@@ -42,6 +42,7 @@ class Plan:
     capacity, preload, batch      samples: size of the buffer, needed before the first update, taken by an update
     warm_up_steps                 env steps before the first update; 0: preload decides
     ratio                         draws per sample that arrived
+    unbound, rest_s               no ratio holds anybody back; seconds that the learner rests between two updates
     max_version_lag               updates; None: no bound
     publish_early                 weights go out in the middle of an update, while workers collect the next round
     max_unacked_rounds            rounds of a worker that may wait for the buffer's answer
@@ -70,6 +71,8 @@ class Plan:
     cores: int
     learner_threads: int
     device: str
+    unbound: bool = False
+    rest_s: float = 0.0
 
     @property
     def round_size(self) -> int:
@@ -291,6 +294,11 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             f"publish_every is {app.publish_every}, but with max_version_lag {app.max_version_lag} workers wait for "
             "the weights of every update; it must be 1, or max_version_lag free"
         )
+    if app.learner_train_by_while_true and app.algorithm_on_policy_or_off_policy == "on-policy":
+        raise ConfigError(
+            "learner_train_by_while_true is true, but on-policy training uses each sample once; it must be false, or "
+            "training off-policy"
+        )
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
         sampler=app.reverb_sampler,
@@ -317,6 +325,8 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         warm_up_steps=numbers.warm_up_steps,
         batch=numbers.train_batch_size,
         ratio=app.production_consume_ratio,
+        unbound=app.learner_train_by_while_true,
+        rest_s=app.learner_train_sleep_seconds if app.learner_train_by_while_true else 0.0,
         max_version_lag=0 if lag == "part" else lag,
         publish_early=lag == "part",
         max_unacked_rounds=app.max_unacked_rounds,

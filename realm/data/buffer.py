@@ -71,6 +71,7 @@ class Limiter:
     batch        of one draw
     ratio        draws per sample that arrived (KaiwuDRL's production_consume_ratio)
     ahead        that production may be ahead of that ratio; at least one item
+    unbound      off-policy: no ratio, both go on as fast as they can
     """
 
     once: bool
@@ -79,6 +80,7 @@ class Limiter:
     batch: int
     ratio: float
     ahead: int
+    unbound: bool = False
     inserted: int = 0
     sampled: int = 0
 
@@ -86,6 +88,8 @@ class Limiter:
         """Samples that may go in now."""
         if self.once:
             return self.capacity - size
+        if self.unbound:
+            return self.capacity
         return min(
             self.capacity, int(self.preload + (self.sampled + self.batch) / self.ratio + self.ahead) - self.inserted
         )
@@ -93,12 +97,14 @@ class Limiter:
     @property
     def whole(self) -> int:
         """The greatest round that finds room as a whole sooner or later, whatever the consumer waits for."""
-        return self.capacity - max(self.preload, self.batch) if self.once else min(self.ahead, self.capacity)
+        if self.once:
+            return self.capacity - max(self.preload, self.batch)
+        return self.capacity if self.unbound else min(self.ahead, self.capacity)
 
     def may_sample(self, count: int, size: int) -> bool:
         if self.inserted < self.preload or size < (count if self.once else 1):
             return False
-        return self.once or self.sampled <= (self.inserted - self.preload) * self.ratio
+        return self.once or self.unbound or self.sampled <= (self.inserted - self.preload) * self.ratio
 
 
 class ReplayBuffer:
@@ -275,4 +281,5 @@ def _make_limiter(plan: Plan, spec: Spec) -> Limiter:
         batch=plan.batch,
         ratio=plan.ratio,
         ahead=plan.round_size * (spec.chunk_length if spec.draw else 1),
+        unbound=plan.unbound,
     )

@@ -24,7 +24,7 @@ from realm.config.plan import make_plan
 from realm.errors import DivergedError, RunError, UserError
 from realm.roles.job import Job
 from realm.roles.table import ROLES
-from realm.user import folder_of
+from realm.user import enter, folder_of
 from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
 from realm.wire.keys import Keys
@@ -78,6 +78,8 @@ def run_role(args: ChildArgs) -> int:
         logger.info("{} (incarnation {}, pid {}) starts", name, args.incarnation, os.getpid())
         if args.own_network:
             netns.enter()  # the sockets above were opened outside
+        if ROLES[args.role].weights or args.role == "aisrv":
+            enter(config, args.role, args.run_dir)
         match args.role:
             case "aisrv":
                 from realm.roles import aisrv

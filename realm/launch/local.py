@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from realm.learn.judge import Judge, next_due
 from realm.learn.trainer import Trainer
 from realm.roles.job import seed_of
 from realm.rollout import RestartingEnvs, rounds
-from realm.user import load_agent, load_definition, load_hyper, load_workflow
+from realm.user import enter, load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
@@ -34,6 +34,7 @@ from realm.watch.progress import Every
 from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.watch.summary import warn_of_faults
+from realm.wire.control import Stopped
 from realm.wire.predict import LocalPolicy
 
 _SHOW_EVERY_S = 0.2
@@ -60,6 +61,7 @@ def run(prepared: Prepared) -> End:
     with _recorded(prepared), display(str(prepared.run_dir), STOPS, app.level) as show, _signals() as signals:
         epoch = prepared.run_file.epoch
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
+        enter(config, "local", prepared.run_dir)
         make_envs = load_definition(app.algo).make_envs
         envs = RestartingEnvs(
             lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, played.count
@@ -76,34 +78,55 @@ def run(prepared: Prepared) -> End:
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
-        context = WorkflowContext(spec, hyper, seed, 0, 1, played)
         curves, resources, shown = Curves(prepared.run_dir), Resources(prepared.run_dir), Every(_SHOW_EVERY_S)
         curves.begin(board, trainer.env_steps)
         evaluations = _Evaluations(prepared, agent, board, curves) if app.eval_every_steps else None
+        cause = "the workflow ended by itself"
         try:
-            for items in rounds(load_workflow(app.algo), envs, policy, context):
+
+            def add(items: Any) -> None:
                 if evaluations:
                     evaluations.due(trainer)
                 played.count("env_steps", count_env_steps(items))
-                played.totals["actions"] = policy.actions
                 waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
                 while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
                     priorities = trainer.update(*drawn)
                     if priorities is not None:
                         buffer.storage.update_priorities(drawn[1].key, priorities)
                     waits = waits and buffer.add(items) == NO_ROOM
+                    if plan.unbound:
+                        break  # no ratio: one update for each round
                 if waits:
                     count = len(items["worker"])
                     raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
+                tick()
+
+            def update(items: Any, info: Any) -> None:
+                if evaluations:
+                    evaluations.due(trainer)
+                played.count("env_steps", info.new_env_steps)
+                trainer.update(items, info)
+                tick()
+
+            def tick() -> None:
+                nonlocal cause
+                played.totals["actions"] = policy.actions
                 if shown.due():
                     _report(board, trainer, played, trained, buffer)
                     show(board.status("running", plan.capacity, app.max_env_steps, app.max_seconds))
                     resources.look({"the run": prepared.run_file.pid}, holds=False)  # nobody here could wait for memory
                 curves.write_due(board)
-                if cause := _cause(app, trainer.env_steps, board.elapsed_s, signals):
-                    break
-            else:
-                cause = "the workflow ended by itself"
+                if why := _cause(app, trainer.env_steps, board.elapsed_s, signals):
+                    cause = why
+                    raise Stopped
+
+            def save() -> None:
+                trainer.save_for_user(prepared.run_dir / "user_ckpt", app.user_save_mode_max_count)
+
+            context = WorkflowContext(spec, hyper, seed, 0, 1, played, tick, add, save, update)
+            with suppress(Stopped):
+                for items in rounds(load_workflow(app.algo), envs, policy, context):
+                    add(items)
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
             buffer.close()
         finally:

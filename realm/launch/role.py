@@ -39,7 +39,9 @@ class Role:
     process: BaseProcess | None = None
     incarnation: int = 0
     address: str = ""
-    state: str = "starting"  # starting, bound, ready, waiting (to be started again), stopped (by the user), ended
+    state: str = (
+        "starting"  # starting, bound, ready, waiting (to be started again), stopped (by the user), finished, ended
+    )
     cause: str = ""
     trace: str = ""  # the last lines of the cause's traceback
     started_at: float = 0.0

@@ -150,7 +150,7 @@ class Supervisor:
         return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
 
     def _all_ready(self) -> bool:
-        return all(role.state == "ready" or ROLES[role.name].optional for role in self._roles.values())
+        return all(role.state in ("ready", "finished") or ROLES[role.name].optional for role in self._roles.values())
 
     def _check_limits(self) -> None:
         if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
@@ -328,6 +328,11 @@ class Supervisor:
                 self.cause += f"; the learner failed while stopping: {reason}"
         elif role.state == "stopped":
             logger.info("{} was stopped by the user", role.label)
+        elif code == EXIT_STOPPED and role.name == "aisrv":
+            role.state = "finished"
+            logger.info("{}: its workflow has ended", role.label)
+            if all(one.state in ("finished", "stopped") for one in self._roles.values() if one.name == "aisrv"):
+                self.stop("all workflows have ended", 0)
         elif code == EXIT_STOPPED:
             role.state = "ended"
             self._fail(role, f"{role.label} ended by itself ({self._log(role)})", 1)

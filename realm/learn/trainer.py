@@ -287,7 +287,10 @@ class Trainer:
         """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
         started = time.monotonic()
         try:
-            return checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
+            path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
+            if hasattr(self.agent, "saved"):  # an agent may write files of its own next to it
+                self.agent.saved(path)
+            return path
         except OSError as error:
             self._unwritten = str(error)
             if time.monotonic() - self._warned_at > _WARN_EVERY_S:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from realm.contract import Version, WorkflowContext, count_env_steps
+from realm.contract import Arrays, Version, WorkflowContext, count_env_steps
 from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
@@ -21,7 +21,7 @@ from realm.wire.sockets import Client
 
 
 def run(job: Job) -> None:
-    """Run the workflow until stopped."""
+    """Run the workflow until stopped, or until it ends."""
     plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
     hyper = load_hyper(app.algo, job.config.hyper)
     make_envs = load_definition(app.algo).make_envs
@@ -57,9 +57,8 @@ def run(job: Job) -> None:
             tick,
             predicted,
         )
-    context = WorkflowContext(job.spec, hyper, job.seed, job.index, job.incarnation, meters)
-    link.ready([to_policy, to_buffer])
-    for items in rounds(load_workflow(app.algo), envs, policy, context):
+
+    def add(items: Arrays) -> None:
         tick()
         if plan.max_version_lag is not None and len(items["worker"]) != plan.envs_per_worker:
             # credits count whole rounds: with another size the worker would wait for ever for an update
@@ -80,6 +79,14 @@ def run(job: Job) -> None:
         meters.count("add_wait_s", time.monotonic() - started)
         for status, number in sender.answers.items():
             meters.totals[f"rounds_{status}"] = number
+
+    context = WorkflowContext(
+        job.spec, hyper, job.seed, job.index, job.incarnation, meters, tick, add, lambda: link.say("save", {})
+    )
+    link.ready([to_policy, to_buffer])
+    for items in rounds(load_workflow(app.algo), envs, policy, context):
+        add(items)
+    sender.finish()
 
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:

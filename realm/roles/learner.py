@@ -56,8 +56,9 @@ def run(job: Job) -> None:
             started = time.monotonic()
             items, info = batches.receive()
             link.meters.count("wait_s", time.monotonic() - started)
-            # the batch after this one is asked for now, and will be trained on the version after this one
-            batches.request(trainer.next_version)
+            if not plan.rest_s:
+                # the batch after this one is asked for now, and will be trained on the version after this one
+                batches.request(trainer.next_version)
             priorities = trainer.update(items, info, publish if plan.publish_early else None)
             if priorities is not None:
                 batches.set_priorities(info, priorities)
@@ -66,6 +67,12 @@ def run(job: Job) -> None:
                 publish(trainer.version, trainer.env_steps)
             link.env_steps = trainer.env_steps
             tick()
+            if plan.rest_s:
+                until = time.monotonic() + plan.rest_s
+                while (left := until - time.monotonic()) > 0:
+                    time.sleep(min(left, 0.05))
+                    tick()
+                batches.request(trainer.version)
     except Stopped:
         trainer.save_last()  # not after an error: an update that failed halfway may have left anything in the weights
         raise

@@ -42,18 +42,18 @@ class LocalPolicy:
     def __init__(
         self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], tuple[Version, int]]
     ) -> None:
-        self._agent, self._gate, self._refresh = agent, gate, refresh
+        self.agent, self._gate, self.refresh = agent, gate, refresh
         self._fields = reply_fields(spec)
         self._slot = np.arange(num_envs)
         self._state = PolicyState(spec.state, num_envs)
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
-        version, env_steps = self._refresh()
+        version, env_steps = self.refresh()
         self._gate.see(version)
         state = self._state.before(self._slot, first)
         context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps, state)
-        predicted = self._agent.predict(obs, context)
+        predicted = self.agent.predict(obs, context)
         checked_answer(predicted, self._fields, len(first))
         self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})
         self.actions += len(first)
@@ -85,7 +85,7 @@ class RemotePolicy:
         started = time.perf_counter()
         state = self._state.before(self._slot, first)
         arrays = {
-            "slot": self._slot,
+            "slot": self._slot if len(first) == len(self._slot) else np.arange(len(first)),
             "first": first,
             "explore": _per_row(explore, len(first)),
             **{f"obs.{name}": array for name, array in obs.items()},

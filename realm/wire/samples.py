@@ -40,6 +40,13 @@ class ItemSender:
             items = {name: array.copy() for name, array in items.items()}
         self._client.ask("add", {}, items, checksum=True)
 
+    def finish(self) -> None:
+        """Wait until all rounds are answered."""
+        while self._client.unanswered:
+            self._tick()
+            self.poll()
+            wait_any([self._client], 50)
+
     def poll(self) -> None:
         """Take the answers that have arrived; report refused and lost rounds to the gate."""
         while (answer := self._client.collect()) is not None:

@@ -1,0 +1,132 @@
+"""Checks the code of a project before a run starts, in a process of its own: `python -m realm.kaiwu.check FILE`.
+
+`project.py` starts it. FILE holds the table [kaiwu] as JSON; in its place comes what the check has found, as JSON:
+`error`, or `sample_dim`, and with prediction at the actor `obs` and `act`. The process is apart because imports of a
+project leave things behind, and so that the supervisor needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realm.errors import UserCodeError, UserError
+from realm.kaiwu import code
+from realm.kaiwu.config import Config
+from realm.kaiwu.fields import describe, merge, record_fields
+from realm.kaiwu.process import begin, in_project
+
+_PROBES = 20  # steps: a list of whole numbers may hold others later
+
+
+def main(file: Path) -> int:
+    given = json.loads(file.read_text())
+    remote = given.pop("remote")
+    try:
+        found = check(Config(**given), remote, file.parent)
+    except UserError as error:
+        found = {"error": str(error)}
+    file.write_text(json.dumps(found))
+    return 0
+
+
+def check(config: Config, remote: bool, folder: Path) -> dict[str, Any]:
+    """Import everything, and try what can be tried. folder: stands in for the run's directory.
+
+    Raises UserCodeError or ConfigError.
+    """
+    check_syntax(config)
+    begin(config, "check", folder)
+    definition = code.load_definition()
+    code.load_agent()
+    code.load_workflow()
+    dim = code.load_sample_dim()
+    _check_codec(definition, dim)
+    found: dict[str, Any] = {"sample_dim": dim}
+    return found | _probe(definition) if remote else found
+
+
+def check_syntax(config: Config) -> None:
+    """Compile every file of the package and of conf/ without running it."""
+    for folder in (config.root / config.package, config.root / "conf"):
+        for path in sorted(folder.rglob("*.py")):
+            try:
+                compile(path.read_bytes(), str(path), "exec")
+            except (SyntaxError, ValueError) as error:
+                line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+                raise UserCodeError(f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+
+
+def _check_codec(definition: code.Definition, dim: int) -> None:
+    """Decode a vector of SAMPLE_DIM zeros and encode that again: it must be as long.
+
+    Some codecs need more than zeros and raise; their length is checked with the first sample.
+    """
+    try:
+        with in_project():
+            again = np.asarray(definition.encode(definition.decode(np.zeros(dim, np.float32))))
+    except Exception:
+        return
+    place = f"{definition.encode.__code__.co_filename}:{definition.encode.__code__.co_firstlineno}"
+    if again.ndim != 1 or again.dtype.kind not in "biuf":
+        raise UserCodeError(
+            f"{place}: SampleData2NumpyData must give numbers in one row, got {again.dtype}{list(again.shape)}"
+        )
+    if len(again) != dim:
+        raise UserCodeError(
+            f"{place}: a sample of {dim} numbers (Config.SAMPLE_DIM) has {len(again)} after NumpyData2SampleData and "
+            "SampleData2NumpyData; SAMPLE_DIM must be the length of the vector"
+        )
+
+
+def _probe(definition: code.Definition) -> dict[str, Any]:
+    """Play a few steps to find what ObsData and ActData hold."""
+    from realm.kaiwu.algorithm.agent import code_of, make_user_agent, observe
+    from realm.kaiwu.game import Game
+    from realm.kaiwu.methods import plain
+
+    agent = make_user_agent("cpu", None)
+    game = Game(seed=0)
+    raw, env_info = game.reset(), game._env_info()
+    obs: dict[str, str] = {}
+    act: dict[str, str] = {}
+    for _ in range(_PROBES):
+        with code.calling("trying observation_process"):
+            record = observe(definition, raw, env_info)
+        _note(obs, record, "ObsData", lambda: _place(definition.observation_process))
+        with code.calling("trying Agent.predict"):
+            answers = plain(agent, "predict", [record])
+        if not isinstance(answers, (list, tuple)) or len(answers) != 1 or not hasattr(answers[0], "__dict__"):
+            raise UserCodeError(
+                f"{code_of(agent, 'predict')}: Agent.predict got a list of one ObsData and returned "
+                f"{type(answers).__name__}; it must return a list of one ActData"
+            )
+        _note(act, answers[0], "ActData", lambda: code_of(agent, "predict"))
+        with code.calling("trying action_process"):
+            action = int(definition.action_process(answers[0]))
+        _, raw, _, terminated, truncated, env_info = game.step(action)
+        if terminated or truncated:
+            raw = game.reset()
+    return {"obs": obs, "act": act}
+
+
+def _note(found: dict[str, str], record: Any, name: str, place: Callable[[], str]) -> None:
+    if not hasattr(record, "__dict__"):
+        raise UserCodeError(f"{place()}: returned {type(record).__name__}; it must be {name}")
+    for key, value in record_fields(record).items():
+        where = f"{place()}: {name}.{key}"
+        text = describe(value, where)
+        found[key] = merge(found[key], text, where) if key in found else text
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

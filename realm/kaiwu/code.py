@@ -1,0 +1,170 @@
+"""Imports the code of a project, and says in one sentence what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from realm.errors import UserCodeError, UserError
+from realm.kaiwu import surface
+from realm.kaiwu.methods import METHODS
+from realm.kaiwu.process import current, in_project
+
+FUNCTIONS = ("observation_process", "action_process", "SampleData2NumpyData", "NumpyData2SampleData")
+RECORDS = ("ObsData", "ActData", "SampleData")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The functions of `feature/definition.py` that the framework calls."""
+
+    observation_process: Callable[..., Any]
+    action_process: Callable[[Any], Any]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def load_definition() -> Definition:
+    """Import `<package>/feature/definition.py`; what it has attached, or what was attached since."""
+    module = _import("feature.definition")
+    attached = surface.ATTACHED
+    for name in (*RECORDS, *FUNCTIONS, "sample_process"):
+        if name in attached:
+            continue
+        if name in RECORDS and isinstance(getattr(module, name, None), type):
+            attached[name] = getattr(module, name)  # a class that they wrote by hand
+            continue
+        if hasattr(module, name):
+            line = _line_of(Path(str(module.__file__)), name)
+            raise UserCodeError(f"{module.__file__}{line}: {name} has no @attached; write @attached above it")
+        if name != "sample_process":  # the workflow alone calls that
+            how = f"{name} = create_cls({name!r}, ...)" if name in RECORDS else f"a function {name} with @attached"
+            raise UserCodeError(f"{module.__file__}: has no {name}; expected {how}")
+    return Definition(*(attached[name] for name in FUNCTIONS))
+
+
+def load_sample_dim() -> int:
+    """Config.SAMPLE_DIM of `<package>/config.py`."""
+    module = _import("config")
+    config = getattr(module, "Config", None)
+    if config is None or not hasattr(config, "SAMPLE_DIM"):
+        lacks = "Config" if config is None else "Config.SAMPLE_DIM"
+        raise UserCodeError(f"{module.__file__}: has no {lacks}; expected a class Config with SAMPLE_DIM, a number")
+    try:
+        number = int(config.SAMPLE_DIM)
+        exact = number == config.SAMPLE_DIM and number > 0
+    except (TypeError, ValueError):
+        exact = False
+    if not exact:
+        raise UserCodeError(
+            f"{module.__file__}: Config.SAMPLE_DIM is {config.SAMPLE_DIM!r}; it must be a whole number above 0, the "
+            "length of a sample's vector"
+        )
+    return number
+
+
+def load_agent() -> type[Any]:
+    """Import the class Agent of `<package>/algorithm/agent.py`."""
+    module = _import("algorithm.agent")
+    agent = getattr(module, "Agent", None)
+    if not isinstance(agent, type):
+        raise UserCodeError(
+            f"{module.__file__}: has no class Agent; expected one with the methods {', '.join(METHODS)}"
+        )
+    for name in METHODS:
+        method = getattr(agent, name, None)
+        if method is None:
+            raise UserCodeError(f"{module.__file__}: Agent has no {name}; expected a method with @{name}_wrapper")
+        if getattr(method, "kaiwu_method", None) != name:
+            line = _line_of(Path(str(module.__file__)), name)
+            raise UserCodeError(
+                f"{module.__file__}{line}: Agent.{name} has no @{name}_wrapper; write it above the method"
+            )
+    return agent
+
+
+def load_workflow() -> Callable[..., Any]:
+    """Import the function workflow of `<package>/train_workflow.py`; the definition first, as it may rely on that."""
+    load_definition()
+    module = _import("train_workflow")
+    workflow: Callable[..., Any] | None = getattr(module, "workflow", None)
+    if not callable(workflow):
+        raise UserCodeError(
+            f"{module.__file__}: has no workflow; expected a function workflow(envs, agents, logger=None, monitor=None)"
+        )
+    return workflow
+
+
+def place_in_project(error: BaseException) -> str:
+    """`file:line` of the deepest call in the project's code; "" if there is none."""
+    root, place = current().config.root, ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if root in Path(frame.filename).parents:
+            place = f"{frame.filename}:{frame.lineno}"
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}"
+    return place
+
+
+@contextlib.contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn an error of the project's code into one sentence with its place."""
+    try:
+        with in_project():
+            yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise raised(error, what) from error
+
+
+def raised(error: BaseException, what: str) -> UserCodeError:
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:300]
+    place = place_in_project(error) or str(current().config.root / current().config.package)
+    return UserCodeError(f"{place}: {type(error).__name__}: {text} (while {what})")
+
+
+def _import(name: str) -> ModuleType:
+    config = current().config
+    full = f"{config.package}.{name}"
+    file = config.root / f"{full.replace('.', '/')}.py"
+    if not file.is_file() and not (file.with_suffix("") / "__init__.py").is_file():
+        raise UserCodeError(f"{file}: no such file; a package of KaiwuDRL has one")
+    if full == f"{config.package}.algorithm.agent":
+        with calling("importing feature/definition.py"):
+            importlib.import_module(f"{config.package}.feature.definition")
+    with _wanted_file(), calling(f"importing {file.name}"):
+        module = importlib.import_module(full)
+    return module
+
+
+@contextlib.contextmanager
+def _wanted_file() -> Iterator[None]:
+    """Name the file of the project that an import needs and that is not there."""
+    try:
+        yield
+    except UserCodeError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            top, root = cause.name.partition(".")[0], current().config.root
+            if (root / top).is_dir():
+                path = root / f"{cause.name.replace('.', '/')}.py"
+                raise UserCodeError(
+                    f"{place_in_project(cause)}: imports {cause.name}, but there is no {path}"
+                ) from cause
+        raise
+
+
+def _line_of(file: Path, name: str) -> str:
+    """`:line` where a file defines a name."""
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith((f"def {name}(", f"class {name}", f"{name} =")):
+            return f":{number}"
+    return ""

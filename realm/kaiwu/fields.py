@@ -1,0 +1,112 @@
+"""Records as arrays: how ObsData and ActData travel to the shared actor and back, and come out as they went in.
+
+A field is described by "kind dtype shape", like "list float64 10,3": which Python thing it is, and its numbers. Only
+prediction at the actor needs this; everywhere else the objects go in as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from realm.contract import Array, Field
+from realm.errors import UserCodeError
+
+SCALARS = {"bool": bool, "int": int, "float": float}
+
+
+def describe(value: Any, where: str) -> str:
+    """The description of one field's value. Raises UserCodeError if it is not numbers of a fixed shape."""
+    kind = _kind(value)
+    try:
+        array = _array(value)
+    except (TypeError, ValueError):
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        raise UserCodeError(
+            f'{where} is {_shown(value)}; with predict_local_or_remote = "remote" it must be numbers of a fixed '
+            'shape, since it is sent to the shared actor; set predict_local_or_remote = "local" to pass any object'
+        )
+    return f"{kind} {array.dtype} {','.join(map(str, array.shape))}".rstrip()
+
+
+def merge(one: str, other: str, where: str) -> str:
+    """One description for both values. Raises UserCodeError if their shapes differ."""
+    if one == other:
+        return one
+    (kind, dtype, *shape), (_, dtype2, *shape2) = one.split(" "), other.split(" ")
+    if shape != shape2:
+        raise UserCodeError(
+            f"{where} has changed its shape from [{''.join(shape)}] to [{''.join(shape2)}]; with "
+            'predict_local_or_remote = "remote" it must be fixed; set it to "local" to pass any object'
+        )
+    kinds = {kind, other.split(" ")[0]}
+    kind = "float" if kinds == {"int", "float"} else kind
+    return " ".join([kind, str(np.promote_types(dtype, dtype2)), *shape])
+
+
+def field_of(description: str) -> Field:
+    _, dtype, *shape = description.split(" ")
+    return Field(tuple(map(int, shape[0].split(","))) if shape else (), dtype)
+
+
+def to_array(value: Any, description: str, where: str) -> Array:
+    """A field's value as an array of its description. Raises UserCodeError if it is something else now."""
+    field = field_of(description)
+    try:
+        array = _array(value)
+    except (TypeError, ValueError):
+        array = np.array(None)
+    if array.shape != field.shape or array.dtype.kind not in "biuf":
+        merge(description, describe(value, where), where)
+    if array.dtype == field.dtype:
+        return array
+    if not np.can_cast(array.dtype, field.dtype, "same_kind") and (array.astype(field.dtype) != array).any():
+        raise UserCodeError(f"{where} was {field.dtype} and is {array.dtype} now; it must always be the same numbers")
+    return array.astype(field.dtype)
+
+
+def from_array(array: Array, description: str) -> Any:
+    """The value of the kind that went in."""
+    kind = description.split(" ")[0]
+    if kind == "list":
+        return array.tolist()
+    if kind == "tuple":
+        return tuple(array.tolist())
+    if kind in SCALARS:
+        return SCALARS[kind](array)
+    if kind == "scalar":
+        return array[()]
+    if kind == "tensor":
+        import torch  # late: only an agent's process has tensors
+
+        return torch.from_numpy(np.array(array))
+    return np.array(array)  # a copy: the code may write to it
+
+
+def record_fields(record: Any) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = vars(record)
+    return fields
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "array"
+    if isinstance(value, np.generic):
+        return "scalar"
+    for name, cls in {"bool": bool, "int": int, "float": float, "list": list, "tuple": tuple}.items():
+        if isinstance(value, cls):
+            return name
+    return "tensor" if hasattr(value, "detach") else "array"
+
+
+def _array(value: Any) -> Array:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def _shown(value: Any) -> str:
+    return "None" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

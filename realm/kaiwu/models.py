@@ -1,0 +1,144 @@
+"""A project's models as files: its own `save_model` writes them, its own `load_model` reads them.
+
+`path` and `id` of the project's calls do not count: files go to the run's folders, numbered by train steps.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from realm.errors import UserCodeError
+from realm.kaiwu.code import calling
+from realm.kaiwu.methods import plain
+from realm.kaiwu.process import current
+
+_NUMBER = re.compile(r"model\.ckpt-(\d+)(?!\d)")
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """The ids of the models in a folder, in order."""
+    names = [_NUMBER.match(path.name) for path in folder.glob("model.ckpt-*")] if folder.is_dir() else []
+    return sorted({int(match[1]) for match in names if match})
+
+
+def files_of(folder: Path, number: int | str) -> list[Path]:
+    """The files of one model."""
+    matches = [(path, _NUMBER.match(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(path for path, match in matches if match and match[1] == str(number))
+
+
+def save(agent: Any, folder: Path, number: int) -> bool:
+    """Have the agent save itself as model `number`; False if the disk did not take it, which is one warning.
+
+    Raises UserCodeError for an agent that raises, or that writes no file of that name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with calling(f"saving model {number}"):
+            plain(agent, "save_model", path=str(folder), id=str(number))
+    except UserCodeError as error:
+        if not isinstance(error.__cause__, OSError) and "PytorchStreamWriter" not in str(error):
+            raise
+        logger.warning("model {} could not be saved, training goes on: {}", number, error)
+        return False
+    if not files_of(folder, number):
+        raise UserCodeError(
+            f"{_file_of_agent(agent)}: save_model wrote no file model.ckpt-{number}* into the folder {folder} that it "
+            "was given; it must write one or more, like f'{path}/model.ckpt-{id}.pkl'"
+        )
+    return True
+
+
+def load(agent: Any, folder: Path, number: int | str) -> None:
+    """Have the agent load model `number` of a folder. Raises UserCodeError if it is not there or cannot be read."""
+    if not files_of(folder, number):
+        there = ", ".join(map(str, numbers_in(folder))) or "none"
+        raise UserCodeError(f"{folder}: has no model {number} (no file model.ckpt-{number}*); it has: {there}")
+    try:
+        with calling(f"loading model {number} from {folder}"):
+            plain(agent, "load_model", path=str(folder), id=str(number))
+    except UserCodeError as error:
+        if isinstance(error.__cause__, pickle.UnpicklingError):
+            raise UserCodeError(
+                f"{files_of(folder, number)[0]}: holds more than tensors and plain data, which torch does not load "
+                "(weights_only); save model.state_dict() instead of the model, or, if you trust the file, load it with "
+                "torch.load(..., weights_only=False) in your load_model"
+            ) from error
+        raise
+
+
+def as_files(agent: Any, number: int) -> dict[str, bytes]:
+    """The files of an agent, by name."""
+    folder = Path(tempfile.mkdtemp(prefix="realm-model-"))
+    try:
+        with calling("saving the agent"):
+            plain(agent, "save_model", path=str(folder), id=str(number))
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if _NUMBER.match(path.name)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_files(agent: Any, files: dict[str, bytes]) -> None:
+    """The reverse of `as_files`."""
+    folder = Path(tempfile.mkdtemp(prefix="realm-model-"))
+    try:
+        for name, body in files.items():
+            (folder / Path(name).name).write_bytes(body)
+        load(agent, folder, numbers_in(folder)[-1])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Saves:
+    """The models of one learner: the framework's, and those that the project's code asks for."""
+
+    def __init__(self, agent: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._agent, self._clock = agent, clock
+        self._done: dict[Path, int] = {}  # folder -> the newest step saved there
+        self._asked_at: list[float] = []
+        self._named = False
+
+    def dump(self, number: int) -> None:
+        """Save where the framework's models lie, and remove the oldest of too many."""
+        folder = current().restore_dir
+        self._save(folder, number)
+        for old in numbers_in(folder)[: -current().config.keep_models]:
+            for path in files_of(folder, old):
+                path.unlink(missing_ok=True)
+
+    def for_user(self, number: int) -> None:
+        """Save where the user's models lie, unless there are too many already, which is one warning."""
+        config, now = current().config, self._clock()
+        self._asked_at = [at for at in self._asked_at if now - at < 60.0]
+        folder = current().user_dir
+        if self._done.get(folder) == number:
+            return
+        many = config.user_saves and len(numbers_in(folder)) >= config.user_saves
+        often = config.user_saves_per_min and len(self._asked_at) >= config.user_saves_per_min
+        if many or often:
+            if not self._named:
+                self._named = True
+                key = "user_save_mode_max_count" if many else "user_save_model_max_frequency_per_min"
+                logger.warning("save_model: not saved, since {} models are there already ({})",
+                               config.user_saves if many else config.user_saves_per_min, key)  # fmt: skip
+            return
+        self._asked_at.append(now)
+        self._save(folder, number)
+
+    def _save(self, folder: Path, number: int) -> None:
+        if self._done.get(folder) != number and save(self._agent, folder, number):
+            self._done[folder] = number
+
+
+def _file_of_agent(agent: Any) -> str:
+    function = type(agent).save_model.__wrapped__
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"

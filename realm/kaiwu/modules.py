@@ -1,0 +1,174 @@
+"""What of a project's agent is state: its torch modules, which travel, and its optimizers and counters, which resume.
+
+Nobody declares any of it, so it is found by walking over the agent's attributes, and over those of objects whose class
+is the project's own. An agent without modules travels as the files that its `save_model` writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from realm.kaiwu.process import current
+
+_DEPTH = 4
+_MOST_ENTRIES = 64  # of a list or dict that is looked through: a replay memory is none of our business
+_FILE = "file:"
+_FILES_EVERY_S = 1.0
+
+Files = dict[str, bytes]
+
+
+class Keys(NamedTuple):
+    """What `load_state_dict` returns, as torch's."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Modules(torch.nn.Module):
+    """All torch modules and parameters of an agent as one, found anew at each use: code may replace them."""
+
+    def __init__(self, agent: Any, files: Callable[[], Files], load_files: Callable[[Files], None]) -> None:
+        """files: saves the agent into files; load_files: the reverse. For agents without modules."""
+        super().__init__()
+        self._found: Callable[[], dict[str, torch.Tensor]] = lambda: tensors_of(agent)
+        self._files, self._load_files = files, load_files
+        self._saved: dict[str, Any] = {}
+        self._saved_at = 0.0
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        state: dict[str, Any] = {name: tensor.detach() for name, tensor in self._found().items()}
+        if state:
+            return state
+        if not self._saved or time.monotonic() - self._saved_at > _FILES_EVERY_S:
+            self._saved_at = time.monotonic()
+            self._saved = as_tensors(self._files())
+        return dict(self._saved)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Copy the weights in place. Modules that only one side has are left as they are; raises RuntimeError where
+        shapes differ or nothing fits."""
+        files = {
+            name[len(_FILE) :]: tensor.numpy().tobytes() for name, tensor in state.items() if name.startswith(_FILE)
+        }
+        if files:
+            self._load_files(files)
+            return Keys([], [])
+        own = self._found()
+        common = own.keys() & state.keys()
+        if own and not common:
+            raise RuntimeError(f"the agent has {next(iter(own))}, these weights have {next(iter(state), 'nothing')}")
+        with torch.no_grad():
+            for name in common:
+                if own[name].shape != state[name].shape:
+                    shapes = f"{list(own[name].shape)}, not {list(state[name].shape)}"
+                    raise RuntimeError(f"{name} is {shapes}")
+                own[name].copy_(state[name])
+        return Keys([], [])
+
+
+def as_tensors(files: Files) -> dict[str, torch.Tensor]:
+    """Files in the form in which weights travel."""
+    return {f"{_FILE}{name}": torch.from_numpy(np.frombuffer(body, np.uint8).copy()) for name, body in files.items()}
+
+
+def tensors_of(agent: Any) -> dict[str, torch.Tensor]:
+    """Name -> tensor of everything that travels, each tensor once."""
+    found: dict[str, torch.Tensor] = {}
+    taken: set[int] = set()
+    for path, thing in _walk(agent):
+        if isinstance(thing, torch.nn.Module):
+            inner = torch.nn.Module.state_dict(thing, keep_vars=True)
+        elif isinstance(thing, torch.nn.Parameter):
+            inner = {"": thing}
+        else:
+            continue
+        for name, tensor in inner.items():
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in taken:
+                taken.add(id(tensor))
+                found[f"{path}.{name}".strip(".")] = tensor
+    return found
+
+
+def optimizer_states(agent: Any) -> dict[str, Any]:
+    """Path -> state of each optimizer, scheduler and scaler, as plain data and tensors."""
+    return {path: _plain(thing.state_dict()) for path, thing in _walk(agent) if _keeps_state(thing)}
+
+
+def load_optimizer_states(agent: Any, states: Mapping[str, Any]) -> None:
+    """Give each its state back. One that is not there any more is left out."""
+    for path, thing in _walk(agent):
+        if _keeps_state(thing) and path in states:
+            thing.load_state_dict(states[path])
+
+
+def counters(agent: Any) -> dict[str, int | float]:
+    """The agent's own attributes that are plain numbers: how often it learnt, how much it explores."""
+    return {name: value for name, value in _attributes(agent).items() if type(value) in (int, float)}
+
+
+def load_counters(agent: Any, numbers: Mapping[str, int | float]) -> None:
+    """Set those that the agent still has."""
+    for name, value in numbers.items():
+        if type(_attributes(agent).get(name)) in (int, float):
+            setattr(agent, name, value)
+
+
+def _keeps_state(thing: Any) -> bool:
+    if isinstance(thing, (torch.nn.Module, torch.Tensor, type)):
+        return False
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def _walk(agent: Any) -> Iterator[tuple[str, Any]]:
+    """(path, thing) of everything that may be state, each thing once."""
+    seen: set[int] = set()
+
+    def visit(path: str, thing: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        if id(thing) in seen or depth > _DEPTH or isinstance(thing, type):
+            return
+        seen.add(id(thing))
+        if isinstance(thing, (torch.nn.Module, torch.nn.Parameter)) or _keeps_state(thing):
+            yield path, thing
+        elif isinstance(thing, (list, tuple, dict)) and len(thing) <= _MOST_ENTRIES:
+            entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            for key, inner in list(entries):
+                yield from visit(f"{path}.{key}", inner, depth + 1)
+        elif _is_of_project(thing):
+            for name, inner in list(_attributes(thing).items()):
+                yield from visit(f"{path}.{name}", inner, depth + 1)
+
+    if isinstance(agent, torch.nn.Module):
+        yield "", agent
+    for name, inner in list(_attributes(agent).items()):
+        if not name.startswith("_modules") and name not in ("_parameters", "_buffers"):
+            yield from visit(name, inner, 1)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    return getattr(thing, "__dict__", {})
+
+
+def _is_of_project(thing: Any) -> bool:
+    """Whether its class is one of the project's own."""
+    config = current().config
+    top = (getattr(type(thing), "__module__", "") or "").partition(".")[0]
+    return top == config.package or (config.root / top).is_dir() or (config.root / f"{top}.py").is_file()
+
+
+def _plain(value: Any) -> Any:
+    """Only what safe loading takes: tensors and plain data; anything else is left out."""
+    if isinstance(value, torch.Tensor) or value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items() if type(key) in (int, str)}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [_plain(inner) for inner in value]
+    return None

@@ -1,0 +1,137 @@
+"""`realm pack`: builds the submission of a run of a project written for KaiwuDRL, and checks it.
+
+The zip holds `ckpt/` (the files of one model), `conf/` and the package with those of the project that it imports. The
+check unpacks it and plays one episode with it in a fresh process: `python -m realm.kaiwu.pack FOLDER`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from realm.config.load import load_config
+from realm.config.toml import read_toml
+from realm.errors import ConfigError, UserCodeError
+from realm.kaiwu.config import Config
+from realm.kaiwu.models import files_of, numbers_in
+from realm.kaiwu.project import PACKAGE, config_of, load
+
+CHECKPOINTS = "/data/projects/back_to_the_realm/ckpt"
+_CHECK_WITHIN_S = 600
+
+
+def pack(run_dir: Path, wanted: str, out: Path) -> str:
+    """Build and check the zip `out` of a run's model `wanted` ("latest" or its number); returns a sentence about it.
+
+    Raises ConfigError or UserCodeError, and then leaves no zip.
+    """
+    run = load_config(run_dir / "config.toml")
+    if run.app.algo != PACKAGE:
+        raise ConfigError(f"{run_dir}: trained the package {run.app.algo}, not a project written for KaiwuDRL")
+    if out.suffix != ".zip" or not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: must be the name of a .zip file in a folder that is there")
+    config = config_of(run)
+    number, files = _model(config, run_dir, wanted)
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, f"ckpt/{file.name}")
+            for file in _code(config):
+                archive.write(file, str(file.relative_to(config.root)))
+            archive.writestr("conf/configure_app.toml", _configuration(config, number))
+        _check(draft)
+        draft.replace(out)
+    finally:
+        draft.unlink(missing_ok=True)
+    return f"{out}: model {number} of {run_dir} with the package {config.package}; unpacked, it has played an episode"
+
+
+def _model(config: Config, run_dir: Path, wanted: str) -> tuple[int, list[Path]]:
+    """Number and files of the model, the framework's or one that the project's code saved."""
+    folders = [run_dir / name / config.model_folder for name in ("models", "user_models")]
+    there = sorted({number for folder in folders for number in numbers_in(folder)})
+    number = there[-1] if wanted == "latest" and there else int(wanted) if wanted.isdecimal() else -1
+    for folder in folders:
+        if files := files_of(folder, number):
+            return number, files
+    names = ", ".join(map(str, there)) or "none"
+    raise ConfigError(f"--id {wanted}: {run_dir} has no such model; it has: {names}")
+
+
+def _code(config: Config) -> Iterator[Path]:
+    """conf/, the package, and those of the project's packages that it imports."""
+    names, todo = {"conf"}, [config.package]
+    while todo:
+        name = todo.pop()
+        names.add(name)
+        for file in (config.root / name).rglob("*.py"):
+            tops = {one.partition(".")[0] for one in _imports(file)}
+            todo += [top for top in tops - names - set(todo) if (config.root / top).is_dir()]
+    for name in sorted(names):
+        for file in sorted((config.root / name).rglob("*")):
+            parts = file.relative_to(config.root).parts
+            hidden = any(part == "__pycache__" or part.startswith(".") for part in parts)
+            if file.is_file() and not hidden and parts != ("conf", "configure_app.toml"):
+                yield file
+
+
+def _imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _configuration(config: Config, number: int) -> str:
+    """The project's configure_app.toml with the package and the two keys of the evaluation, once each."""
+    file = config.root / "conf" / "configure_app.toml"
+    keys = {"algo": f'"{config.package}"', "eval_model_dir": f'"{CHECKPOINTS}"', "eval_model_id": str(number)}
+    text = file.read_text(encoding="utf-8-sig")
+    text = re.sub(rf"^[ \t]*({'|'.join(keys)})[ \t]*=.*\n?", "", text, flags=re.MULTILINE)
+    lines = "".join(f"{key} = {value}\n" for key, value in keys.items())
+    if not re.search(r"^\[app\]", text, re.MULTILINE):
+        raise ConfigError(f"{file}: has no line [app]")
+    return re.sub(r"^\[app\][^\n]*\n", lambda match: match[0] + lines, text, count=1, flags=re.MULTILINE)
+
+
+def _check(archive: Path) -> None:
+    """Unpack it and play an episode with it in a fresh process. Raises UserCodeError."""
+    with tempfile.TemporaryDirectory(prefix="realm-pack-") as folder:
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(folder)
+        read_toml(Path(folder) / "conf" / "configure_app.toml")
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-B", "-m", "realm.kaiwu.pack", folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_WITHIN_S, env=environment)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise UserCodeError(f"the submission does not play: {last.removeprefix('error: ')[:400]}")
+
+
+def play(root: Path) -> int:
+    """Play one episode with the project of an unpacked submission."""
+    from realm.learn.checkpoint import find  # late: it brings torch
+    from realm.learn.evaluate import evaluate, load_player
+
+    config = load(root / "conf" / "configure_app.toml", ["run_mode=eval"]).evaluated()
+    player = load_player(config, find(Path(config.app.eval_model_dir), "latest"), config.env, 1, 0)
+    evaluate(config, player.envs, player.predict, 1, 0.0, 0)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(play(Path(sys.argv[1])))
+    except (ConfigError, UserCodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,287 @@
+"""Reads the configuration of a project written for KaiwuDRL, and turns it into one of Realm's.
+
+The command line calls `load` for every configuration file; one that is not such a project's is read as Realm's own. The
+keys have the same names where they act. `algo` becomes "realm.kaiwu", and the table [kaiwu] says whose code that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from realm.config.keys import IGNORED
+from realm.config.load import HINTS, RunConfig, load_config
+from realm.config.toml import did_you_mean
+from realm.errors import ConfigError, UserCodeError
+from realm.kaiwu.config import Config
+from realm.kaiwu.process import refuse_project_in_a_run
+
+PACKAGE = "realm.kaiwu"
+TABLE = "kaiwu"
+_IMPORTS = re.compile(r"^\s*(from|import)\s+(kaiwu_agent|kaiwudrl|kaiwu_env|arena_proto)\b", re.MULTILINE)
+_LATER = re.compile(r"kaiwudrl\.interface\.agent|common_python|send_sample_data")
+_PARTS = ("train_workflow.py", "feature/definition.py", "algorithm/agent.py")
+
+OWN = {
+    "algo_conf", "selfplay_app_conf", "noselfplay_app_conf", "rainbow_env_name", "use_which_deep_learning_framework",
+    "framework_integration_patterns", "aisrv_framework", "tensorflow_log_level", "need_to_sync", "self_play_set_name",
+    "restore_dir", "user_ckpt_dir", "log_dir", *IGNORED,
+}  # fmt: skip
+"""The framework's own keys that are known to do nothing here."""
+
+OURS = {"user_save_model_max_frequency_per_min"}
+"""Keys that act and that AppConfig does not have."""
+
+DEFAULTS: dict[str, Any] = {
+    "app": "back_to_the_realm", "aisrv_connect_to_kaiwu_env_count": 8, "predict_local_or_remote": "local",
+    "predict_batch_size": 1, "replay_buffer_capacity": 4096, "preload_ratio": 1.0, "train_batch_size": 256,
+    "learner_train_by_while_true": True, "algorithm_on_policy_or_off_policy": "off-policy",
+    "modelpool_max_save_model_count": 200,
+}  # fmt: skip
+"""What these keys are where a project's file does not set them."""
+
+_CHECK_WITHIN_S = 300
+_CHECKED = "REALM_CHECKED_PROJECT"
+
+
+def load(
+    path: str | Path, overrides: Sequence[str] = (), hyper_keys: Callable[[str], Iterable[str]] = lambda algo: ()
+) -> RunConfig:
+    """Read a configuration, of a project written for KaiwuDRL or Realm's own. The project's code is checked, too.
+
+    Raises ConfigError or UserCodeError.
+    """
+    file = Path(path)
+    if file.name == "train_test.py":
+        raise ConfigError(
+            f"{file}: is the test of KaiwuDRL; run Realm's with the project's configuration instead: python "
+            "train_test.py --config .../conf/configure_app.toml"
+        )
+    root = project_of(file)
+    if root is None:
+        return load_config(path, overrides, hyper_keys)
+    later = later_generation(root)
+
+    def translate(tables: dict[str, Any], places: dict[str, str]) -> list[str]:
+        return _translate(root, later, tables, places)
+
+    config = load_config(path, overrides, hyper_keys, translate)
+    if config.app.algo != PACKAGE:
+        return config
+    refuse_project_in_a_run(root, Path(config.app.log_dir))
+    if config.app.run_mode == "eval" and not Path(config.app.eval_model_dir).is_dir():
+        raise ConfigError(
+            f"{config.places.get('app.eval_model_dir', '[app]')}: key 'eval_model_dir': {config.app.eval_model_dir}: "
+            "no such folder; it must be a folder with files model.ckpt-<id>*"
+        )
+    remote = config.app.predict_local_or_remote == "remote" and config.app.wrapper_type == "remote"
+    config = dataclasses.replace(config, hyper={**config.hyper, **_checked(config.hyper, remote)})
+    return _to_evaluate(config) if config.app.run_mode == "eval" else config
+
+
+def _to_evaluate(config: RunConfig) -> RunConfig:
+    """run_mode "eval": the project's model files in the form that Realm evaluates."""
+    from realm.kaiwu.evaluation import as_checkpoint  # late: it brings torch
+
+    app = config.app
+    place = config.places.get("app.eval_model_id", "[app]")
+    folder = as_checkpoint(config_of(config), Path(app.eval_model_dir), app.eval_model_id, place)
+    return dataclasses.replace(config, app=dataclasses.replace(app, eval_model_dir=str(folder), eval_model_id="latest"))
+
+
+def project_of(file: Path) -> Path | None:
+    """The folder of the project whose `conf/` holds this file; None if it is no project written for KaiwuDRL."""
+    folder = file.absolute().parent
+    root = folder.parent
+    if folder.name != "conf" or not root.is_dir():
+        return None
+    root = root.resolve()
+    files = [root / name / part for name in _packages(root) for part in _PARTS]
+    files += [*root.glob("agent_*/agent.py"), *root.glob("agent_*/*/train_workflow.py"), root / "train_test.py"]
+    return root if any(_matches(_IMPORTS, one) for one in files) else None
+
+
+def _packages(root: Path) -> list[str]:
+    """The packages of a project that train."""
+    return sorted(path.name for path in root.iterdir() if any((path / part).is_file() for part in _PARTS))
+
+
+def _matches(pattern: re.Pattern[str], file: Path) -> bool:
+    return file.is_file() and bool(pattern.search(file.read_text(errors="replace")))
+
+
+def later_generation(root: Path) -> str:
+    """Why this is a project of a later generation of the interface; "" if it is of the first."""
+    if _packages(root):
+        return ""
+    for agent in sorted(root.glob("agent_*/agent.py")):
+        third = any(_matches(_LATER, file) for file in agent.parent.rglob("*.py"))
+        return f"{agent.parent}: is an agent of the {'third' if third else 'second'} generation of KaiwuDRL's interface"
+    return ""
+
+
+def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str, str]) -> list[str]:
+    """Turn a project's tables into Realm's; returns the warnings."""
+    given = tables.get("app", {})
+    package = given.get("algo", "diy")
+    if not isinstance(package, str) or "." in package or not (root / package).is_dir():
+        if later:
+            raise ConfigError(f"{later}, which is for other rules of the game; only the first is supported")
+        if isinstance(package, str) and "." in package:
+            return []  # a package of Realm's own, as in --set algo=realm.zoo.cartpole
+        near = did_you_mean(package, _packages(root)) if isinstance(package, str) else ""
+        there = ", ".join(_packages(root)) or "none"
+        raise ConfigError(
+            f"{places.get('app.algo', '[app]')}: key 'algo': got {package!r}; must be a folder of {root} with the code "
+            f"of an algorithm: {there}{near}"
+        )
+    if not any(_matches(_IMPORTS, file) for file in (root / package).rglob("*.py")):
+        return []  # this package is Realm's own
+    own = [key for key in given if _is_own(key, places[f"app.{key}"], places)]
+    app = {**DEFAULTS, **{key: value for key, value in given.items() if key not in own and key not in OURS}}
+    warnings = _fit(root, app, given, places)
+    if own:
+        named = ", ".join(f"{key} ({places[f'app.{key}'].rpartition(':')[2]})" for key in own)
+        warnings.append(
+            f"{places['app.' + own[0]].rpartition(':')[0]}: these keys of KaiwuDRL's own do nothing here: {named}"
+        )
+    kept = {key: value for key, value in given.items() if _is_json(value)}
+    hyper = {
+        "project": str(root),
+        "package": package,
+        "keys": json.dumps({**kept, "algo": package, "app": app["app"]}, sort_keys=True),
+        "predict_batch_size": app["predict_batch_size"],
+        "dump_model_freq": app.get("dump_model_freq", 100),
+        "keep_models": given.get("modelpool_max_save_model_count", DEFAULTS["modelpool_max_save_model_count"]),
+        "user_saves": given.get("user_save_mode_max_count", 0),
+        "user_saves_per_min": given.get("user_save_model_max_frequency_per_min", 0),
+    }
+    if app.pop("preload_model", False):
+        hyper |= {"preload_dir": app.pop("preload_model_dir", ""), "preload_id": str(app.pop("preload_model_id", ""))}
+    for key in ("preload_model_dir", "preload_model_id"):
+        app.pop(key, None)
+    app["modelpool_max_save_model_count"] = min(5, app["modelpool_max_save_model_count"])
+    for name in [name for name in tables if name not in ("app", "env", "eval_env")]:
+        warnings.append(f"{places[name]}: table [{name}] is not used")
+        del tables[name]
+    tables["app"], tables[TABLE] = {**app, "algo": PACKAGE}, hyper
+    for name, table in (("app", tables["app"]), (TABLE, hyper)):
+        for key in table:
+            places.setdefault(f"{name}.{key}", places.get("app", str(root)))
+    return warnings
+
+
+def _is_own(key: str, place: str, places: dict[str, str]) -> bool:
+    """Whether a key is the framework's own, also one that nobody knows here. Raises ConfigError for one that looks like
+    a slip of the pen."""
+    if key == "log_dir" and "--set" in place:
+        return False
+    if key in OWN or key not in HINTS.keys() | OURS:
+        acting = [name for name in HINTS.keys() | OURS if name not in OWN]
+        close = difflib.get_close_matches(key.lower(), acting, n=1, cutoff=0.88)
+        if close and key not in OWN:
+            raise ConfigError(f"{place}: key {key!r}: unknown (did you mean {close[0]!r}?)")
+        return True
+    return False
+
+
+def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[str, str]) -> list[str]:
+    """Bring values into the form that Realm's keys have; returns the warnings."""
+    warnings = []
+    for key in ("eval_model_id", "preload_model_id"):
+        if isinstance(app.get(key), str) and app[key].isdigit():
+            app[key] = int(app[key])  # ids may be texts
+    workers, envs = app.get("aisrv_count", 1), app["aisrv_connect_to_kaiwu_env_count"]
+    if isinstance(workers, int) and isinstance(envs, int):
+        # a workflow is a process of its own
+        app["aisrv_count"], app["aisrv_connect_to_kaiwu_env_count"] = workers * envs, 1
+    else:
+        app["aisrv_count"], app["aisrv_connect_to_kaiwu_env_count"] = "auto", 1
+    app.setdefault("buffer_backend", "native")
+    app.setdefault("eval_cpu_share", 0)
+    app.setdefault("eval_episodes", 10)
+    if app["algorithm_on_policy_or_off_policy"] == "on-policy":
+        app["learner_train_by_while_true"] = False
+    else:
+        app.setdefault("max_version_lag", "free")
+        sampler = str(app.get("reverb_sampler", "Uniform")).removeprefix("reverb.selectors.")
+        if sampler in ("Fifo", "Lifo"):
+            app["reverb_sampler"] = "Uniform"
+            warnings.append(
+                f"{places['app.reverb_sampler']}: reverb_sampler {sampler} draws the same sample again and again; "
+                "Uniform is used"
+            )
+        elif "reverb_sampler" in app:
+            app["reverb_sampler"] = sampler
+    app["log_dir"] = str(Path(str(app.get("log_dir", "train"))).absolute())
+    warnings += _fit_folders(root, app, given, places)
+    return warnings
+
+
+def _fit_folders(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[str, str]) -> list[str]:
+    """Replace the container's folders that are not here; returns a warning that names them."""
+    replaced = [
+        f"{key} by {name} of the run"
+        for key, name in (("restore_dir", "models/"), ("user_ckpt_dir", "user_models/"), ("log_dir", "user_log/"))
+        if str(given.get(key, "")).startswith("/data") and "--set" not in places[f"app.{key}"]
+    ]
+    for key in ("eval_model_dir", "preload_model_dir"):
+        folder = app.get(key)
+        if not isinstance(folder, str) or not folder:
+            continue
+        path = Path(folder) if Path(folder).is_absolute() else root / folder
+        if not path.is_dir() and folder.startswith("/data"):
+            path = root / "ckpt"
+            replaced.append(f"{key} by {path}")
+        app[key] = str(path)
+    return (
+        [f"folders of the competition's container that are not here are replaced: {', '.join(replaced)}"]
+        if replaced
+        else []
+    )
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _checked(hyper: dict[str, Any], remote: bool) -> dict[str, Any]:
+    """Check the project's code in a process of its own; returns what it found. Raises UserCodeError."""
+    given = json.dumps({**hyper, "remote": remote})
+    pid, *earlier = json.loads(os.environ.get(_CHECKED, "[0]"))
+    if pid == os.getpid() and earlier[0] == given:
+        return dict(earlier[1])  # this process has started itself again since
+    with tempfile.TemporaryDirectory(prefix="realm-check-") as folder:
+        file = Path(folder) / "check.json"
+        file.write_text(given)
+        command = [sys.executable, "-B", "-m", "realm.kaiwu.check", str(file)]
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_WITHIN_S, env=environment)
+        found: dict[str, Any] = json.loads(file.read_text())
+    if "error" in found:
+        raise UserCodeError(found["error"])
+    if done.returncode or "remote" in found:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserCodeError(f"{hyper['project']}: its code could not be checked: {last[:300]}")
+    os.environ[_CHECKED] = json.dumps([os.getpid(), given, found])
+    return found
+
+
+def config_of(config: RunConfig) -> Config:
+    """The table [kaiwu] of a run."""
+    known = {field.name for field in dataclasses.fields(Config)}
+    return Config(**{key: value for key, value in config.hyper.items() if key in known})

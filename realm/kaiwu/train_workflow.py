@@ -1,0 +1,369 @@
+"""Runs a project's workflow, in a worker or in one process, as the framework asks for a workflow.
+
+The project's function never yields: it calls its agent, and these calls reach the framework through the `Side` below
+and `WorkflowContext`. Here an exception of the framework (the run ends, an option is wrong) passes through the
+project's code as `_Through`, which `except Exception` does not catch.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from loguru import logger
+
+from realm.contract import NO_VERSION, Arrays, SampleInfo, Version, WorkflowContext
+from realm.errors import UserCodeError, UserError
+from realm.kaiwu import code
+from realm.kaiwu.config import Config
+from realm.kaiwu.fields import from_array, record_fields, to_array
+from realm.kaiwu.game import Envs, Game
+from realm.kaiwu.methods import Side, act_as, first, inside
+from realm.kaiwu.process import current
+from realm.kaiwu.surface import ATTACHED, Logger
+
+_NEWEST = -1
+_REFRESH_EVERY_S = 0.25
+_TICK_EVERY_S = 0.05
+_IDLE_S = 60.0
+_MOST_BYTES = 64 << 20  # of one message
+_EXPLORE = {"predict": 1.0, "exploit": 0.0}
+
+
+class _Through(BaseException):
+    """Carries an exception of the framework through the project's code."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def workflow(envs: Envs, policy: Any, context: WorkflowContext) -> Iterator[Any]:
+    """Run the project's workflow to its end; yields nothing."""
+    yield from ()
+    if context.update is not None:
+        _run(envs, policy.agent.user, _LocalSide(policy, context), context)
+    elif hasattr(policy, "agent"):
+        policy.refresh()  # waits for model 0
+        _run(envs, policy.agent.user, _WorkerSide(policy, context), context)
+    else:
+        from realm.kaiwu.algorithm.agent import make_user_agent  # late: it imports torch
+
+        random.seed(context.seed)
+        np.random.seed(context.seed % 2**32)
+        _run(envs, make_user_agent("cpu", None), _RemoteSide(policy, context), context)
+
+
+def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None:
+    config: Config = context.config
+    function = code.load_workflow()
+    act_as(side)
+    game = Game(envs.options, envs.map, context.seed, config.package, side.tick, context.monitor.episodes)
+    side.game = game
+    try:
+        function([_Guarded(game)], [agent], Logger(), _Monitor(context))
+    except _Through as through:
+        raise through.error from None
+    side.finish()
+
+
+class _Calls(Side):
+    """What is the same in all of them: the clock, and what the user should know."""
+
+    def __init__(self, policy: Any, context: WorkflowContext) -> None:
+        self.policy, self.context = policy, context
+        self.game: Game | None = None
+        self.learnt = self.loaded = False
+        self._ticked_at = self._learnt_at = self._since = time.monotonic()
+        self._told: set[str] = set()
+        self._steps = 0
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._ticked_at < _TICK_EVERY_S:
+            return
+        self._ticked_at = now
+        self.through(self.context.tick)
+        if now - self._learnt_at > _IDLE_S:
+            self.tell("the workflow has not called agent.learn for a minute")
+        if now - self._since > _IDLE_S and self.learnt and not self.loaded:
+            self.tell(
+                "the workflow never calls agent.load_model; in the competition it would keep the first weights for "
+                "ever (here new weights arrive by themselves)"
+            )
+
+    def through(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call the framework; what it raises passes through the project's code."""
+        try:
+            return function(*args)
+        except Exception as error:
+            raise _Through(error) from error
+
+    def tell(self, sentence: str) -> None:
+        """Warn once."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            logger.warning("{}", sentence)
+
+    def finish(self) -> None:
+        """The workflow has returned."""
+        if not self.learnt:
+            self.tell("the workflow returned before it called agent.learn once")
+
+    def steps(self) -> int:
+        """Env steps since the last call."""
+        assert self.game is not None
+        new, self._steps = self.game.steps - self._steps, self.game.steps
+        return new
+
+    def mark_learnt(self) -> None:
+        self.learnt, self._learnt_at = True, time.monotonic()
+
+    def save_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+        self.through(self.context.save)
+
+    def load_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+        """id: "latest", "random" or a number; a second argument by position is the id, too."""
+        if inside():
+            return
+        self.loaded = True
+        wanted = kwargs.get("id", args[1] if len(args) > 1 else "latest")
+        self.through(self.choose, agent, _model_id(wanted))
+
+    def choose(self, agent: Any, number: int) -> None:
+        """Predict with this model; _NEWEST: with the newest weights from now on."""
+
+
+class _LocalSide(_Calls):
+    """One process: the real agent, and an update at once on just these samples."""
+
+    def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self.tick()
+        self.policy.actions += len(first(args, kwargs))
+        return function(agent, *args, **kwargs)
+
+    exploit = predict
+
+    def learn(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+        if inside():
+            return
+        samples = first(args, kwargs)
+        self.mark_learnt()
+        self.through(self._update, samples)
+
+    def _update(self, samples: Any) -> None:
+        count, steps = max(1, len(samples)), self.steps()
+        version, _ = self.policy.refresh()
+        items: Arrays = {**_origin(self.context, 0, count, version), "samples": samples}
+        ones = np.ones(count)
+        info = SampleInfo(ones.astype(np.uint64), ones, ones.astype(np.int64), steps, count)
+        assert self.context.update is not None
+        self.context.update(items, info)
+
+    def save_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+        saves, updates = self.policy.agent.saves, self.policy.agent.updates
+        self.through(saves.for_user, updates)
+
+    def choose(self, agent: Any, number: int) -> None:
+        if number != _NEWEST:
+            _load(agent, number)
+
+
+class _WorkerSide(_Calls):
+    """A worker that predicts with a copy of the agent of its own."""
+
+    def __init__(self, policy: Any, context: WorkflowContext) -> None:
+        super().__init__(policy, context)
+        self._seq = 0
+        self._checked = False
+        self._refreshed_at = 0.0
+        self._chosen = _NEWEST
+        self.version = NO_VERSION
+        self._most = max(1, _MOST_BYTES // (4 * context.config.sample_dim))
+        self._definition = code.load_definition()
+
+    def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self.refresh()
+        self.policy.actions += len(first(args, kwargs))
+        return function(agent, *args, **kwargs)
+
+    exploit = predict
+
+    def refresh(self) -> None:
+        """Take the newest weights now and then."""
+        now = time.monotonic()
+        if now - self._refreshed_at > _REFRESH_EVERY_S and not inside():
+            self._refreshed_at = now
+            self.tick()
+            if self._chosen == _NEWEST:
+                self.version, _ = self.through(self.policy.refresh)
+
+    def learn(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+        if inside():
+            return
+        samples = list(first(args, kwargs))
+        if not samples:
+            return
+        vectors = [self._definition.encode(sample) for sample in samples]
+        self.mark_learnt()
+        for start in range(0, len(vectors), self._most):
+            self.through(self._send, vectors[start : start + self._most])
+
+    def _send(self, vectors: list[Any]) -> None:
+        dim = self.context.config.sample_dim
+        batch = np.empty((len(vectors), dim), np.float32)
+        for i, vector in enumerate(vectors):
+            right = isinstance(vector, np.ndarray) and vector.shape == (dim,)
+            batch[i] = vector if right else self._checked_vector(vector)
+        # a sum passes NaN and infinity on
+        if not np.isfinite(batch.sum()) and not np.isfinite(batch).all():
+            raise UserCodeError(self._about("gave NaN or infinity; a sample must be finite numbers"))
+        if not self._checked:
+            with code.calling("decoding the first sample (NumpyData2SampleData)"):
+                self._definition.decode(batch[0].copy())
+            self._checked = True
+        valid = np.zeros(len(batch), np.int64)
+        valid[0] = self.steps()
+        self._seq += 1
+        items = {**_origin(self.context, self._seq, len(batch), self.version), "valid": valid, "vector": batch}
+        self.context.add(items)
+
+    def _checked_vector(self, vector: Any) -> Any:
+        """A vector of another form than an array in one row. Raises UserCodeError if it is not `sample_dim` numbers."""
+        dim = self.context.config.sample_dim
+        if hasattr(vector, "detach"):
+            vector = vector.detach().cpu().numpy()
+        try:
+            array = np.asarray(vector, np.float32)
+        except (TypeError, ValueError) as error:
+            raise UserCodeError(self._about(f"must give numbers in one row, got {type(vector).__name__}")) from error
+        if array.ndim != 1:
+            raise UserCodeError(self._about(f"must give numbers in one row, got the shape {list(array.shape)}"))
+        if len(array) != dim:
+            raise UserCodeError(self._about(f"gave {len(array)} numbers, but Config.SAMPLE_DIM is {dim}"))
+        return array
+
+    def _about(self, fault: str) -> str:
+        function = self._definition.encode
+        place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        return f"{place}: SampleData2NumpyData {fault}"
+
+    def choose(self, agent: Any, number: int) -> None:
+        self._chosen = number
+        if number == _NEWEST:
+            self.version, _ = self.policy.refresh()
+        else:
+            _load(agent, number)
+
+
+class _RemoteSide(_WorkerSide):
+    """A worker that asks the shared actor. Its own instance of the agent is there to be looked at."""
+
+    def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.through(self._ask, first(args, kwargs), _EXPLORE["predict"])
+
+    def exploit(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.through(self._ask, first(args, kwargs), _EXPLORE["exploit"])
+
+    def _ask(self, records: Any, explore: float) -> list[Any]:
+        config: Config = self.context.config
+        rows = len(records)
+        obs: Arrays = {"row": np.full(rows, -1, np.int64), "model": np.full(rows, self._chosen, np.int64)}
+        for name, text in config.obs.items():
+            values = [to_array(record_fields(record).get(name), text, f"ObsData.{name}") for record in records]
+            obs[f"obs.{name}"] = np.stack(values)
+        answer = self.policy.predict(obs, np.zeros(rows, np.bool_), explore)
+        self.version = answer.version
+        return [
+            ATTACHED["ActData"](
+                **{name: from_array(answer.extra[f"act.{name}"][i], text) for name, text in config.act.items()}
+            )
+            for i in range(rows)
+        ]
+
+    def choose(self, agent: Any, number: int) -> None:
+        self._chosen = number
+
+
+def _caller() -> str:
+    """`file:line` of the project's code that called."""
+    root = str(current().config.root)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(root):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "the workflow"
+
+
+class _Guarded:
+    """The environment that the workflow gets: the game's errors pass through the project's code."""
+
+    def __init__(self, game: Game) -> None:
+        self._game = game
+
+    def reset(self, usr_conf: Any = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._game.reset(usr_conf)
+        except UserError as error:
+            raise _Through(UserCodeError(f"{_caller()}: env.reset: {error}")) from error
+
+    def step(self, action: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._game.step(action)
+
+    def close(self) -> None:
+        self._game.close()
+
+
+class _Monitor:
+    """What workflows get as `monitor`: their numbers become curves."""
+
+    def __init__(self, context: WorkflowContext) -> None:
+        self._context = context
+
+    def put_data(self, data: Any) -> None:
+        """{pid: {name: value}}."""
+        for values in data.values() if isinstance(data, dict) else ():
+            for name, value in values.items() if isinstance(values, dict) else ():
+                try:
+                    number = float(value)
+                except (TypeError, ValueError, RuntimeError):
+                    continue
+                if np.isfinite(number):
+                    self._context.monitor.put(f"user/{name}", number)
+
+
+def _origin(context: WorkflowContext, seq: int, count: int, version: Version) -> Arrays:
+    numbers = {"worker": context.worker, "incarnation": context.incarnation, "env": 0, "seq": seq}
+    arrays = {name: np.full(count, number, np.int64) for name, number in numbers.items()}
+    return {**arrays, "version": np.tile(np.array(version, np.int64), (count, 1))}
+
+
+def _model_id(wanted: Any) -> int:
+    """Newest, or a number among the models of the run's folder."""
+    from realm.kaiwu.models import numbers_in
+
+    if wanted == "latest" or wanted is None:
+        return _NEWEST
+    there = numbers_in(current().restore_dir)
+    if wanted == "random":
+        return random.choice(there) if there else _NEWEST
+    try:
+        number = int(wanted)
+    except (TypeError, ValueError):
+        number = _NEWEST
+    if number not in there:
+        names = ", ".join(map(str, there)) or "none yet"
+        raise UserCodeError(
+            f'load_model(id={wanted!r}): no such model; it must be "latest", "random" or one of: {names}'
+        )
+    return number
+
+
+def _load(agent: Any, number: int) -> None:
+    from realm.kaiwu.models import load
+
+    load(agent, current().restore_dir, number)

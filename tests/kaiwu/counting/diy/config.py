@@ -1,0 +1,6 @@
+import numpy as np
+
+
+class Config:
+    SAMPLE_DIM = np.int64(3 + 50 + 4)
+    ROUNDS = 60

@@ -1,0 +1,132 @@
+"""What is refused before anything starts, and how a project's configuration becomes Realm's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from realm.errors import UserError
+from realm.kaiwu.project import load, project_of
+
+PROJECTS = Path(__file__).parent / "kaiwu"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the counting project, to be broken."""
+    return Path(shutil.copytree(PROJECTS / "counting", tmp_path / "theirs"))
+
+
+def config_of(project: Path) -> Path:
+    return project / "conf" / "configure_app.toml"
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def refusal(project: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(config_of(project), overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+CODE = {
+    "diy/feature/definition.py": [
+        ("@attached\ndef action_process", "def action_process", r"definition.py:\d+: action_process has no @attached"),
+        ("def action_process", "def other_process", "has no action_process; expected a function"),
+        ('ObsData = create_cls("ObsData"', 'Obs = create_cls("Obs"', "has no ObsData"),
+        ("small=vector[53:56]", "small=vector[53:57]", "57 numbers .Config.SAMPLE_DIM. has 58"),
+        (".astype(np.float32)", ".astype(np.float32).reshape(1, -1)", "one row"),
+        ("import numpy", "import nompy", r"definition.py:1: ModuleNotFoundError: .*nompy"),
+    ],
+    "diy/algorithm/agent.py": [
+        ("    @learn_wrapper\n", "", r"agent.py:\d+: Agent.learn has no @learn_wrapper"),
+        ("def exploit(", "def play(", "Agent has no exploit"),
+        ("class Agent(", "class Player(", "no class Agent"),
+        ("self.lr = 0.5", "self.lr = = 0.5", r"agent.py:\d+: SyntaxError"),
+    ],
+    "diy/train_workflow.py": [
+        ("def workflow(", "def work(", "has no workflow"),
+        (
+            "import os\n",
+            "import os\nfrom conf.usr_conf import usr_conf_check\n",
+            "usr_conf, but there is no .*usr_conf.py",
+        ),
+        ("import os\n", "import os\nraise SystemExit(3)\n", "train_workflow.py:3: SystemExit"),
+    ],
+    "diy/config.py": [
+        ("SAMPLE_DIM = np.int64(3 + 50 + 4)", "SAMPLE_DIM = 57.5", "must be a whole number above 0"),
+        ("SAMPLE_DIM", "SAMPLE_SIZE", "has no Config.SAMPLE_DIM"),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "old", "new", "sentence"), [(file, *case) for file, cases in CODE.items() for case in cases]
+)
+def test_wrong_code_is_one_sentence(project: Path, file: str, old: str, new: str, sentence: str) -> None:
+    edit(project / file, old, new)
+    assert re.search(sentence, refusal(project))
+
+
+KEYS = [
+    ("train_batch_size = 8", "train_batchsize = 8", "train_batchsize.*did you mean 'train_batch_size'"),
+    ("train_batch_size = 8", "train_batch_size = 8\ntrain_batch_size = 9", "already set at line 10"),
+    ("train_batch_size = 8", "<<<<<<< HEAD\ntrain_batch_size = 8", ":10: .*is not TOML"),
+    ('algo = "diy"', 'algo = "dyi"', "got 'dyi'; must be a folder of .* diy .did you mean 'diy'"),
+    ("preload_ratio = 4", 'preload_ratio = "4"', "key 'preload_ratio'"),
+    ('algo = "diy"', 'algo = "diy"\nrun_mode = "eval"\neval_model_dir = "/data/x/ckpt"', "no such folder"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), KEYS)
+def test_a_wrong_key_is_one_sentence(project: Path, old: str, new: str, sentence: str) -> None:
+    edit(config_of(project), old, new)
+    assert re.search(sentence, refusal(project))
+
+
+def test_a_name_that_python_has_is_refused(project: Path) -> None:
+    (project / "diy").rename(project / "queue")
+    for file in project.rglob("*.py"):
+        file.write_text(file.read_text().replace("diy.", "queue."))
+    edit(config_of(project), '"diy"', '"queue"')
+    assert "belongs to" in refusal(project)
+
+
+def test_a_later_generation_is_named(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "agent_ppo").mkdir()
+    (tmp_path / "agent_ppo" / "agent.py").write_text("from kaiwudrl.interface.agent import BaseAgent\n")
+    (tmp_path / "conf" / "configure_app.toml").write_text('[app]\nalgo = "ppo"\n')
+    assert "third generation" in refusal(tmp_path)
+
+
+def test_the_configuration_loads_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(PROJECTS / "treasure_ppo" / "conf" / "configure_app.toml", ["max_seconds=5"])
+    app = config.app
+    assert (app.algo, app.aisrv_count, app.aisrv_connect_to_kaiwu_env_count) == ("realm.kaiwu", 2, 1)
+    assert (app.replay_buffer_capacity, app.preload_ratio, app.train_batch_size) == (32, 2, 8)
+    assert app.eval_model_id == 1000  # a text in the file
+    assert app.algorithm_on_policy_or_off_policy == "off-policy"
+    assert app.log_dir == str(tmp_path / "train")
+    assert config.hyper["sample_dim"] == 21_888
+    folders, own = config.warnings
+    assert "restore_dir by models/ of the run" in folders
+    assert "use_which_deep_learning_framework (40)" in own
+    assert len(re.findall("sample_dim", own)) == 1
+
+
+def test_realms_own_configurations_are_none_of_its_business() -> None:
+    root = PROJECTS.parents[1]
+    assert project_of(root / "conf" / "configure_app.toml") is None
+    assert load(root / "conf" / "local.toml").app.algo == "diy"
+    assert project_of(PROJECTS / "treasure_dqn" / "conf" / "configure_app.toml") == PROJECTS / "treasure_dqn"

@@ -1,0 +1,68 @@
+"""Whole runs of projects written for KaiwuDRL, with an agent that counts and checks what reaches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = ROOT / "tests" / "kaiwu"
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def realm(tmp_path: Path, project: str, *overrides: str, test: bool = False) -> subprocess.CompletedProcess[str]:
+    program = ["train_test.py"] if test else ["-m", "realm", "start"]
+    command = [sys.executable, *program, "--config", str(PROJECTS / project / "conf" / "configure_app.toml")]
+    for override in (f"log_dir={tmp_path}", "run_name=run", *overrides):
+        command += ["--set", override]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+
+
+def listed(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_what_reaches_learn_is_what_the_workflow_gave(tmp_path: Path, where: str) -> None:
+    before = listed(PROJECTS / "counting")
+    done = realm(tmp_path, "counting", f"predict_local_or_remote={where}")
+    assert done.returncode == 0, done.stderr
+    assert "all workflows have ended" in done.stderr
+    assert "some_key_of_the_framework" in done.stderr
+    log = tmp_path / "run" / "user_log"
+    assert json.loads((log / "learnt.json").read_text())["type"] == "learner"
+    assert [int(path.read_text()) for path in log.glob("gave-*")] == [300, 300]
+    logs = "".join(path.read_text() for path in (tmp_path / "run" / "log").glob("*.log"))
+    assert not re.search(r" ERROR |refused_invalid': [1-9]|unmatched': [1-9]", logs)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary is not None
+    models = sorted(path.name for path in (tmp_path / "run" / "models" / "back_to_the_realm_diy").iterdir())
+    assert "model.ckpt-0.pkl" in models
+    assert all(re.fullmatch(r"model\.ckpt-\d*0\.pkl", name) for name in models)
+    out = tmp_path / "submission.zip"
+    command = [sys.executable, "-m", "realm", "pack", str(tmp_path / "run"), "--id", "0", "--out", str(out)]
+    packed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert packed.returncode == 0, packed.stderr
+    with zipfile.ZipFile(out) as archive:
+        assert {"ckpt/model.ckpt-0.pkl", "diy/config.py", "conf/configure_app.toml"} <= set(archive.namelist())
+        text = archive.read("conf/configure_app.toml").decode()
+    assert text.count("eval_model_dir") == text.count("eval_model_id") == 1
+    assert listed(PROJECTS / "counting") == before
+
+
+def test_one_process_trains_on_the_very_list(tmp_path: Path) -> None:
+    done = realm(tmp_path, "counting", test=True)
+    assert done.returncode == 0, done.stderr
+    learnt = json.loads((tmp_path / "run" / "user_log" / "learnt.json").read_text())
+    assert learnt["calls"] == 60
+    assert learnt["type"] == "learner"
+    users = list((tmp_path / "run" / "user_models" / "back_to_the_realm_diy").iterdir())
+    assert {path.name for path in users} == {f"model.ckpt-{n}.pkl" for n in (*range(7, 61, 7), 60)}
+    assert os.listdir(tmp_path / "run" / "models" / "back_to_the_realm_diy")
