@@ -31,6 +31,7 @@ from realm.commands.models import (
 from realm.commands.parser import Parser
 from realm.config.load import EVAL_SEED
 from realm.errors import ConfigError, RunError, UserError
+from realm.kaiwu.command import add_pack
 from realm.roles.table import ROLES
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
@@ -129,13 +130,7 @@ def _add_train(commands: Commands) -> None:
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
-    text, example = "build the submission of a run of a project written for KaiwuDRL", "realm pack RUN --out x.zip"
-    packing = commands.add_parser("pack", help=text, example=example)
-    packing.add_argument("run_dir", type=Path, metavar="RUN")
-    packing.add_argument("--id", default="latest", help="train steps of the model (default: latest)")
-    packing.add_argument("--out", type=Path, required=True, metavar="X.zip")
-    packing.set_defaults(run=_pack)
-
+    add_pack(commands)
     keys = commands.add_parser(
         "keys", help="keys for runs that other machines may connect to", example="realm keys new"
     )  # fmt: skip
@@ -272,13 +267,6 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.lines < 0:
         raise ConfigError(f"-n {arguments.lines}: must be a number from 0")
     return show_logs(run_folder(arguments.name, arguments.log_dir), arguments.role, arguments.lines, arguments.follow)
-
-
-def _pack(arguments: argparse.Namespace) -> int:
-    from realm.kaiwu.pack import pack
-
-    print(pack(arguments.run_dir, arguments.id, arguments.out))
-    return 0
 
 
 def _save(arguments: argparse.Namespace) -> int:
