@@ -31,13 +31,14 @@ from realm.commands.models import (
 from realm.commands.parser import Parser
 from realm.config.load import EVAL_SEED
 from realm.errors import ConfigError, RunError, UserError
+from realm.kaiwu.command import add_pack
 from realm.roles.table import ROLES
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
 NO_GAME = (
-    "init", "start", "stop", "status", "runs", "compare", "config", "attach", "logs", "save", "keys", "doctor", "pack",
+    "init", "start", "stop", "status", "runs", "compare", "config", "attach", "logs", "save", "pack", "keys", "doctor",
 )  # fmt: skip
 
 
@@ -129,6 +130,7 @@ def _add_train(commands: Commands) -> None:
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
+    add_pack(commands)
     keys = commands.add_parser(
         "keys", help="keys for runs that other machines may connect to", example="realm keys new"
     )  # fmt: skip
@@ -177,13 +179,6 @@ def _add_runs(commands: Commands) -> None:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends or Ctrl+C")
     logs.add_argument("--log-dir", help=LOG_DIR_HELP)
     logs.set_defaults(run=_logs)
-
-    text = "build the submission of a run of a project written for KaiwuDRL"
-    packing = commands.add_parser("pack", help=text, example="realm pack train/my-run --out submission.zip")
-    packing.add_argument("run_dir", type=Path, metavar="RUN")
-    packing.add_argument("--id", default="latest", help="number of train steps of the model (default: latest)")
-    packing.add_argument("--out", type=Path, required=True, metavar="X.zip")
-    packing.set_defaults(run=_pack)
 
 
 def _add_help(commands: Commands) -> None:
@@ -272,13 +267,6 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.lines < 0:
         raise ConfigError(f"-n {arguments.lines}: must be a number from 0")
     return show_logs(run_folder(arguments.name, arguments.log_dir), arguments.role, arguments.lines, arguments.follow)
-
-
-def _pack(arguments: argparse.Namespace) -> int:
-    from realm.kaiwu.pack import pack
-
-    print(pack(arguments.run_dir, arguments.id, arguments.out))
-    return 0
 
 
 def _save(arguments: argparse.Namespace) -> int:

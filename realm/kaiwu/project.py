@@ -58,7 +58,6 @@ def load(
 ) -> RunConfig:
     """Read a configuration, of a project written for KaiwuDRL or Realm's own. The project's code is checked, too.
 
-    hyper_keys: as `load_config` takes it, for a configuration of Realm's own.
     Raises ConfigError or UserCodeError.
     """
     file = Path(path)
@@ -75,7 +74,7 @@ def load(
     def translate(tables: dict[str, Any], places: dict[str, str]) -> list[str]:
         return _translate(root, later, tables, places)
 
-    config = load_config(path, overrides, translate=translate)
+    config = load_config(path, overrides, hyper_keys, translate)
     if config.app.algo != PACKAGE:
         return config
     refuse_project_in_a_run(root, Path(config.app.log_dir))

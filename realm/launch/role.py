@@ -39,9 +39,7 @@ class Role:
     process: BaseProcess | None = None
     incarnation: int = 0
     address: str = ""
-    state: str = (
-        "starting"  # starting, bound, ready, waiting (to be started again), stopped (by the user), finished, ended
-    )
+    state: str = "starting"  # starting, bound, ready, waiting (for a restart), stopped (by the user), finished, ended
     cause: str = ""
     trace: str = ""  # the last lines of the cause's traceback
     started_at: float = 0.0

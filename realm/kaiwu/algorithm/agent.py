@@ -46,10 +46,9 @@ class Agent:
         )
         self.saves = models.Saves(self.user)
         self._model_id = NEWEST
-        if self.learns:
-            act_as(_LearnerSide(self))
-            if config.preload_dir:
-                models.load(self.user, Path(config.preload_dir), config.preload_id)
+        act_as(_LearnerSide(self) if self.learns else _PlayerSide())
+        if self.learns and config.preload_dir:
+            models.load(self.user, Path(config.preload_dir), config.preload_id)
 
     # ---- predictions ----
 
@@ -161,6 +160,18 @@ class _LearnerSide(Side):
     def save_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
         if inside():
             self._agent.saves.for_user(self._agent.updates)
+
+    def load_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class _PlayerSide(Side):
+    """Where an agent only predicts: exploit may call predict; nothing learns, saves or loads."""
+
+    def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(agent, *args, **kwargs)
+
+    exploit = predict
 
     def load_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
         return None
