@@ -596,7 +596,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         assert skipped == []
         assert finals >= 1  # killed between the new one's coming and the old one's going leaves one more
         assert len(drafts) <= 2
-    assert rounds[-1][1] > 5
+    assert rounds[-1][1] > rounds[0][0]  # some saves came through
     assert sum(".writing" in one[4] for one in rounds) >= 5  # the kills did hit saves
     save(tmp_path / "ckpt", Agent(1), Version(2, 0), 0, "s", keep=2)
     assert len(list((tmp_path / "ckpt").iterdir())) == 2  # what killed ones left is cleared away
