@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-
 Show = Callable[[int, int], None]
 """Gets the number of finished things and the units so far, such as env steps, after each finished thing."""
 
@@ -38,6 +36,8 @@ class Every:
 def busy(label: str) -> Iterator[None]:
     """Show work that has nothing to count: a spinner, or without a terminal one line after `LONG_S`."""
     if sys.stderr.isatty():
+        from rich.console import Console  # late, as below
+
         with Console(stderr=True).status(label):
             yield
         return
@@ -56,6 +56,7 @@ def counting(label: str, total: int, unit: str = "steps") -> Iterator[Show]:
     same numbers every `LINE_EVERY_S`.
     """
     # late: every start imports this module, but few commands count
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
