@@ -23,7 +23,7 @@ from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
-from realm.kaiwu.methods import Side, act_as, first, inside
+from realm.kaiwu.methods import Side, act_as, first, inside, wrong_answer
 from realm.kaiwu.process import current
 from realm.kaiwu.surface import ATTACHED, Logger
 
@@ -116,6 +116,15 @@ class _Calls(Side):
         if not self.learnt:
             self.tell("the workflow returned before it called agent.learn once")
 
+    def answered(self, function: Callable[..., Any], agent: Any, args: Any, kwargs: Any) -> Any:
+        """Call predict or exploit of the agent in this process, and check that there are as many answers."""
+        answers = function(agent, *args, **kwargs)
+        wanted = len(first(args, kwargs))
+        if not isinstance(answers, (list, tuple)) or len(answers) != wanted:
+            raise _Through(UserCodeError(wrong_answer(function, answers, wanted)))
+        self.policy.actions += wanted
+        return answers
+
     def steps(self) -> int:
         """Env steps since the last call."""
         assert self.game is not None
@@ -145,8 +154,7 @@ class _LocalSide(_Calls):
 
     def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         self.tick()
-        self.policy.actions += len(first(args, kwargs))
-        return function(agent, *args, **kwargs)
+        return self.answered(function, agent, args, kwargs)
 
     exploit = predict
 
@@ -190,8 +198,7 @@ class _WorkerSide(_Calls):
 
     def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         self.refresh()
-        self.policy.actions += len(first(args, kwargs))
-        return function(agent, *args, **kwargs)
+        return self.answered(function, agent, args, kwargs)
 
     exploit = predict
 
