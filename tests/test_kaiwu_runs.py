@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,3 +67,49 @@ def test_one_process_trains_on_the_very_list(tmp_path: Path) -> None:
     users = list((tmp_path / "run" / "user_models" / "back_to_the_realm_diy").iterdir())
     assert {path.name for path in users} == {f"model.ckpt-{n}.pkl" for n in (*range(7, 61, 7), 60)}
     assert os.listdir(tmp_path / "run" / "models" / "back_to_the_realm_diy")
+
+
+WRONG = [
+    (
+        "agent.py",
+        'torch.save(self.model.state_dict(), f"{path}/model',
+        'torch.save(self.model.state_dict(), f"{path}/mod',
+        "save_model wrote no file model.ckpt-0",
+    ),
+    (
+        "agent.py",
+        "return [ActData(action=obs.count % 8",
+        "return [] and [ActData(action=obs.count % 8",
+        "returned 0 things",
+    ),
+    ("definition.py", "sample.values, sample.small", "sample.values * np.nan, sample.small", "gave NaN or infinity"),
+    (
+        "definition.py",
+        "return np.hstack([sample.origin",
+        "return np.hstack([sample.values[:1], sample.origin",
+        r"\b58\b",
+    ),
+    (
+        "train_workflow.py",
+        '"end": 1, "treasure_random": 1, "treasure_num": 5',
+        '"end": 2, "treasure_num": 5',
+        "env.reset: end is 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "sentence"), WRONG)
+@pytest.mark.parametrize("test", [False, True], ids=["cluster", "process"])
+def test_wrong_code_ends_the_run_with_one_sentence(
+    tmp_path: Path, name: str, old: str, new: str, sentence: str, test: bool
+) -> None:
+    if test and name == "definition.py":
+        return  # one process has no codec
+    project = shutil.copytree(PROJECTS / "counting", tmp_path / "theirs")
+    file = next(project.rglob(name))
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    done = realm(tmp_path, str(project), test=test)
+    assert done.returncode == 2, done.stderr
+    assert re.search(sentence, done.stderr), done.stderr

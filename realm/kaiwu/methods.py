@@ -7,6 +7,7 @@ a call of the project's code does. The framework itself calls the undecorated fu
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -76,3 +77,13 @@ def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args:
         return args[0]
     return next(iter(kwargs.values())) if kwargs else []
+
+
+def wrong_answer(function: Callable[..., Any], answers: Any, wanted: int) -> str:
+    """What is wrong with an answer of predict or exploit that is no list of `wanted` ActData."""
+    code = inspect.unwrap(function).__code__
+    got = f"{len(answers)} things" if isinstance(answers, (list, tuple)) else type(answers).__name__
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}: Agent.{code.co_name} got {wanted} ObsData and returned {got}; it "
+        "must return a list of as many ActData (predict_batch_size bounds how many it gets)"
+    )

@@ -97,7 +97,7 @@ def in_project() -> Iterator[None]:
         os.chdir(before)
 
 
-def refuse_project_in_a_run(root: Path, run_dir: Path) -> None:
+def refuse_project_in_a_run(root: Path, run_dir: Path | None = None) -> None:
     """Raise ConfigError for a project inside a run, which somebody else may have made."""
     for folder in (root, *root.parents):
         if folder == run_dir or (folder / "run.json").is_file() or (folder / "manifest.json").is_file():

@@ -77,7 +77,7 @@ def load(
     config = load_config(path, overrides, hyper_keys, translate)
     if config.app.algo != PACKAGE:
         return config
-    refuse_project_in_a_run(root, Path(config.app.log_dir))
+    refuse_project_in_a_run(root)
     if config.app.run_mode == "eval" and not Path(config.app.eval_model_dir).is_dir():
         raise ConfigError(
             f"{config.places.get('app.eval_model_dir', '[app]')}: key 'eval_model_dir': {config.app.eval_model_dir}: "

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
-from realm.contract import NO_VERSION, Arrays, SampleInfo, Version, WorkflowContext
+from realm.contract import NO_VERSION, Array, Arrays, SampleInfo, Version, WorkflowContext
 from realm.errors import UserCodeError, UserError
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
-from realm.kaiwu.methods import Side, act_as, first, inside
+from realm.kaiwu.methods import Side, act_as, first, inside, wrong_answer
 from realm.kaiwu.process import current
 from realm.kaiwu.surface import ATTACHED, Logger
 
@@ -32,6 +32,7 @@ _REFRESH_EVERY_S = 0.25
 _TICK_EVERY_S = 0.05
 _IDLE_S = 60.0
 _MOST_BYTES = 64 << 20  # of one message
+_HELD_HERE = 2  # references to a local variable, as sys.getrefcount counts them
 _EXPLORE = {"predict": 1.0, "exploit": 0.0}
 
 
@@ -115,6 +116,15 @@ class _Calls(Side):
         if not self.learnt:
             self.tell("the workflow returned before it called agent.learn once")
 
+    def answered(self, function: Callable[..., Any], agent: Any, args: Any, kwargs: Any) -> Any:
+        """Call predict or exploit of the agent in this process, and check that there are as many answers."""
+        answers = function(agent, *args, **kwargs)
+        wanted = len(first(args, kwargs))
+        if not isinstance(answers, (list, tuple)) or len(answers) != wanted:
+            raise _Through(UserCodeError(wrong_answer(function, answers, wanted)))
+        self.policy.actions += wanted
+        return answers
+
     def steps(self) -> int:
         """Env steps since the last call."""
         assert self.game is not None
@@ -144,8 +154,7 @@ class _LocalSide(_Calls):
 
     def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         self.tick()
-        self.policy.actions += len(first(args, kwargs))
-        return function(agent, *args, **kwargs)
+        return self.answered(function, agent, args, kwargs)
 
     exploit = predict
 
@@ -189,8 +198,7 @@ class _WorkerSide(_Calls):
 
     def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         self.refresh()
-        self.policy.actions += len(first(args, kwargs))
-        return function(agent, *args, **kwargs)
+        return self.answered(function, agent, args, kwargs)
 
     exploit = predict
 
@@ -209,19 +217,18 @@ class _WorkerSide(_Calls):
         samples = list(first(args, kwargs))
         if not samples:
             return
-        vectors = [self._definition.encode(sample) for sample in samples]
         self.mark_learnt()
-        for start in range(0, len(vectors), self._most):
-            self.through(self._send, vectors[start : start + self._most])
+        vectors = [self._definition.encode(sample) for sample in samples]
+        while vectors:
+            part = vectors[: self._most]
+            del vectors[: self._most]
+            self.through(self._send, part)
 
     def _send(self, vectors: list[Any]) -> None:
-        dim = self.context.config.sample_dim
-        batch = np.empty((len(vectors), dim), np.float32)
-        for i, vector in enumerate(vectors):
-            right = isinstance(vector, np.ndarray) and vector.shape == (dim,)
-            batch[i] = vector if right else self._checked_vector(vector)
-        # a sum passes NaN and infinity on
-        if not np.isfinite(batch.sum()) and not np.isfinite(batch).all():
+        batch = self._batch(vectors)
+        flat = batch.reshape(-1)
+        # squares pass NaN and infinity on, and their sum is by far the quickest check
+        if not np.isfinite(np.dot(flat, flat)) and not np.isfinite(batch).all():
             raise UserCodeError(self._about("gave NaN or infinity; a sample must be finite numbers"))
         if not self._checked:
             with code.calling("decoding the first sample (NumpyData2SampleData)"):
@@ -232,6 +239,22 @@ class _WorkerSide(_Calls):
         self._seq += 1
         items = {**_origin(self.context, self._seq, len(batch), self.version), "valid": valid, "vector": batch}
         self.context.add(items)
+
+    def _batch(self, vectors: list[Any]) -> Array:
+        """f32 [n, sample_dim]. Takes the vectors out of the list, since one that nobody else holds needs no copy."""
+        dim = self.context.config.sample_dim
+        if len(vectors) == 1:
+            vector = vectors.pop()
+            fits = isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dim,)
+            if fits and vector.base is None and vector.flags.c_contiguous and sys.getrefcount(vector) == _HELD_HERE:
+                own: Array = vector.reshape(1, dim)
+                return own
+            vectors.append(vector)
+        batch = np.empty((len(vectors), dim), np.float32)
+        for i, vector in enumerate(vectors):
+            right = isinstance(vector, np.ndarray) and vector.shape == (dim,)
+            batch[i] = vector if right else self._checked_vector(vector)
+        return batch
 
     def _checked_vector(self, vector: Any) -> Any:
         """A vector of another form than an array in one row. Raises UserCodeError if it is not `sample_dim` numbers."""

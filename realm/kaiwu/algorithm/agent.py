@@ -20,7 +20,7 @@ from realm.kaiwu import code, models, modules
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import seen
-from realm.kaiwu.methods import Side, act_as, inside, plain
+from realm.kaiwu.methods import Side, act_as, inside, plain, wrong_answer
 from realm.kaiwu.process import LEARNS, current
 from realm.kaiwu.surface import ATTACHED, Logger
 
@@ -83,11 +83,7 @@ class Agent:
         of as many ActData."""
         answers = plain(self.user, method, list(records))
         if not isinstance(answers, (list, tuple)) or len(answers) != len(records):
-            got = f"{len(answers)} things" if isinstance(answers, (list, tuple)) else f"{type(answers).__name__}"
-            raise UserCodeError(
-                f"{code_of(self.user, method)}: Agent.{method} got {len(records)} ObsData and returned {got}; it must "
-                "return a list of as many ActData (predict_batch_size bounds how many it gets)"
-            )
+            raise UserCodeError(wrong_answer(getattr(type(self.user), method), answers, len(records)))
         for answer in answers:
             if not hasattr(answer, "__dict__"):
                 raise UserCodeError(
