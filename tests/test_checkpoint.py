@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -732,3 +733,11 @@ def test_a_preload_says_what_it_did_not_load(tmp_path: Path, logged: list[str]) 
     assert not torch.equal(heir.model[0].weight, donor.model[0].weight)
     assert any("it has no 0.weight, 0.bias: 2 weights stay as they were made" in line for line in logged)
     assert one.weights() == to_bytes(heir.model, ("1.",))
+
+
+@pytest.mark.parametrize("broken", [(3, [-1] * 625, None), (3, [1], None), "text", None])
+def test_random_numbers_that_cannot_be_restored(tmp_path: Path, broken: Any) -> None:
+    one = Agent(1)
+    found = load(save(tmp_path, one, Version(1, 0), 0, "s", 1))
+    with pytest.raises(CheckpointError, match=r"state.pt: its random numbers cannot be restored"):
+        restore(one, dataclasses.replace(found, state={**found.state, "python_rng": broken}))

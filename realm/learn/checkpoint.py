@@ -229,11 +229,16 @@ def restore(agent: Agent, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: the agent cannot load the saved state ({why}); if another version of the agent saved "
             "it, start a new run, with preload_model to continue from these weights"
         ) from error
-    torch.set_rng_state(checkpoint.state["torch_rng"])
-    version, internal, gauss = checkpoint.state["python_rng"]
-    random.setstate((version, tuple(internal), gauss))
-    if "numpy_rng" in checkpoint.state:  # checkpoints of older versions lack it
-        np.random.set_state(checkpoint.state["numpy_rng"])
+    try:
+        torch.set_rng_state(checkpoint.state["torch_rng"])
+        version, internal, gauss = checkpoint.state["python_rng"]
+        random.setstate((version, tuple(internal), gauss))
+        if "numpy_rng" in checkpoint.state:  # checkpoints of older versions lack it
+            np.random.set_state(checkpoint.state["numpy_rng"])
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path / 'state.pt'}: its random numbers cannot be restored ({type(error).__name__})"
+        ) from error
 
 
 def _generators() -> dict[str, Any]:
