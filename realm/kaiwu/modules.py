@@ -50,6 +50,10 @@ class Modules(torch.nn.Module):
             self._saved = as_tensors(self._files())
         return dict(self._saved)
 
+    def expire(self) -> None:
+        """Save an agent that travels as files anew at the next `state_dict`."""
+        self._saved = {}
+
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Copy the weights in place. Modules that only one side has are left as they are; raises RuntimeError where
         shapes differ or nothing fits."""
@@ -57,6 +61,7 @@ class Modules(torch.nn.Module):
             name[len(_FILE) :]: tensor.numpy().tobytes() for name, tensor in state.items() if name.startswith(_FILE)
         }
         if files:
+            self.expire()
             self._load_files(files)
             return Keys([], [])
         own = self._found()

@@ -127,6 +127,7 @@ class Agent:
         return metrics, None
 
     def save_model(self) -> dict[str, Any]:
+        self.model.expire()  # a checkpoint has the weights of now
         return {
             "updates": self.updates,
             "optimizers": modules.optimizer_states(self.user),
