@@ -41,7 +41,7 @@ def visit(address: str, opening: str, draw: random.Random) -> None:
         # until it is turned away: a connection that is closed at once may never be looked at
         stranger.settimeout(0.1 if opening != WRONG else 10)
         answer = b""
-        while b"ERROR" not in answer and (more := stranger.recv(4096)):
+        while b"RROR" not in answer and (more := stranger.recv(4096)):
             answer += more
 
 
