@@ -217,7 +217,7 @@ def control(cases: Cases, folder: Path) -> None:
             cases.refused += 1
         if cases.done % 20 == 0:
             supervisor.board.curves()
-            supervisor.board.line(100, 0, 0)
+            supervisor.status()
     supervisor._server.close()
 
 
