@@ -59,10 +59,20 @@ def test_runs_are_ordered_and_their_processes_known(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"pid": "7"}, {"created": []}, {"roles": 3}, {"roles": {"x": {}}}, {"roles": {"x": {"pid": "a", "created": 1}}}],
+    [
+        {"pid": "7"},
+        {"created": []},
+        {"roles": 3},
+        {"roles": {"x": {}}},
+        {"roles": {"x": {"pid": "a", "created": 1}}},
+        {"control": "junk"},
+        {"control": "tcp://a b:1"},
+        {"control": "tcp://127.0.0.1"},
+        {"run_id": "x" * 300},
+    ],
 )
 def test_a_run_file_made_by_somebody_else_stops_nobody(tmp_path, changes):
-    RunFile("id", 1, 0.0).write(tmp_path)
+    RunFile("id", 1, 0.0, control="tcp://127.0.0.1:4000").write(tmp_path)
     path = tmp_path / "run.json"
     assert read_run(tmp_path) is not None
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import psutil
@@ -33,7 +33,7 @@ _MOST_BYTES = 4 << 20  # of a run.json
 class RunFile:
     """The content of run.json. state: starting, running, stopping, stopped or failed."""
 
-    run_id: str
+    run_id: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
     pid: int
     created: float
     """When the process `pid` started, as `start_of` tells it."""
@@ -41,7 +41,7 @@ class RunFile:
     """The boot of the machine in which all these processes live."""
     started: float = 0.0
     """Wall-clock time of the start: only orders the runs of a folder."""
-    control: str = ""
+    control: Annotated[str, msgspec.Meta(pattern=r"\A(tcp://[\w.-]{1,255}:[0-9]{1,5})?\Z")] = ""
     keys_dir: str = ""
     """The keys that the address `control` asks for; empty if none."""
     state: str = "starting"

@@ -93,7 +93,7 @@ FAULTS: dict[str, Fault] = {
             f"{PROCESSES}::test_stopped_roles_end_with_a_killed_supervisor",
         ),
     ),
-    "F17": Fault("environments that raise", tests=(f"{ERRORS}::test_a_definition_that_raises",)),
+    "F17": Fault("environments that fail", tests=("test_rollout.py", f"{ERRORS}::test_a_definition_that_raises")),
     "F18": Fault(
         "weights that become NaN",
         tests=(
@@ -128,7 +128,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "F25": Fault(
         "addresses, keys, hostile files",
-        tests=(f"{CHECKPOINT}::test_a_hostile_state_is_refused_and_nothing_is_run",
+        tests=("test_keys.py", f"{CHECKPOINT}::test_a_hostile_state_is_refused_and_nothing_is_run",
                f"{LIFE}::test_a_wrong_setting_starts_nothing"),
     ),
     "F26": Fault("the long run", (hour.random_faults,), minutes=0),  # twice --minutes, see `soak.py`
@@ -148,7 +148,7 @@ FAULTS: dict[str, Fault] = {
     "F30": Fault("from another machine", tests=("test_netns.py",)),
     "F31": Fault(
         "files that somebody else made",
-        tests=(f"{PROCESSES}::test_a_run_file_made_by_somebody_else_stops_nobody",
+        tests=("test_hostile.py", f"{PROCESSES}::test_a_run_file_made_by_somebody_else_stops_nobody",
                "test_user.py::test_no_code_is_taken_from_a_run"),
     ),
     "F32": Fault("the clock jumps, then status and stop: with F19", tests=()),
