@@ -101,7 +101,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o666, sync: bool = True) 
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file to `<name>.<n>` with the first free number; returns the new path."""
+    """Rename a file or folder to `<name>.<n>` with the first free number; returns the new path."""
     number = 1
     while (kept := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

@@ -1,11 +1,34 @@
-"""What the algorithms for continuous actions share: the scale of actions, and how to explore at first."""
+"""What the algorithms for continuous actions share: the network, the scale of actions, and how to explore at first."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from realm.algorithms.networks import Obs
 from realm.contract import ActionSpec, Array
+
+
+class ActorCritics(Protocol):
+    """The network that TD3 and SAC train."""
+
+    @property
+    def actor_net(self) -> nn.Module: ...
+
+    @property
+    def critic_net(self) -> nn.Module: ...
+
+    def actor(self, obs: Obs) -> Tensor:
+        """For TD3 actions f32 [n, A], from -1 to 1; for SAC f32 [n, 2 A], mean and log of the standard deviation before
+        the tanh."""
+        ...
+
+    def critics(self, obs: Obs, action: Tensor, count: int = 2) -> Tensor:
+        """The values of the first `count` critics f32 [count, n]; actions from -1 to 1."""
+        ...
 
 
 class Scale:

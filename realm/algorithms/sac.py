@@ -6,7 +6,7 @@ An agent makes one `SAC` of its network and calls `act` in `predict`, `update` i
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,31 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Scale, uniform_at_first
+from realm.algorithms.continuous import ActorCritics, Scale, uniform_at_first
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
 LOG_STD_LEAST, LOG_STD_GREATEST = -5.0, 2.0
-
-
-class Network(Protocol):
-    """What SAC trains."""
-
-    @property
-    def actor_net(self) -> nn.Module: ...
-
-    @property
-    def critic_net(self) -> nn.Module: ...
-
-    def actor(self, obs: Obs) -> Tensor:
-        """Mean and log of the standard deviation before the tanh, f32 [n, 2 A]."""
-        ...
-
-    def critics(self, obs: Obs, action: Tensor, count: int = 2) -> Tensor:
-        """The values of the first `count` critics f32 [count, n]; actions from -1 to 1."""
-        ...
 
 
 def squashed(moments: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +50,7 @@ class SAC:
     """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
     def __init__(
-        self, network: Network, action: ActionSpec, settings: SACSettings, device: torch.device, seed: int
+        self, network: ActorCritics, action: ActionSpec, settings: SACSettings, device: torch.device, seed: int
     ) -> None:
         self.network, self.settings, self.device = network, settings, device
         self.scale = Scale(action)

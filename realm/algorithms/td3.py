@@ -5,36 +5,18 @@ An agent makes one `TD3` of its network and calls `act` in `predict`, `update` i
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import Scale, uniform_at_first
+from realm.algorithms.continuous import ActorCritics, Scale, uniform_at_first
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
-
-
-class Network(Protocol):
-    """What TD3 trains. Actions are scaled: -1 to 1."""
-
-    @property
-    def actor_net(self) -> nn.Module: ...
-
-    @property
-    def critic_net(self) -> nn.Module: ...
-
-    def actor(self, obs: Obs) -> Tensor:
-        """Actions f32 [n, A], from -1 to 1."""
-        ...
-
-    def critics(self, obs: Obs, action: Tensor, count: int = 2) -> Tensor:
-        """The values of the first `count` critics f32 [count, n]."""
-        ...
 
 
 def smoothed(action: Tensor, noise: Tensor, deviation: float, clip: float) -> Tensor:
@@ -54,7 +36,7 @@ class TD3:
     """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
     def __init__(
-        self, network: Network, action: ActionSpec, settings: TD3Settings, device: torch.device, seed: int
+        self, network: ActorCritics, action: ActionSpec, settings: TD3Settings, device: torch.device, seed: int
     ) -> None:
         self.network, self.settings, self.device = network, settings, device
         self.scale = Scale(action)
@@ -144,5 +126,5 @@ class TD3:
         self.steps = state["steps"]
 
 
-def _weights(network: Network) -> list[nn.Parameter]:
+def _weights(network: ActorCritics) -> list[nn.Parameter]:
     return [one for part in (network.actor_net, network.critic_net) for one in part.parameters()]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from realm.commands.files import check_file, writing
 from realm.commands.overview import RIGHT, overview
+from realm.commands.parser import terminal_width
 from realm.config.load import load_config, settings_of
 from realm.errors import ConfigError
 from realm.launch.rundir import read_run
@@ -32,7 +31,7 @@ def compare(folders: Sequence[Path], out: Path | None) -> int:
     runs = [(path, run) for path in folders if (run := read_run(path))]
     print("\n".join(table(overview(runs), RIGHT)))
     print("\nsettings that differ:")
-    print("\n".join(f"  {line}" for line in differences(names, settings, _width() - 2)) or "  none")
+    print("\n".join(f"  {line}" for line in differences(names, settings, terminal_width(120) - 2)) or "  none")
     if out is None:
         print("\n--out FILE.png draws their curves")
         return 0
@@ -81,7 +80,3 @@ def _draw(runs: dict[str, Path], out: Path) -> None:
     axes.legend()
     with writing(out):
         figure.savefig(out)
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import sys
 import textwrap
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from realm.commands.parser import terminal_width
 from realm.config.keys import AppConfig
 from realm.config.load import HINTS, RunConfig, load_config, settings_of
 from realm.config.meanings import meanings
@@ -61,7 +60,7 @@ def _keys(config: RunConfig) -> list[_Key]:
 
 
 def _show(key: _Key, value: str, in_full: bool) -> None:
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    width = terminal_width(100)
     print(f"{key.name} = {value}" + (f"   (default {key.default})" if value != key.default else ""))
     must = f" It must be {expected(key.hint)}." if in_full and expected(key.hint) else ""
     text = f"{key.meaning}{must}".strip()

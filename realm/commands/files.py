@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from realm.errors import ConfigError
@@ -23,6 +23,14 @@ def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) ->
         raise ConfigError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{option} {path}: cannot be written; it must be a file in a folder that you can write to")
+
+
+def below(folder: Path) -> Iterator[os.stat_result]:
+    """What the system knows of each file below a folder; what is behind a link does not count."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # a living run has just deleted it
+                yield os.lstat(os.path.join(parent, name))
 
 
 @contextmanager

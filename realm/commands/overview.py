@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from realm.commands.files import below
 from realm.commands.runs import warn
 from realm.commands.status import look, state_of
 from realm.launch.rundir import RunFile, find_runs
@@ -52,9 +51,4 @@ def _row(path: Path, run: RunFile) -> tuple[str, ...]:
 
 def megabytes(folder: Path) -> str:
     """What the files below a folder hold."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # a checkpoint that is replaced meanwhile
-                total += os.lstat(os.path.join(parent, name)).st_size
-    return f"{total / 1e6:,.1f} MB"
+    return f"{sum(file.st_size for file in below(folder)) / 1e6:,.1f} MB"

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from realm.config.toml import did_you_mean
 from realm.errors import ConfigError
+
+
+def terminal_width(otherwise: int) -> int:
+    """Columns of the terminal; `otherwise` where the output is none."""
+    return shutil.get_terminal_size((otherwise, 24)).columns if sys.stdout.isatty() else otherwise
 
 
 class Parser(argparse.ArgumentParser):

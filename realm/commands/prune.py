@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from realm.commands.files import below
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids
 from realm.watch.resources import in_words
@@ -102,20 +103,8 @@ def _found(path: Path, run: RunFile) -> Found:
         best=any((path / "best_ckpt").glob("model.ckpt-*")),
         ckpt=any((path / "ckpt").glob("model.ckpt-*")),
         kept=any((path / "user_ckpt").glob("model.ckpt-*")),
-        size=0 if path.is_symlink() else _size(path),
+        size=0 if path.is_symlink() else sum(file.st_blocks * 512 for file in below(path)),
     )
-
-
-def _size(folder: Path) -> int:
-    """Bytes on the disk; what is behind a link does not count."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except OSError:
-                continue  # a living run has just deleted it
-    return total
 
 
 def _row(run: Found, words: str) -> str:

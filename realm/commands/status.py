@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from realm.commands.parser import terminal_width
 from realm.commands.runs import ask, warn
 from realm.errors import RunError
 from realm.launch.rundir import RunFile, find_runs, is_alive, read_run
@@ -56,8 +56,7 @@ def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
         for path, run in find_runs(log_dir, warn)[-1:]:
             print(f"the last run was {path}: {state_of(run)}{f', {run.cause}' if run.cause else ''}")
         return 0
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
-    print("\n".join(_lines(seen, width)))
+    print("\n".join(_lines(seen, terminal_width(_WIDTH))))
     return 0
 
 

@@ -160,7 +160,8 @@ class ReplayBuffer:
             self.counters["duplicate"] += count
             return DUPLICATE
         begun, taken = self._begun.get(worker, (origin, 0))
-        if begun == origin and taken:
+        taken = taken if begun == origin else 0
+        if taken:
             items = {name: array[taken:] for name, array in items.items()}
             count -= taken
         oldest, newest = _oldest_and_newest(items["version"])
@@ -179,7 +180,7 @@ class ReplayBuffer:
         check_finite(items, "a round")
         if room < count:
             self._store({name: array[:room] for name, array in items.items()})
-            self._begun[worker] = (origin, (taken if begun == origin else 0) + room)
+            self._begun[worker] = (origin, taken + room)
             return NO_ROOM
         self._store(items)
         self._begun.pop(worker, None)
@@ -192,7 +193,6 @@ class ReplayBuffer:
         samples = steps if self._by_steps else len(items["worker"])
         self.limiter.inserted += samples
         self.counters["inserted"] += samples
-        self.counters["env_steps"] += steps
         self._untold += steps
 
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:

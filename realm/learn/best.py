@@ -17,7 +17,7 @@ from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Array, Evaluation, Version
 from realm.errors import UserCodeError
-from realm.files import read_json, replace_file
+from realm.files import read_json, replace_file, set_aside
 from realm.learn import checkpoint
 
 _MOST_BYTES = 4 << 20  # the options of an environment may be long
@@ -45,10 +45,7 @@ class BestModel:
             self.version, self.score = Version(*known["version"]), float(known["score"])
             logger.info("the best model so far is {} with {:.2f}", self.version, self.score)
         elif known is not None:
-            number = 1
-            while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-                number += 1
-            folder.rename(aside)
+            aside = set_aside(folder)
             logger.info("the best model so far, {}, has another setting: moved to {}", known["version"], aside)
 
     def offer(self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any]) -> bool:

@@ -76,9 +76,6 @@ class Judge:
         self._tick()
         return self._act(obs, context)
 
-    def close(self) -> None:
-        self._envs.close()
-
 
 def next_due(env_steps: int, every: int) -> int:
     """The env steps from which on the next model is judged, after one at `env_steps`; every 0: at once."""

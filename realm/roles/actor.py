@@ -31,7 +31,8 @@ def run(job: Job) -> None:
     app, link, meters, server = job.config.app, job.link, job.link.meters, job.bound()
     agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), job.plan.device, job.seed)
     to_pool = job.client("model_pool")
-    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, acting(agent)))
+    parts = acting(agent)
+    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))
     fields, answer_fields = request_fields(job.spec), reply_fields(job.spec)
     waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker, so that a repeated request counts once
 

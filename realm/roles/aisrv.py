@@ -95,7 +95,8 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
 
     agent = load_agent(job.config.app.algo)(job.spec, hyper, "cpu", job.seed)
     to_pool = job.client("model_pool")
-    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, acting(agent)))
+    parts = acting(agent)
+    models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))
 
     def refresh() -> tuple[Version, int]:
         started = time.monotonic()

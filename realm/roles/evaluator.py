@@ -29,7 +29,7 @@ def run(job: Job) -> None:
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
     agent: Agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, config.hyper), "cpu", job.seed)
     judge = Judge(config, agent, job.spec, job.run_dir, link.tick)  # the tick raises Stopped
-    to_pool = job.client("model_pool")
+    parts, to_pool = acting(agent), job.client("model_pool")
     link.ready([to_pool])
     version, due = NO_VERSION, 0
     while True:
@@ -40,7 +40,7 @@ def run(job: Job) -> None:
         if tag.env_steps < due:
             time.sleep(0.05)  # the pool answers as soon as it has a newer one
             continue
-        load_bytes(agent.model, model.array("weights").tobytes(), acting(agent))
+        load_bytes(agent.model, model.array("weights").tobytes(), parts)
         due = next_due(tag.env_steps, app.eval_every_steps)
         meters.count("models_loaded")
         meters.totals["version_epoch"], meters.totals["version_update"] = version

@@ -1,4 +1,4 @@
-"""Any gymnasium environment as a package needs it: vector environments with dicts as observations, shapes, the loop.
+"""Any gymnasium environment as a package needs it: vector environments with dicts as observations, and their shapes.
 
 A package of the zoo takes its environment's name from the table `[env]`: `id = "Pendulum-v1"`; the other keys of that
 table go to `gymnasium.make_vec`. Workers call this, so it imports no torch.
@@ -6,7 +6,7 @@ table go to `gymnasium.make_vec`. Workers call this, so it imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -15,8 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorActionWrapper, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
-from realm.chunk import ChunkBuilder
-from realm.contract import ActionSpec, Arrays, Chunk, Field, Fields, Policy, WorkflowContext
+from realm.contract import ActionSpec, Arrays, Field, Fields
 from realm.errors import ConfigError
 
 _MOST_COMBINATIONS = 4096
@@ -95,16 +94,3 @@ def action_spec(envs: VectorEnv[Any, Any, Any]) -> ActionSpec:
     raise ConfigError(
         f"the action space is {space}; it must be Discrete from 0, MultiDiscrete, MultiBinary or a Box of one axis"
     )
-
-
-def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
-    """Step the environments for ever, and yield the chunks of all of them every T steps."""
-    obs, _ = envs.reset(seed=context.seed)
-    chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
-    while True:
-        prediction = policy.predict(obs, chunks.first)
-        obs, reward, terminated, truncated, info = envs.step(prediction.action)
-        context.monitor.episodes(info)
-        chunks.step(prediction, reward, terminated, truncated, obs)
-        if chunks.full:
-            yield chunks.take()
