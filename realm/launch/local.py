@@ -6,7 +6,7 @@ Called by `realm start` when `wrapper_type` is local, and by `train_test.py`. No
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from loguru import logger
 
 from realm.config.keys import AppConfig
-from realm.contract import Agent, Report, Version, WorkflowContext, count_env_steps
+from realm.contract import Agent, Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
@@ -78,55 +78,14 @@ def run(prepared: Prepared) -> End:
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
-        curves, resources, shown = Curves(prepared.run_dir), Resources(prepared.run_dir), Every(_SHOW_EVERY_S)
+        curves, resources = Curves(prepared.run_dir), Resources(prepared.run_dir)
         curves.begin(board, trainer.env_steps)
-        evaluations = _Evaluations(prepared, agent, board, curves) if app.eval_every_steps else None
-        cause = "the workflow ended by itself"
+        loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, signals)
+        context = WorkflowContext(spec, hyper, seed, 0, 1, played, loop.tick, loop.add, loop.save, loop.update)
         try:
-
-            def add(items: Any) -> None:
-                if evaluations:
-                    evaluations.due(trainer)
-                played.count("env_steps", count_env_steps(items))
-                waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
-                while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
-                    priorities = trainer.update(*drawn)
-                    if priorities is not None:
-                        buffer.storage.update_priorities(drawn[1].key, priorities)
-                    waits = waits and buffer.add(items) == NO_ROOM
-                    if plan.unbound:
-                        break  # no ratio: one update for each round
-                if waits:
-                    count = len(items["worker"])
-                    raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
-                tick()
-
-            def update(items: Any, info: Any) -> None:
-                if evaluations:
-                    evaluations.due(trainer)
-                played.count("env_steps", info.new_env_steps)
-                trainer.update(items, info)
-                tick()
-
-            def tick() -> None:
-                nonlocal cause
-                played.totals["actions"] = policy.actions
-                if shown.due():
-                    _report(board, trainer, played, trained, buffer)
-                    show(board.status("running", plan.capacity, app.max_env_steps, app.max_seconds))
-                    resources.look({"the run": prepared.run_file.pid}, holds=False)  # nobody here could wait for memory
-                curves.write_due(board)
-                if why := _cause(app, trainer.env_steps, board.elapsed_s, signals):
-                    cause = why
-                    raise Stopped
-
-            def save() -> None:
-                trainer.save_for_user(prepared.run_dir / "user_ckpt", app.user_save_mode_max_count)
-
-            context = WorkflowContext(spec, hyper, seed, 0, 1, played, tick, add, save, update)
             with suppress(Stopped):
                 for items in rounds(load_workflow(app.algo), envs, policy, context):
-                    add(items)
+                    loop.add(items)
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
             buffer.close()
         finally:
@@ -135,12 +94,90 @@ def run(prepared: Prepared) -> End:
             curves.close()
             envs.close()
     updates = int(board.total("learner", "updates"))
-    prepared.run_file.cause = cause
+    prepared.run_file.cause = loop.cause
     prepared.run_file.write_or_warn(prepared.run_dir)
     warn_of_faults(board)
-    logger.info("the run has ended: {}", cause)
+    logger.info("the run has ended: {}", loop.cause)
     status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
-    return End(cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"), status)
+    return End(loop.cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"), status)
+
+
+class _Loop:
+    """What happens between two rounds of the workflow; its methods raise Stopped where the run ends."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        board: Board,
+        trainer: Trainer,
+        buffer: ReplayBuffer,
+        policy: LocalPolicy,
+        played: Meters,
+        trained: Meters,
+        curves: Curves,
+        resources: Resources,
+        show: Callable[[Status], None],
+        signals: list[str],
+    ) -> None:
+        self.cause = "the workflow ended by itself"
+        self._prepared, self._board, self._trainer, self._buffer, self._policy = (
+            prepared,
+            board,
+            trainer,
+            buffer,
+            policy,
+        )
+        self._played, self._trained, self._curves, self._resources = played, trained, curves, resources
+        self._show, self._signals, self._shown = show, signals, Every(_SHOW_EVERY_S)
+        every = prepared.config.app.eval_every_steps
+        self._evaluations = _Evaluations(prepared, trainer.agent, board, curves) if every else None
+
+    def add(self, items: Arrays) -> None:
+        """Put a round into the buffer, and train as often as the buffer lets."""
+        plan, trainer, buffer = self._prepared.plan, self._trainer, self._buffer
+        self._begin(count_env_steps(items))
+        waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
+        while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
+            priorities = trainer.update(*drawn)
+            if priorities is not None:
+                buffer.storage.update_priorities(drawn[1].key, priorities)
+            waits = waits and buffer.add(items) == NO_ROOM
+            if plan.unbound:
+                break  # no ratio: one update for each round
+        if waits:
+            count = len(items["worker"])
+            raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
+        self.tick()
+
+    def update(self, items: Any, info: Any) -> None:
+        """Train on these items at once, past the buffer."""
+        self._begin(info.new_env_steps)
+        self._trainer.update(items, info)
+        self.tick()
+
+    def _begin(self, env_steps: int) -> None:
+        if self._evaluations:
+            self._evaluations.due(self._trainer)
+        self._played.count("env_steps", env_steps)
+
+    def tick(self) -> None:
+        """Show the run and write its curves if it is time."""
+        prepared, app, board, trainer = self._prepared, self._prepared.config.app, self._board, self._trainer
+        self._played.totals["actions"] = self._policy.actions
+        if self._shown.due():
+            _report(board, trainer, self._played, self._trained, self._buffer)
+            self._show(board.status("running", prepared.plan.capacity, app.max_env_steps, app.max_seconds))
+            # nobody here could wait for memory
+            self._resources.look({"the run": prepared.run_file.pid}, holds=False)
+        self._curves.write_due(board)
+        if why := _cause(app, trainer.env_steps, board.elapsed_s, self._signals):
+            self.cause = why
+            raise Stopped
+
+    def save(self) -> None:
+        """Keep the model for the user."""
+        app = self._prepared.config.app
+        self._trainer.save_for_user(self._prepared.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
 
 class _Evaluations:
