@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -400,6 +401,6 @@ def test_a_learner_killed_while_the_run_stops_is_no_success(tmp_path: Path, orde
             os.kill(*((run.process.pid, signal.SIGTERM) if step == "stop" else (pid, signal.SIGKILL)))
         assert run.finish() == 1, run.text()
         text = run.output.read_text()
-        assert "since the last checkpoint are lost" in text.splitlines()[-1], text
+        assert re.search(r"ERROR +the run has ended: .*its updates since the last checkpoint are lost", text), text
         assert run.file()["state"] == "failed"
         assert run.processes() == []
