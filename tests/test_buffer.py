@@ -690,7 +690,7 @@ def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
 
 def test_a_standstill_is_named_once_with_the_numbers(native: MakeBuffer) -> None:
     """A learner that asks for a batch which never comes; then workers that find no room; each is told once."""
-    keeper = Keeper(native(True, 8, 4, 4, 1.0, 4, None), Meters())
+    keeper = Keeper(native(True, 8, 4, 4, 1.0, 4, None), Meters(), 8)
     begin = time.monotonic()
     assert keeper.standstill(begin + 1000) == ""  # nobody waits
     draw = Message("sample", 1, {"count": 4, "version": [1, 0]}, sender="learner-0", incarnation=1)

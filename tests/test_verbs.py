@@ -766,9 +766,11 @@ def test_a_buffer_that_comes_back_empty(cluster: Cluster, door: Callable[..., Ro
     assert where_from(reader.receive()[0]) == [(0, seq, env) for seq in (2, 3) for env in range(2)]
 
 
-def keeper(capacity: int, lag: int | None = None, batch: int = 4) -> Keeper:
+def keeper(capacity: int, lag: int | None = None, batch: int = 4, most_held: int = 8) -> Keeper:
     storage = NativeStorage(SPEC.sample_fields, capacity, "Fifo", "Fifo", True, 1.0, 0)
-    return Keeper(ReplayBuffer(SPEC, storage, Limiter(True, capacity, batch, batch, 1.0, capacity), lag), Meters())
+    return Keeper(
+        ReplayBuffer(SPEC, storage, Limiter(True, capacity, batch, batch, 1.0, capacity), lag), Meters(), most_held
+    )
 
 
 def sample(version: Version, seq: int = 1, incarnation: int = 1, count: int = 4) -> Message:
@@ -794,6 +796,16 @@ def test_a_small_round_does_not_overtake_a_large_one() -> None:
     assert statuses(b"l", sample(Version(1, 1), seq=2)) == [(2, None), (3, "accepted"), (4, "accepted")]
     assert one.buffer.totals()["duplicate"] == 0
     assert one.buffer.size == 8
+
+
+def test_a_peer_cannot_make_the_keeper_hold_more_and_more_rounds() -> None:
+    one = keeper(4, most_held=2)
+    assert one.handle(b"a", add(played(0), 1)) == []  # nobody has asked for a batch
+    assert one.handle(b"a", add(played(1), 2)) == []
+    assert one.handle(b"a", add(played(1), 2)) == []  # again, since an answer may be lost
+    ((_, refused),) = one.handle(b"a", add(played(2), 3))
+    assert refused.meta == {"status": "invalid", "reason": "aisrv-0 sends more rounds than may wait for an answer"}
+    assert one.invalid == 1
 
 
 def test_rounds_wait_while_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -677,6 +677,56 @@ def test_a_gigabyte_is_announced_and_never_allocated(server: Server, client: Cli
     assert server.traffic.messages_in == 2
 
 
+def test_a_message_without_an_end_ends_its_connection(server: Server, client: Client) -> None:
+    """Parts of 100 kB, each of which says that more follow, until the server has had enough."""
+    before, most, sent = psutil.Process().memory_info().rss, 300 << 20, 0
+    part = b"\x03" + struct.pack(">Q", 100_000) + bytes(100_000)
+    with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2])), timeout=30) as peer:
+        speak_zmtp(peer, CODEC.run_id)
+        with suppress(ConnectionError):
+            while sent < most:
+                peer.sendall(part)
+                sent += len(part)
+                serve(server)
+    assert sent < most
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+    assert list(server.traffic.bad_frames) == ["a message without an end"]
+    assert ask(client, server).meta == {}
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 20, 300_000])
+def test_many_large_messages_end_no_connection(server: Server, client: Client, most_bytes: int) -> None:
+    """Many times the size of a message on one connection, while a second one sends as much."""
+    server.expect(most_bytes)
+    other = Client(CODEC, server.address)
+    large = {name: np.zeros(most_bytes // 3, np.uint8) for name in "abc"}
+    for _ in range(30):
+        for each in (client, other):
+            each.ask("question", {}, large)
+        until(lambda: (serve(server), client.collect(), other.collect(), client.unanswered + other.unanswered == 0)[-1])
+    assert server.traffic.bad_frames == {}
+    assert client.traffic.resent == other.traffic.resent == 0
+    other.close()
+
+
+def test_a_flood_leaves_the_server_time_for_other_work(server: Server, client: Client) -> None:
+    """However many messages wait, bad or good, `receive` says None now and then."""
+    raw = dealer(server.address)
+    until(lambda: raw.poll(0, zmq.POLLOUT))
+    for n in range(900):
+        raw.send(b"nothing")
+        client.ask("question", {"n": n})
+    longest = runs = 0
+    while sum(server.traffic.bad_frames.values()) < 900 or client.unanswered:
+        before, runs = server.traffic.messages_in, runs + 1
+        serve(server)
+        longest = max(longest, server.traffic.messages_in - before)
+        client.collect()
+    assert longest <= 256
+    assert runs > 1
+    raw.close()
+
+
 # --- waiting
 
 

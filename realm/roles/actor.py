@@ -63,6 +63,8 @@ def run(job: Job) -> None:
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 
+    rows = max(app.predict_batch_size, job.plan.envs_per_worker)
+    server.expect(rows * sum(field.nbytes for field in fields.values()))
     link.ready([server, to_pool])
     awake_until = 0.0
     while True:

@@ -43,9 +43,11 @@ def run(job: Job) -> None:
     # not the run id: it is secret, and reverb shows the table's name to anyone
     folder = job.run_dir / "replay" if job.config.app.save_replay else None
     buffer = make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed, folder)
-    keeper = Keeper(buffer, link.meters)
+    # a worker that was killed leaves its own behind, until there is room
+    keeper = Keeper(buffer, link.meters, 4 * job.plan.workers * job.plan.max_unacked_rounds)
     thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
     thread.start()
+    server.expect(max(job.plan.batch, job.plan.envs_per_worker) * job.spec.sample_bytes)
     link.ready([server])
     try:
         while True:
@@ -114,7 +116,9 @@ class _Draw:
 class Keeper:
     """Decides when each question is answered. Used by one thread."""
 
-    def __init__(self, buffer: ReplayBuffer, meters: Meters) -> None:
+    def __init__(self, buffer: ReplayBuffer, meters: Meters, most_held: int) -> None:
+        """most_held: rounds that may wait for room."""
+        self._most_held = most_held
         self.buffer = buffer
         self.invalid = 0
         self._meters = meters
@@ -132,6 +136,8 @@ class Keeper:
             match message.kind:
                 case "add":
                     key = (message.sender, message.incarnation, message.seq)
+                    if key not in self._held and len(self._held) >= self._most_held:
+                        raise WireError(f"{message.sender} sends more rounds than may wait for an answer")
                     since = self._held[key][2] if key in self._held else time.monotonic()
                     self._held[key] = (peer, message.arrays, since)
                 case "sample":

@@ -32,6 +32,7 @@ def run(job: Job) -> None:
                 case "publish":
                     tag = parse_model(message)
                     models[tag.version] = (tag, message.array("weights"))
+                    server.expect(2 * max(weights.nbytes for _, weights in models.values()))
                     while len(models) > job.config.app.modelpool_max_save_model_count:
                         models.pop(min(models))
                     meters.count("published")

@@ -13,7 +13,7 @@ import secrets
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,11 @@ from realm.contract import Arrays
 from realm.wire import door
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
 from realm.wire.keys import Keys
+from realm.wire.unfinished import Unfinished
 
 _LINGER_MS = 500
 _WARN_EVERY_S = 60.0
+_MOST_A_TURN = 256  # messages that a server takes before its owner does something else: a flood must not stop it
 _DOUBT_AFTER = 5  # handshakes in a row that the server broke off
 # plain numbers: one operation on zmq's flag enums takes longer than a whole ZeroMQ call
 _LAST, _MORE, _READABLE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
@@ -76,9 +78,11 @@ class Traffic:
 class Socket:
     """The base of Server and Client: sends and receives whole messages and never blocks."""
 
-    def __init__(self, kind: int, codec: Codec) -> None:
+    def __init__(self, kind: int, codec: Codec, events: int) -> None:
+        """events: those of the connections that `_next_event` tells."""
         self.codec = codec
         self.traffic = Traffic()
+        self._latest: zmq.Frame | None = None  # of the message received last
         self._zmq: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         # no heartbeats: they abort a process that was frozen for longer than their time-out (libzmq issue 4767)
         options = {
@@ -90,12 +94,20 @@ class Socket:
         }
         for name, value in options.items():
             self._zmq.setsockopt(name, value)
+        self._events = _monitor(self._zmq, events)
+        # closes both sockets in the right order even if nobody calls `close`, and keeps them alive until then
+        self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
+        self._end.atexit = False  # at exit another thread may still use them
 
     def fileno_socket(self) -> zmq.Socket[bytes]:
         return self._zmq
 
     def close(self) -> None:
-        self._zmq.close()
+        self._end()
+
+    def _next_event(self) -> Mapping[str, Any] | None:
+        """The next event of a connection: `event`, `value` and `endpoint`, as `recv_monitor_message` has them."""
+        return recv_monitor_message(self._events) if _readable(self._events) else None
 
     def _send(self, frames: list[Any]) -> bool:
         """Whether ZeroMQ took the message; False if its queue is full or no peer is connected."""
@@ -120,6 +132,7 @@ class Socket:
         frames = [self._zmq.recv(_LAST, copy=False)]
         while frames[-1].more:
             frames.append(self._zmq.recv(_LAST, copy=False))
+        self._latest = frames[-1]
         buffers = [frame.buffer.toreadonly() for frame in frames]
         self.traffic.messages_in += 1
         self.traffic.bytes_in += sum(len(buffer) for buffer in buffers)
@@ -141,12 +154,14 @@ class Server(Socket):
     def __init__(self, codec: Codec, host: str, port: int = 0, keys: Keys | None = None) -> None:
         """port 0 takes any free port. keys: needed where other machines reach `host`. Raises OSError if the port is
         taken."""
-        super().__init__(zmq.ROUTER, codec)
+        super().__init__(zmq.ROUTER, codec, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._wrong = "an unknown key" if keys else "a wrong password"
         self._warned_at = self._refused_at = -_WARN_EVERY_S
         self.address = f"{host}:{port}"
         self._domain = door.guard(self._zmq, codec.run_id, keys, self._refuse)
+        self._unfinished = Unfinished(codec.max_bytes)
+        self._turn = 0
         try:
             self._zmq.bind(f"tcp://{host}:{port if port else '*'}")
         except zmq.ZMQError as error:
@@ -157,6 +172,10 @@ class Server(Socket):
     def close(self) -> None:
         door.forget(self._domain)
         super().close()
+
+    def expect(self, most_bytes: int) -> None:
+        """No message is larger from now on: a connection that sends more without an end is closed."""
+        self._unfinished.most_bytes = min(most_bytes, self.codec.max_bytes)
 
     def _refuse(self, address: str) -> None:
         """Count a peer that the door turned away. Called by the door's thread."""
@@ -169,21 +188,48 @@ class Server(Socket):
             )  # fmt: skip
 
     def receive(self) -> tuple[bytes, Message] | None:
-        """The next valid message and its peer, or None if none waits. Bad messages are counted and dropped."""
-        while (buffers := self._receive()) is not None:
+        """The next valid message and its peer, or None: none waits, or it is time for the caller's other work.
+
+        Bad messages are counted and dropped.
+        """
+        while self._turn < _MOST_A_TURN:
+            self._turn += 1
+            if (buffers := self._receive()) is None:
+                if self._unfinished.due():
+                    self._look_at_connections()
+                break
+            if self._unfinished.suspects:
+                self._unfinished.handed_over(self._connection())
             peer = bytes(buffers[0])
             try:
                 return peer, self.codec.decode(buffers[1:])
             except WireError as error:
                 self.reject(peer, error)
+        self._turn = 0
         return None
+
+    def _connection(self) -> int:
+        """The file descriptor that the latest message came from."""
+        assert self._latest is not None
+        return int(self._latest.get(zmq.SRCFD))
+
+    def _look_at_connections(self) -> None:
+        """End those whose message does not end."""
+        while (event := self._next_event()) is not None:
+            act = self._unfinished.accepted if event["event"] == zmq.EVENT_ACCEPTED else self._unfinished.closed
+            act(event["value"])
+        for _ in range(self._unfinished.look()):
+            self._count_bad("a message without an end")
 
     def send(self, peer: bytes, message: Message, checksum: bool = False) -> bool:
         return self._send([peer, *self.codec.encode(message, checksum)])
 
     def reject(self, peer: bytes, error: ValueError) -> None:
         """Count a bad message; called here for the codec, and by roles for messages that break their contract."""
-        self.traffic.count_bad(f"{peer.hex()}: {error}")
+        self._count_bad(f"{peer.hex()}: {error}")
+
+    def _count_bad(self, error: str) -> None:
+        self.traffic.count_bad(error)
         if time.monotonic() - self._warned_at > _WARN_EVERY_S:
             self._warned_at = time.monotonic()
             bad = sum(self.traffic.bad_frames.values())
@@ -201,25 +247,18 @@ class Client(Socket):
     """Connects to one server and asks; keeps every open question and sends it again after a reconnection."""
 
     def __init__(self, codec: Codec, address: str, keys: Keys | None = None) -> None:
-        super().__init__(zmq.DEALER, codec)
+        super().__init__(zmq.DEALER, codec, _WATCHED)
         self._address, self._keys = address, keys
         # without IMMEDIATE, questions to a dead server pile up in a queue and all arrive at its successor
         self._zmq.setsockopt(zmq.IMMEDIATE, 1)
         door.introduce(self._zmq, codec.run_id, keys)
         self._zmq.setsockopt(zmq.RECONNECT_IVL, 50)
         self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._events = _monitor(self._zmq, _WATCHED)
-        # closes both sockets in the right order even if nobody calls `close`, and keeps them alive until then
-        self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
-        self._end.atexit = False  # at exit another thread may still use them
         self._disconnected, self._broken_off = False, 0
         self._zmq.connect(address)
         self._next_seq = 1
         self._open: dict[int, _Question] = {}
         self._forgotten: set[int] = set()  # sent, and the answer may still arrive
-
-    def close(self) -> None:
-        self._end()
 
     @property
     def unanswered(self) -> int:
@@ -271,8 +310,8 @@ class Client(Socket):
 
         Not earlier: after DISCONNECTED, ZeroMQ may still put messages into the dead connection's queue.
         """
-        while _readable(self._events):
-            event = recv_monitor_message(self._events)["event"]
+        while (told := self._next_event()) is not None:
+            event = told["event"]
             if event == zmq.EVENT_DISCONNECTED:
                 self._disconnected = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

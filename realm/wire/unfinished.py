@@ -1,0 +1,102 @@
+"""Messages that do not end: a server ends the connection of a peer that sends part after part of one message.
+
+Called by `sockets.py: Server` alone. ZeroMQ limits the size of a part but not the number of parts, and keeps all of
+them until the last one arrives. So the server compares what the kernel has received on each connection with what
+ZeroMQ handed over. Only on Linux, whose TCP_INFO counts the bytes; elsewhere nothing is watched.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_EVERY_S = 0.02
+_SLACK_BYTES = 1 << 20
+_INFO_BYTES, _RECEIVED = 256, struct.Struct("@Q")
+_RECEIVED_AT = 128  # tcpi_bytes_received in struct tcp_info of linux/tcp.h
+
+
+@dataclass
+class _Connection:
+    """since: bytes received when its last message was handed over, as far as that is known."""
+
+    since: int = 0
+    suspect: bool = False
+
+
+class Unfinished:
+    """What is known about the connections of one server. Used by one thread."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """most_bytes: the largest message that is expected; `most_bytes` may be changed later."""
+        self.most_bytes = most_bytes
+        self.suspects = False
+        """Whether `handed_over` wants to be called."""
+        self._connections: dict[int, _Connection] = {}  # by file descriptor
+        self._looked_at = 0.0
+
+    def accepted(self, fd: int) -> None:
+        self._connections[fd] = _Connection()
+
+    def closed(self, fd: int) -> None:
+        self._connections.pop(fd, None)
+
+    def handed_over(self, fd: int) -> None:
+        """A whole message came from this connection."""
+        if fd in self._connections:
+            self._connections[fd].suspect = False
+
+    def due(self) -> bool:
+        """Whether it is time to `look`."""
+        now = time.monotonic()
+        if now - self._looked_at < _EVERY_S or sys.platform != "linux":
+            return False
+        self._looked_at = now
+        return True
+
+    def look(self) -> int:
+        """End the connections that hold more than one message can have; how many. Call it when no message waits.
+
+        A connection that received much is a suspect first, so that messages are only asked for their connection while
+        there are suspects. It is ended when it sends as much again without one whole message.
+        """
+        ended, most = 0, self.most_bytes + self.most_bytes // 4 + _SLACK_BYTES
+        for fd, connection in list(self._connections.items()):
+            received = _with_socket(fd, _received)
+            was_suspect, connection.suspect = connection.suspect, False
+            if received - connection.since <= most:
+                connection.suspect = was_suspect
+                continue
+            connection.since, connection.suspect = received, True
+            if was_suspect:
+                _with_socket(fd, _end)
+                self.closed(fd)
+                ended += 1
+        self.suspects = any(connection.suspect for connection in self._connections.values())
+        return ended
+
+
+def _end(connection: socket.socket) -> None:
+    """Shut it down: ZeroMQ then closes it, with a reset, and forgets the parts of an unfinished message."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _received(connection: socket.socket) -> int:
+    """Bytes that this TCP connection has received."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0]) if len(info) >= _RECEIVED_AT + 8 else 0
+
+
+def _with_socket(fd: int, call: Callable[[socket.socket], int | None]) -> int:
+    """Call with the socket of this descriptor, which ZeroMQ may close at any time; 0 if it is none any more."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            return call(connection) or 0
+    except OSError:
+        return 0
