@@ -151,7 +151,7 @@ def test_a_fresh_run_takes_the_first_free_number(tmp_path: Path) -> None:
         return run_dir.name
 
     assert [claimed("one", True) for _ in range(3)] == ["one", "one-2", "one-3"]
-    with pytest.raises(ConfigError, match=r"uses it; .* or begin anew with --fresh"):
+    with pytest.raises(ConfigError, match=r"uses it; .* or begin a new run with --fresh"):
         claimed("one", False)  # this process holds it
     long = "x" * 80
     assert [claimed(long, True) for _ in range(2)] == [long, f"{'x' * 78}-2"]

@@ -49,7 +49,7 @@ class Dueling(nn.Module):
 class NoisyLinear(nn.Module):
     """A linear layer with learned, factorised Gaussian noise (Fortunato et al. 2018, arXiv:1706.10295, section 3).
 
-    Noise is drawn anew by `draw_noise`; without it, or after `quiet`, the layer uses its means.
+    `draw_noise` draws new noise; without it, or after `quiet`, the layer uses its means.
     """
 
     def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:

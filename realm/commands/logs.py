@@ -16,7 +16,7 @@ _LOOK_EVERY_S = 0.25
 
 
 class _Log:
-    """One file of a run, read from where the last call has stopped; a file that was replaced begins anew."""
+    """One file of a run, read from where the last call has stopped; a file that was replaced is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._at, self._inode = path, 0, 0

@@ -126,8 +126,8 @@ class AppConfig:
     best one in best_ckpt/; 0 starts no evaluator. With wrapper_type "local" there is none, because training would stop
     meanwhile: use `realm eval`, or the next key."""
     eval_every_steps: Limit = 0
-    """Evaluate the untrained policy and then a model every so many env steps, in any mode and whatever CPU time that
-    takes; 0: as often as eval_cpu_share allows."""
+    """Evaluate the untrained policy, and then a model each time this number of env steps has been played, in any mode
+    and whatever CPU time that takes; 0: as often as eval_cpu_share allows."""
     eval_actions: Literal["greedy", "sampled", "both"] = "greedy"
     """Actions of an evaluation; with both, models are compared by the greedy ones."""
 

@@ -55,7 +55,7 @@ def _set(nodes: Array, leaf: Array, weight: Array) -> None:
         nodes[node] = weight[b]
         node //= 2
         while node > 0:
-            nodes[node] = nodes[2 * node] + nodes[2 * node + 1]  # made anew, so that no rounding adds up
+            nodes[node] = nodes[2 * node] + nodes[2 * node + 1]  # added up again, so that no rounding adds up
             node //= 2
 
 

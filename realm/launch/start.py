@@ -121,7 +121,7 @@ def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
         if manifest and manifest[1] != spec.schema:
             raise ConfigError(
                 f"{manifest[0]}: was trained with other shapes (schema {manifest[1]}, now {spec.schema}); choose "
-                "another run_name, begin anew with --fresh, or restore the observation, action and chunk settings"
+                "another run_name, begin a new run with --fresh, or restore the observation, action and chunk settings"
             )
     if app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")

@@ -1,4 +1,4 @@
-"""The display of a running run: lines that are written anew on a terminal, otherwise a line every ten seconds."""
+"""The display of a running run: lines that are rewritten on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 

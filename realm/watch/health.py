@@ -59,7 +59,7 @@ Levels = Mapping[str, Level]
 
 class Rule(NamedTuple):
     """look: what is wrong in these numbers, "" if nothing is, None if they do not tell. It is named when it has been
-    there in so many observations in a row and for so many updates."""
+    there for this number of `observations` in a row and for this number of `updates`."""
 
     name: str
     look: Callable[[Numbers, Levels], str | None]
@@ -69,7 +69,7 @@ class Rule(NamedTuple):
 
 
 def check(state: State, numbers: Numbers, updates: int, env_steps: int) -> tuple[State, list[str]]:
-    """Take the numbers after so many updates and env steps; returns the next state and the warnings to show now."""
+    """Take the newest numbers; returns the next state and the warnings to show now."""
     levels = {**state.levels, **{name: state.levels.get(name, Level()).take(x) for name, x in numbers.items()}}
     seen, named, warnings = dict(state.seen), set(state.named), []
     for rule in RULES:

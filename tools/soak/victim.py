@@ -106,7 +106,7 @@ class Victim(Run):
         self.goes_on(number)
 
     def goes_on(self, more: int = 10, what: str = "training goes on", learner_ended: bool = False) -> float:
-        """Wait for so many more updates; return the seconds. learner_ended: only those of another learner count."""
+        """Wait for `more` updates; return the seconds. learner_ended: only those of another learner count."""
         begin, (incarnation, before) = time.monotonic(), self.updates()
 
         def reached() -> bool:
