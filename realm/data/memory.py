@@ -110,7 +110,7 @@ class ReplayMemory:
             if was is None or was[:2] != (incarnation, seq - 1):
                 continue
             last = (was[2] - 1) % len(self._key)
-            # an episode that was thrown away leaves a chunk that begins an episode although the one before it did not end
+            # an episode that was thrown away leaves a chunk that begins one while the chunk before did not end
             if self._key[last] != was[2] or (self._rows["first"][place, 0] and self._rows["valid"][last, -1]):
                 continue
             self._before[place], self._after[last] = was[2], key
