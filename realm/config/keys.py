@@ -22,7 +22,7 @@ Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
 ModelId = Annotated[int, Meta(ge=0)] | Literal["latest"]
 Selector = Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"]
 # A `description` completes the sentence "must be ..."; without one the bounds do.
-_PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env or eval_env'
+_PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env, eval_env or sweep'
 _LETTERS = f"letters, digits, dots, dashes and underscores, at most {LONGEST_NAME}, no dot or dash in front"
 _ADDRESS = 'an IPv4 address of this machine, like "127.0.0.1"'
 _DEVICE = '"auto", "cpu", "mps", "cuda" or "cuda:N"'
@@ -176,7 +176,7 @@ class AppConfig:
 
 def _is_package(name: str) -> bool:
     *_, last = words = name.split(".")
-    return last not in ("app", "env", "eval_env") and not any(keyword.iskeyword(word) for word in words)
+    return last not in ("app", "env", "eval_env", "sweep") and not any(keyword.iskeyword(word) for word in words)
 
 
 def _is_folder(name: str) -> bool:

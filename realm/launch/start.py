@@ -89,8 +89,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     _check_models(config, spec, fresh)
     try:
         run_dir, run_file = claim_run_dir(config.app, fresh)
-        if fresh and config.app.run_name:
-            config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
+        config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
         run_file.beginning = beginning(run_dir, config)
         former = _write_config(run_dir, to_toml(config, decided.why))
     except OSError as error:

@@ -103,7 +103,8 @@ class Supervisor:
             self._kill_all()
         self._curves.write(self.board)
         self._curves.close()
-        self.run_file.cause = self.cause
+        status = self.status()
+        self.run_file.cause, self.run_file.statistic, self.run_file.score = self.cause, status.statistic, status.score
         self._set_state("stopped" if self._exit_code == 0 else "failed")
         return self._exit_code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from loguru import logger
+
+Curve = tuple[list[int], list[float]]
+"""Env steps and values."""
 
 _RETRY_AFTER_S = 60.0
 
@@ -82,11 +86,12 @@ class TensorBoard:
                 writer.close()
 
 
-def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
+def read_curves(folder: Path) -> dict[str, Curve]:
     """Tag -> env steps and values, without those that a resumed run has dropped."""
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of each session of a run
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
     events.Reload()
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
