@@ -236,7 +236,9 @@ def test_the_status(board: Board, time: Clock) -> None:
         Scored("score", 1001.0, 2, 9), 0.5, 100, 256, 100.0, None,
     )  # fmt: skip
     assert board.status("running", 256, 350_000, 0.0).remaining_s == 100
-    assert board.status("running", 256, 350_000, 130.0).remaining_s == 30  # whichever comes first
+    assert board.status("running", 256, 350_000, 80.0).remaining_s == 80  # training has not begun
+    board.trains_since = time.now - 50
+    assert board.status("running", 256, 350_000, 80.0).remaining_s == 30  # whichever comes first
     assert board.status("running", 256, 100_000, 0.0).remaining_s == 0
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(status))), Status) == status
 

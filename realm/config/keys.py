@@ -136,9 +136,10 @@ class AppConfig:
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is logged."""
     max_env_steps: Limit = 0
-    """The run ends after this many environment steps; 0 is no limit."""
+    """The run ends after this many environment steps, those before a resume with them; 0 is no limit."""
     max_seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
-    """The run ends after this many seconds; 0 is no limit."""
+    """The run ends after this many seconds of training; 0 is no limit. They count from when everything is ready for the
+    first env step, in each session of a run anew."""
     restart_budget: Annotated[int, Meta(ge=0, le=1000)] = 3
     """How often a role is started again within restart_window_s before the whole run stops."""
     restart_window_s: Seconds = 300.0
@@ -167,6 +168,14 @@ class AppConfig:
                 "without keys_dir, bind_host must be a loopback address, since other machines may reach "
                 f"{self.bind_host}: call `.venv/bin/python -m realm keys new` and set keys_dir = keys"
             )
+
+    def limit_reached(self, env_steps: int, training_s: float) -> str:
+        """Which limit has ended the run, in words; "" if none has. training_s: as `max_seconds` counts."""
+        if self.max_env_steps and env_steps >= self.max_env_steps:
+            return f"max_env_steps = {self.max_env_steps} reached"
+        if self.max_seconds and training_s >= self.max_seconds:
+            return f"max_seconds = {self.max_seconds:g} reached"
+        return ""
 
     @property
     def hyper_table(self) -> str:

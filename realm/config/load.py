@@ -103,6 +103,7 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
         place, name = places.get(f"{prefix}.{key}", f"table [{prefix}]"), f"{prefix}.{key}"
         if key not in fields:
             near = f" (did you mean {key!r} in [app]?)" if key in HINTS else did_you_mean(key, fields)
+            near = f" (did you mean 'env.{key}'?)" if f"env.{key}" in places else near
             raise ConfigError(f"{place}: key {name!r}: unknown; must be a field of Config in {file}{near}")
         values[key] = convert(value, hints[key], place, name)
     for key, each in fields.items():

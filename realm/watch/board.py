@@ -62,6 +62,8 @@ class Board:
     """Valid steps that the learner has trained on, over all epochs: the x axis of every curve."""
     evaluation: Evaluation | None = None
     """The evaluator's newest result."""
+    trains_since: float | None = None
+    """When everything was ready for the first env step; None before."""
 
     def __post_init__(self) -> None:
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
@@ -173,12 +175,17 @@ class Board:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_at
 
+    @property
+    def training_s(self) -> float:
+        """Seconds of training, as `max_seconds` counts them."""
+        return 0.0 if self.trains_since is None else time.monotonic() - self.trains_since
+
     def status(self, state: str, capacity: int, max_env_steps: int, max_seconds: float) -> Status:
         """The numbers of this moment. capacity: samples that the buffer holds. Limits: 0 is none."""
         rate = self.recent("env_steps_per_s") or 0.0
         remaining = []
         if max_seconds:
-            remaining.append(max(0.0, max_seconds - self.elapsed_s))
+            remaining.append(max(0.0, max_seconds - self.training_s))
         if max_env_steps and rate > 0:
             remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
         evaluation = best = None
