@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from realm.config.load import RunConfig, build_dataclass
+from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
 from realm.config.toml import did_you_mean, one_line, toml_value
 from realm.contract import Policy, Spec, WorkflowContext
@@ -202,7 +202,10 @@ def calling(config: RunConfig, function: str) -> Iterator[None]:
             if named := [key for key, position in mentions.items() if position >= 0]:
                 key = min(named, key=lambda name: mentions[name])  # a list of the valid keys comes after the wrong one
                 place = config.places.get(f"env.{key}", "table [env]")
-                raise ConfigError(f"{place}: key 'env.{key}': {text}") from error
+                near = f" (did you mean {key!r} in [app]?)" if key in HINTS else ""
+                own = hyper_keys(config.app.algo)
+                near = f" (did you mean '{config.app.hyper_table}.{key}'?)" if key in own else near
+                raise ConfigError(f"{place}: key 'env.{key}': {text}{near}") from error
         raise _raised(error, config.app.algo, "feature.definition", f"calling {function}") from error
 
 

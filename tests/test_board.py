@@ -102,29 +102,28 @@ def test_curves(board: Board, time: Clock) -> None:
     values = board.curves()
     assert values["learner/loss"] == pytest.approx(8 / 4)
     assert values["episode/score"] == pytest.approx(400)  # a mean over episodes, not over workers
-    assert values["rate/learner/updates_per_s"] == pytest.approx(10)
-    assert values["share/learner/busy"] == pytest.approx(0.5)
-    assert values["buffer/size"] == 50
-    assert "learner/pid" not in values
+    assert values["system/learner/updates_per_s"] == pytest.approx(10)
+    assert values["system/learner/busy_share"] == pytest.approx(0.5)
+    assert values["system/buffer/size"] == 50
     assert not any("pid" in name for name in values)
 
     time.now += 4
     take(board, "learner", incarnation=2, env_steps=150, updates=2, busy_s=0.1)  # restarted
     values = board.curves()
-    assert values["rate/learner/updates_per_s"] == pytest.approx(2 / 4)
+    assert values["system/learner/updates_per_s"] == pytest.approx(2 / 4)
     assert "learner/loss" not in values  # nothing new, no point in the curve
     assert "episode/score" not in values
-    assert all(value >= 0 for name, value in values.items() if name.startswith(("rate/", "share/")))
+    assert all(value >= 0 for name, value in values.items() if name.endswith(("_per_s", "_share")))
 
 
 def test_rates_of_env_steps_come_from_the_workers_totals(board: Board, time: Clock) -> None:
     time.now += 2
     board.take(Report("aisrv", 0, 500, {"env_steps": 500}, {}), 1)
     board.take(Report("aisrv", 1, 300, {"env_steps": 300}, {}), 1)
-    assert board.curves()["rate/env_steps_per_s"] == pytest.approx(400)
+    assert board.curves()["system/env_steps_per_s"] == pytest.approx(400)
     assert board.recent("env_steps_per_s") == pytest.approx(400)
     time.now += 1
-    assert board.curves()["rate/env_steps_per_s"] == 0
+    assert board.curves()["system/env_steps_per_s"] == 0
     assert board.recent("env_steps_per_s") == pytest.approx(0.7 * 400)
 
 
@@ -237,7 +236,9 @@ def test_the_status(board: Board, time: Clock) -> None:
         Scored("score", 1001.0, 2, 9), 0.5, 100, 256, 100.0, None,
     )  # fmt: skip
     assert board.status("running", 256, 350_000, 0.0).remaining_s == 100
-    assert board.status("running", 256, 350_000, 130.0).remaining_s == 30  # whichever comes first
+    assert board.status("running", 256, 350_000, 80.0).remaining_s == 80  # training has not begun
+    board.trains_since = time.now - 50
+    assert board.status("running", 256, 350_000, 80.0).remaining_s == 30  # whichever comes first
     assert board.status("running", 256, 100_000, 0.0).remaining_s == 0
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(status))), Status) == status
 

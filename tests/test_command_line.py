@@ -53,6 +53,9 @@ def test_each_help_has_an_example_that_works(monkeypatch: pytest.MonkeyPatch) ->
         ("start --set lr_strat=1e-3", "(did you mean 'diy.lr_start'?)"),
         ("start --set seed=1 treasure_num=3", "(did you mean 'env.treasure_num'?)"),
         ("start --set diy.max_env_steps=3", "(did you mean 'max_env_steps' in [app]?)"),
+        ("start --set diy.treasure_num=3", "(did you mean 'env.treasure_num'?)"),
+        ("start --set env.lr_start=1", "(did you mean 'diy.lr_start'?)"),
+        ("start --set env.max_seconds=1", "(did you mean 'max_seconds' in [app]?)"),
         ("config evla_episodes", "there is no such key (did you mean 'eval_episodes'?)"),
         ("", "the following arguments are required: COMMAND; `realm --help` shows how it is called"),
     ],
@@ -83,6 +86,10 @@ def test_a_key_and_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         "dump_model_freq = 100",
         "    Updates between two checkpoints. It must be a whole number at least 1 and at most 1000000000.",
     ]
+    assert cli.main(["config", "flash_share"]) == 0
+    assert " It must be a number.\n" in capsys.readouterr().out.replace("\n    ", " ")
+    assert cli.main(["config", "treasure_num"]) == 0
+    assert "\nenv.treasure_num = 9\n    An option of the environments" in capsys.readouterr().out
     assert cli.main(["config", "version"]) == 0  # a part of a name
     assert "\nmax_version_lag = " in capsys.readouterr().out
     assert cli.main(["config", "--config", "conf/maps.toml"]) == 0

@@ -17,6 +17,8 @@ import torch
 from loguru import logger
 
 from realm.watch import tensorboard
+from realm.watch.board import Board
+from realm.watch.curves import Curves
 from realm.watch.meters import Meters
 from realm.watch.tensorboard import TensorBoard
 
@@ -213,6 +215,30 @@ def test_a_folder_that_goes_away(tmp_path: Path, logged: list[str]) -> None:
     board.close()
 
 
+def test_the_configuration_is_a_page_and_hyper_parameters(tmp_path: Path) -> None:
+    """Of a run that is resumed with another setting: as the plugins of tensorboard read it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    (tmp_path / "config.toml").write_text('[app]\nseed = 3\nmax_version_lag = "part"\n[diy]\nhidden = [64, 32]\n')
+    for env_steps in (0, 500):
+        curves, board = Curves(tmp_path), Board()
+        curves.begin(board, env_steps)
+        curves.begin(board, env_steps + 100)  # a learner that was started again has the same settings
+        curves.close()
+    events = EventAccumulator(str(tmp_path / "log" / "tensorboard"))
+    events.Reload()
+    pages = events.Tensors("config")
+    assert [page.step for page in pages] == [0, 500]
+    assert b"seed = 3\n" in pages[1].tensor_proto.string_val[0]
+    assert events.SummaryMetadata("config").plugin_data.plugin_name == "text"
+    content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    values = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert (values["seed"].number_value, values["save_replay"].bool_value) == (3.0, False)
+    assert (values["max_version_lag"].string_value, values["diy.hidden"].string_value) == ("part", "[64, 32]")
+    assert "log_dir" not in values
+
+
 @pytest.mark.system
 def test_writing_loads_no_tensorflow(tmp_path: Path) -> None:
     code = f"""
@@ -221,6 +247,7 @@ from pathlib import Path
 from realm.watch.tensorboard import TensorBoard
 board = TensorBoard(Path({str(tmp_path)!r}))
 board.write({{"x": 1.0}}, 1)
+board.describe("", {{"seed": 1}}, 1)
 board.close()
 print("loaded", sorted({{"tensorflow", "torch"}} & set(sys.modules)))
 """

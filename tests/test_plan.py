@@ -14,7 +14,7 @@ from diy.config import preferred
 from realm.config.flow import check_flow
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
-from realm.config.plan import Decided, Machine, Plan, decide, make_plan, slow_choices, this_machine
+from realm.config.plan import Decided, Machine, Plan, decide, make_plan, slow_choices, stale_choice, this_machine
 from realm.contract import ActionSpec, Field, Spec
 from realm.data.buffer import make_replay_buffer
 from realm.data.native import NativeStorage
@@ -79,6 +79,21 @@ def test_weights_go_out_early_where_everybody_shares_two_cores() -> None:
         assert asked.learner_threads >= threads
         assert slow_choices(AppConfig(max_version_lag="part"), asked) == []
     assert plan(LARGE, flow="alternating", max_version_lag="part").learner_threads == 32 - 16
+
+
+def test_samples_of_any_age_are_warned_of_unless_they_were_asked_for() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"train_batch_size": 7}, True),
+        ({"train_batch_size": 7, "wrapper_type": "local"}, True),
+        ({"train_batch_size": 7, "max_version_lag": "free"}, False),
+        ({"train_batch_size": 128}, False),
+        ({"algorithm_on_policy_or_off_policy": "off-policy"}, False),
+    ]
+    for keys, warns in cases:
+        decided = decide(AppConfig(**keys), SMALL)
+        sentence = stale_choice(decided, make_plan(decided.app, 2))
+        assert ("train_batch_size 7 is not a whole number of rounds" in sentence) == warns, keys
+        assert not warns or "Choose train_batch_size = 64" in sentence
 
 
 def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:

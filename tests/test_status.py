@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realm.commands.ending import ending
+from realm.commands.ending import ending, resuming
 from realm.watch.display import heading
 from realm.watch.outcome import best_model, newest_model
 from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table
@@ -60,7 +60,7 @@ def checkpoint(folder: Path, name: str, env_steps: int) -> Path:
 
 def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     run_dir = tmp_path / "one"
-    said = "\n".join(ending(run_dir, STATUS, 1, "conf/x.toml", [], 80))
+    said = "\n".join(ending(run_dir, STATUS, 1, 80))
     assert re.search(r"what happened:\n  .* logs .*/one$", said)  # without a model there is nothing else to do
     checkpoint(run_dir / "ckpt", "model.ckpt-1-9", 900)
     newest = checkpoint(run_dir / "ckpt", "model.ckpt-1-12", 1200)
@@ -73,9 +73,8 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     assert good is not None
     assert (found.path, found.update, found.env_steps) == (newest, 12, 1200)
     assert good.scored == Scored("r", 98.76, 1, 10)
-    given = ["seed=3", "app.max_env_steps=5", "run_name=", "diy.hidden=64"]
-    *said, _, how, _, further = ending(run_dir, STATUS, 0, "conf/x.toml", given, 500)
+    *said, _, how, _, further = ending(run_dir, STATUS, 0, 500)
     assert f"return 98.8, model of update 10: {best}" in "\n".join(said)
     assert how.endswith(f" eval {run_dir} --id best")
-    wanted = ["seed=3", "diy.hidden=64", "run_name=one", "max_env_steps=1000000000"]
-    assert further.endswith(f" start --config conf/x.toml {' '.join(f'--set {one}' for one in wanted)}")
+    assert further.endswith(f" resume {run_dir}")
+    assert resuming(run_dir, 1000, 1000).endswith(f" resume {run_dir} --set max_env_steps=2000")

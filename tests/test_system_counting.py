@@ -129,11 +129,11 @@ def test_learner_killed(tmp_path, flow):
     # what the lost learner had trained after its checkpoint is not on tensorboard's axis
     curves = EventAccumulator(str(run.dir / "log" / "tensorboard"), {"scalars": 0})
     curves.Reload()
-    steps = [point.step for point in curves.Scalars("learner/version_update")]
+    steps = [point.step for point in curves.Scalars("system/learner/version_update")]
     assert steps == sorted(steps)
     resumed_at = int(goes_on[1].replace(",", ""))
-    assert all(point.step >= resumed_at for point in curves.Scalars("learner/version_epoch") if point.value == 2)
-    assert all(point.step <= resumed_at for point in curves.Scalars("learner/version_epoch") if point.value == 1)
+    assert all(point.step >= resumed_at for point in curves.Scalars("system/learner/version_epoch") if point.value == 2)
+    assert all(point.step <= resumed_at for point in curves.Scalars("system/learner/version_epoch") if point.value == 1)
 
 
 @pytest.mark.slow

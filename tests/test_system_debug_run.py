@@ -31,7 +31,12 @@ def test_debug_run_then_eval_then_tensorboard(tmp_path, bounds_folder):
 
     curves = python("-m", "tensorboard.main", "--inspect", "--logdir", str(tmp_path / "debug" / "log" / "tensorboard"))
     assert curves.returncode == 0, curves.stderr
-    for tag in ("learner/policy_loss", "learner/explained_variance", "learner/policy_lag_updates", "buffer/size"):
+    for tag in (
+        "learner/policy_loss",
+        "learner/explained_variance",
+        "learner/policy_lag_updates",
+        "system/buffer/size",
+    ):
         assert tag in curves.stdout
 
 

@@ -169,7 +169,7 @@ def test_lines_are_read_as_they_come(tmp_path):
 
 def test_curves_are_read(tmp_path):
     board = TensorBoard(tmp_path / "log" / "tensorboard")
-    values = {"learner/version_update": 4.0, "episode/score": 30.0, "rate/aisrv/episodes_per_s": 200.0}
+    values = {"system/learner/version_update": 4.0, "episode/score": 30.0, "system/aisrv/episodes_per_s": 200.0}
     board.write(values, 512)
     board.close()
     (point,) = watch.Curves(tmp_path).poll()
@@ -179,7 +179,7 @@ def test_curves_are_read(tmp_path):
 
 def test_the_episodes_of_a_curve_are_its_rate_times_the_time_since_the_event_before(tmp_path, monkeypatch):
     (tmp_path / "log" / "tensorboard").mkdir(parents=True)
-    values = {"learner/version_update": 4.0, "rate/aisrv/episodes_per_s": 12.0}
+    values = {"system/learner/version_update": 4.0, "system/aisrv/episodes_per_s": 12.0}
     events = [
         watch.common.Event(0, at, 512, {**values, "episode/score": score})
         for at, score in ((10.0, 30.0), (20.0, 60.0), (40.0, 90.0))

@@ -32,7 +32,7 @@ from realm.user import hyper_table, load_hyper, load_preferences
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
-CLOCK = "rate/env_steps_per_s"  # a curve that every run writes every two seconds
+CLOCK = "system/env_steps_per_s"  # a curve that every run writes every two seconds
 TELL_S = 30.0  # between two lines of progress in a log
 
 
@@ -224,7 +224,7 @@ def read_events(run: Path) -> Iterator[Event]:
 
     for start, path in enumerate(sorted((run / "log" / "tensorboard").glob("events.out.tfevents.*"))):
         for event in LegacyEventFileLoader(str(path)).Load():
-            values = {value.tag: value.simple_value for value in event.summary.value}
+            values = {one.tag: one.simple_value for one in event.summary.value if one.HasField("simple_value")}
             yield Event(start, event.wall_time, int(event.step), values)
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from realm.commands.files import check_file, writing
+from realm.commands.files import check_file
 from realm.commands.overview import RIGHT, overview
 from realm.commands.parser import terminal_width
+from realm.commands.plot import PICTURES, draw
 from realm.config.load import load_config, settings_of
 from realm.errors import ConfigError
 from realm.launch.rundir import read_run
-from realm.watch.progress import busy
 from realm.watch.status import table
-from realm.watch.tensorboard import read_curves
-
-_CURVES = {"score": ("episode/score", "evaluation/score"), "return": ("episode/r", "evaluation/r")}
-"""What is drawn -> its tags: of training, of evaluations."""
 
 
 def compare(folders: Sequence[Path], out: Path | None) -> int:
     """Print what differs; draw the curves to `out`, if it is given."""
-    check_file("--out", out, (".png", ".svg", ".pdf"))
+    check_file("--out", out, PICTURES)
     if len(set(folders)) < 2:
         raise ConfigError("realm compare: must be given at least two runs that are not the same")
     names = [path.name for path in folders]
@@ -35,7 +31,7 @@ def compare(folders: Sequence[Path], out: Path | None) -> int:
     if out is None:
         print("\n--out FILE.png draws their curves")
         return 0
-    _draw(dict(zip(names, folders, strict=True)), out)
+    draw({name: [path] for name, path in zip(names, folders, strict=True)}, out)
     print(f"\ntheir curves: {out}")
     return 0
 
@@ -56,27 +52,3 @@ def differences(names: Sequence[str], settings: Sequence[dict[str, str]], width:
         for key, *values in rows
         for line in (key, *(f"  {name:<{left}} {value}" for name, value in zip(names, values, strict=True)))
     ]
-
-
-def _draw(runs: dict[str, Path], out: Path) -> None:
-    try:
-        from matplotlib.figure import Figure  # late, and only here: few commands draw
-    except ImportError:
-        raise ConfigError("--out needs matplotlib, which is not installed: pip install matplotlib") from None
-    with busy("reading the curves"):
-        read = {name: read_curves(path / "log" / "tensorboard") for name, path in runs.items()}
-    there = {tag for curves in read.values() for tag in curves}
-    what = next((what for what, tags in _CURVES.items() if there & set(tags)), None)
-    if what is None:
-        raise ConfigError("these runs have no curve of a score or a return yet")
-    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
-    axes = figure.add_subplot(xlabel="env steps", ylabel=f"mean {what} of an episode")
-    for number, (name, curves) in enumerate(read.items()):
-        training, evaluation = (curves.get(tag, ([], [])) for tag in _CURVES[what])
-        axes.plot(*training, color=f"C{number}", linewidth=1, alpha=0.5, label=f"{name}: training")
-        if evaluation[0]:
-            axes.plot(*evaluation, color=f"C{number}", linewidth=2, marker=".", label=f"{name}: evaluation")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with writing(out):
-        figure.savefig(out)

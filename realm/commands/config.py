@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+import typing
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -42,12 +43,12 @@ def show_config(word: str, path: str) -> int:
 
 
 def _keys(config: RunConfig) -> list[_Key]:
-    """The keys of [app], and those of the package's own table."""
+    """The keys of [app], those of the package's own table, and the options of [env] that are set."""
     said = meanings(AppConfig)
     default = settings_of(RunConfig(AppConfig(), {}, {}, {}))
     keys = [_Key(name, default[name], said.get(name, ""), hint) for name, hint in HINTS.items()]
     own = load_config_class(config.app.algo)
-    said = meanings(own)
+    said, hints = meanings(own), typing.get_type_hints(own, include_extras=True)
     for field in dataclasses.fields(own):
         value = "no default"
         if field.default is not dataclasses.MISSING:
@@ -55,14 +56,20 @@ def _keys(config: RunConfig) -> list[_Key]:
             with suppress(TypeError):  # TOML has no such value
                 value = toml_value(field.default)
         if field.init:
-            keys.append(_Key(f"{config.app.hyper_table}.{field.name}", value, said.get(field.name, ""), None))
+            keys.append(
+                _Key(f"{config.app.hyper_table}.{field.name}", value, said.get(field.name, ""), hints[field.name])
+            )
+    of_env = "An option of the environments, which the package's make_envs takes."
+    keys += [_Key(f"env.{name}", toml_value(value), of_env, None) for name, value in config.env.items()]
     return keys
 
 
 def _show(key: _Key, value: str, in_full: bool) -> None:
     width = terminal_width(100)
-    print(f"{key.name} = {value}" + (f"   (default {key.default})" if value != key.default else ""))
-    must = f" It must be {expected(key.hint)}." if in_full and expected(key.hint) else ""
-    text = f"{key.meaning}{must}".strip()
+    line = f"{key.name} = {value}" + (f"   (default {key.default})" if value != key.default else "")
+    print(line if in_full or len(line) <= width else f"{line[: width - 4]} ...")
+    text = key.meaning
+    if in_full and expected(key.hint):
+        text = f"{text}{'' if text.endswith('.') else '.'} It must be {expected(key.hint)}.".removeprefix(". ")
     if text:
         print(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))

@@ -6,27 +6,21 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from realm.commands.models import DEFAULT_CONFIG
 from realm.watch.outcome import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, model_name, named, scores
 
-_OWN_KEYS = ("run_name", "max_env_steps")  # of the next command
 
-
-def say_ending(run_dir: Path, status: Status, code: int, config: str, overrides: Sequence[str]) -> None:
-    """Print it to stderr. code: the run's exit code. config, overrides: what it was started with."""
+def say_ending(run_dir: Path, status: Status, code: int) -> None:
+    """Print it to stderr. code: the run's exit code."""
     width = shutil.get_terminal_size((120, 24)).columns
     with suppress(OSError):  # the terminal is closed
-        print("\n".join(ending(run_dir, status, code, config, overrides, width)), file=sys.stderr, flush=True)
+        print("\n".join(ending(run_dir, status, code, width)), file=sys.stderr, flush=True)
 
 
-def ending(
-    run_dir: Path, status: Status, code: int, config: str, overrides: Sequence[str], width: int
-) -> list[str]:  # fmt: skip
+def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
     """The lines."""
     cells = [
         ("env steps", f"{status.env_steps:,}"),
@@ -50,23 +44,15 @@ def ending(
         identity = " --id best" if best else ""
         lines += [
             "how well it plays:", f"  {called()} eval {path}{identity}",
-            "train it further:", f"  {_resume(run_dir, status, config, overrides)}",
+            "train it further:", f"  {resuming(run_dir, status.env_steps, status.max_env_steps)}",
         ]  # fmt: skip
     return lines
 
 
-def _resume(run_dir: Path, status: Status, config: str, overrides: Sequence[str]) -> str:
-    """The command that goes on with the run, and past the limit that has ended it."""
-    words = ["start"]
-    if config != DEFAULT_CONFIG:
-        words += ["--config", config]
-    settings = [text for text in overrides if text.partition("=")[0].removeprefix("app.") not in _OWN_KEYS]
-    settings.append(f"run_name={run_dir.name}")
-    if limit := status.max_env_steps:
-        settings.append(f"max_env_steps={2 * limit if status.env_steps >= limit else limit}")
-    for text in settings:
-        words += ["--set", text]
-    return f"{called()} {shlex.join(words)}"
+def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
+    """The command that goes on with a run, and past the limit that has ended it. limit: max_env_steps."""
+    past = f" --set max_env_steps={2 * limit}" if limit and env_steps >= limit else ""
+    return f"{called()} resume {shlex.quote(str(run_dir))}{past}"
 
 
 def called() -> str:

@@ -16,29 +16,19 @@ from pathlib import Path
 from loguru import logger
 
 from realm import __version__
-from realm.commands import train
 from realm.commands.game import Commands, Game, app_here, eval_parser, load_game
-from realm.commands.init import PACKAGES
-from realm.commands.models import (
-    DEFAULT_CONFIG,
-    LOG_DIR_HELP,
-    RUN_HELP,
-    add_model_options,
-    model_of,
-    run_folder,
-    runs_folder,
-)
+from realm.commands.models import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, add_model_options, model_of
 from realm.commands.parser import Parser
+from realm.commands.run_commands import add_runs
+from realm.commands.train_commands import add_train
 from realm.config.load import EVAL_SEED
-from realm.errors import ConfigError, RunError, UserError
-from realm.kaiwu.command import add_pack
-from realm.roles.table import ROLES
+from realm.errors import RunError, UserError
 
-FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
 NO_GAME = (
-    "init", "start", "stop", "status", "runs", "compare", "config", "attach", "logs", "save", "pack", "keys", "doctor",
+    "init", "start", "resume", "sweep", "stop", "status", "runs", "compare", "plot", "config", "attach", "logs", "save",
+    "pack", "keys", "doctor",
 )  # fmt: skip
 
 
@@ -88,8 +78,8 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"realm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_train(commands)
-    _add_runs(commands)
+    add_train(commands)
+    add_runs(commands)
     _add_help(commands)
     if not argv or argv[0] not in NO_GAME:
         game = load_game(app_here(Path(DEFAULT_CONFIG)))
@@ -99,94 +89,12 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_train(commands: Commands) -> None:
-    """The commands that start and stop runs."""
-    text = "write a package that trains a gymnasium environment, to start from"
-    init = commands.add_parser("init", help=text, example="realm init cart --env CartPole-v1")
-    init.add_argument("name", nargs="?", default="", metavar="NAME", help="of the package (default: the environment's)")
-    init.add_argument("--env", required=True, metavar="ID", help="of gymnasium, such as CartPole-v1")
-    init.add_argument("--from", dest="package", choices=PACKAGES, default="", help="default: ppo, or td3 if continuous")
-    init.set_defaults(run=_init)
-
-    text = "train: start the cluster (or one process, if the configuration says so)"
-    example = "realm start --set run_name=my-run max_seconds=600 diy.lr_start=1e-3"
-    start = commands.add_parser("start", help=text, example=example)
-    start.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
-    start.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE",
-        help="override keys, repeatable; `realm config` lists them",
-    )  # fmt: skip
-    start.add_argument("--fresh", action="store_true", help=FRESH_HELP)
-    start.add_argument("--detach", action="store_true", help="leave the run in the background when it is ready")
-    start.set_defaults(run=train.start)
-
-    stop = commands.add_parser("stop", help="end all runs, or one role of them", example="realm stop all")
-    stop.add_argument("what", choices=("all", *ROLES))
-    stop.add_argument("--log-dir", help=LOG_DIR_HELP)
-    stop.set_defaults(run=_stop)
-
-    text = "keep the current model of the living runs in their user_ckpt/"
-    save = commands.add_parser("save", help=text, example="realm save")
-    save.add_argument("--log-dir", help=LOG_DIR_HELP)
-    save.set_defaults(run=_save)
-
-    add_pack(commands)
-    keys = commands.add_parser(
-        "keys", help="keys for runs that other machines may connect to", example="realm keys new"
-    )  # fmt: skip
-    actions = keys.add_subparsers(required=True, metavar="COMMAND")
-    new = actions.add_parser("new", help="make the keys of this machine", example="realm keys new keys")
-    new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
-    new.set_defaults(run=_new_keys)
-
-
-def _add_runs(commands: Commands) -> None:
-    """The commands that look at runs."""
-    status = commands.add_parser(
-        "status", help="show the living runs and their roles", example="realm status --watch"
-    )  # fmt: skip
-    status.add_argument("--watch", action="store_true", help="again and again, until no run lives or Ctrl+C")
-    status.add_argument("--json", action="store_true", help="as JSON, with all totals")
-    status.add_argument("--log-dir", help=LOG_DIR_HELP)
-    status.set_defaults(run=_status)
-
-    text = "list all runs: how far they came, their best model, state, size and date; or delete old ones"
-    runs = commands.add_parser("runs", help=text, example="realm runs --prune --keep 10")
-    runs.add_argument("--log-dir", help=LOG_DIR_HELP)
-    runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
-    runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
-    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
-    runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
-    runs.set_defaults(run=_runs)
-
-    text = "show in which settings runs differ and what they came to"
-    compare = commands.add_parser("compare", help=text, example="realm compare my-run other-run --out curves.png")
-    compare.add_argument("names", nargs="+", metavar="RUN", help="name or path of a run")
-    compare.add_argument("--out", type=Path, help="draw their curves to this .png, .svg or .pdf")
-    compare.add_argument("--log-dir", help=LOG_DIR_HELP)
-    compare.set_defaults(run=_compare)
-
-    text = "show a living run as its own terminal does"
-    attach = commands.add_parser("attach", help=text, example="realm attach my-run")
-    attach.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
-    attach.add_argument("--log-dir", help=LOG_DIR_HELP)
-    attach.set_defaults(run=_attach)
-
-    logs = commands.add_parser("logs", help="show the logs of a run", example="realm logs my-run learner -f")
-    logs.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
-    logs.add_argument("role", nargs="?", default="", metavar="ROLE", help="like learner or aisrv-1 (default: all)")
-    logs.add_argument("-n", dest="lines", type=int, default=20, metavar="N", help="last lines of each (default 20)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends or Ctrl+C")
-    logs.add_argument("--log-dir", help=LOG_DIR_HELP)
-    logs.set_defaults(run=_logs)
-
-
 def _add_help(commands: Commands) -> None:
     """The commands that help to write a command line."""
     text = "list the keys of the configuration, their defaults and meanings"
     config = commands.add_parser("config", help=text, example="realm config max_env_steps")
     config.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a part of its name (default: all)")
-    config.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
+    config.add_argument("--config", default=DEFAULT_CONFIG, help=CONFIG_HELP)
     config.set_defaults(run=_config)
 
     text = "print a script that completes commands and options of `realm` in a shell"
@@ -195,7 +103,7 @@ def _add_help(commands: Commands) -> None:
     completion.set_defaults(run=_completion)
     text = "look at this machine, this Python and the runs for what needs mending"
     doctor = commands.add_parser("doctor", help=text, example="realm doctor")
-    doctor.add_argument("--config", default=DEFAULT_CONFIG, help=f"TOML file (default {DEFAULT_CONFIG})")
+    doctor.add_argument("--config", default=DEFAULT_CONFIG, help=CONFIG_HELP)
     doctor.add_argument("--log-dir", help=LOG_DIR_HELP)
     doctor.add_argument("--json", action="store_true", help="print a list for programs")
     doctor.set_defaults(run=_doctor)
@@ -216,27 +124,6 @@ def _add_eval(commands: Commands, game: Game | None) -> None:
     evaluation.set_defaults(run=_eval, own_defaults=vars(own.parse_args([])))
 
 
-def _init(arguments: argparse.Namespace) -> int:
-    from realm.commands.init import init
-
-    init(arguments.name, arguments.env, arguments.package)
-    return 0
-
-
-def _stop(arguments: argparse.Namespace) -> int:
-    from realm.commands.runs import stop_all, stop_role
-
-    if arguments.what == "all":
-        return stop_all(runs_folder(arguments.log_dir))
-    return stop_role(runs_folder(arguments.log_dir), arguments.what)
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from realm.commands.status import show_status
-
-    return show_status(runs_folder(arguments.log_dir), arguments.watch, arguments.json)
-
-
 def _config(arguments: argparse.Namespace) -> int:
     from realm.commands.config import show_config
 
@@ -249,54 +136,10 @@ def _completion(arguments: argparse.Namespace) -> int:
     return print_completion(_parser(), arguments.shell)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
-    from realm.commands.compare import compare
-
-    return compare([run_folder(name, arguments.log_dir) for name in arguments.names], arguments.out)
-
-
-def _attach(arguments: argparse.Namespace) -> int:
-    from realm.commands.status import attach
-
-    return attach(run_folder(arguments.name, arguments.log_dir))
-
-
-def _logs(arguments: argparse.Namespace) -> int:
-    from realm.commands.logs import show_logs
-
-    if arguments.lines < 0:
-        raise ConfigError(f"-n {arguments.lines}: must be a number from 0")
-    return show_logs(run_folder(arguments.name, arguments.log_dir), arguments.role, arguments.lines, arguments.follow)
-
-
-def _save(arguments: argparse.Namespace) -> int:
-    from realm.commands.runs import save_models
-
-    return save_models(runs_folder(arguments.log_dir))
-
-
-def _runs(arguments: argparse.Namespace) -> int:
-    from realm.commands.overview import list_runs
-    from realm.commands.prune import prune
-
-    folder = runs_folder(arguments.log_dir)
-    if arguments.prune:
-        return prune(folder, arguments.keep, arguments.older_than, arguments.yes)
-    if arguments.keep is not None or arguments.older_than is not None or arguments.yes:
-        raise ConfigError("--keep, --older-than and --yes need --prune")
-    return list_runs(folder)
-
-
 def _doctor(arguments: argparse.Namespace) -> int:
     from realm.commands.doctor import doctor
 
     return doctor(arguments.config, arguments.log_dir, arguments.json)
-
-
-def _new_keys(arguments: argparse.Namespace) -> int:
-    from realm.commands.keys import new_keys
-
-    return new_keys(arguments.folder)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

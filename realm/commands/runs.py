@@ -7,6 +7,7 @@ is gone, it ends exactly the processes in that file (by pid and start time) and 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from realm.commands.ending import called
 from realm.launch.rundir import RunFile, find_runs, is_alive, living_pids
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
@@ -67,7 +69,10 @@ def stop_role(log_dir: Path, role: str) -> int:
             print(f"error: the supervisor of {path} does not answer")
             return 1
         runs += 1
-        print(f"{path}: {role} was asked to stop and is not started again; tools/stop.sh all ends the run")
+        print(
+            f"{path}: {role} was asked to stop, and is not started again; it comes back with the whole run: "
+            f"{called()} stop all, then {called()} resume {shlex.quote(str(path))}"
+        )
     if not runs:
         print(f"no living run below {log_dir}")
     return 0

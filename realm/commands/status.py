@@ -64,7 +64,7 @@ def attach(run_dir: Path) -> int:
     """Show a living run as its own terminal does, until it ends."""
     run = read_run(run_dir)
     if run is None or not is_alive(run.pid, run.created, run.boot):
-        raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm start` goes on with one")
+        raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm resume` goes on with one")
     if not run.control:
         raise RunError(f"{run_dir}: trains in one process, which answers no questions; look at its curves instead")
     with contextlib.suppress(KeyboardInterrupt), display(str(run_dir), _LEAVES) as show:

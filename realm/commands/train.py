@@ -1,4 +1,4 @@
-"""`realm start`: trains in a cluster of processes or in this process."""
+"""`realm start`: trains in a cluster of processes or in this process. `realm resume` and `realm sweep` call it, too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from loguru import logger
@@ -25,11 +26,25 @@ from realm.user import hyper_keys, load_preferences
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """Train until a limit, a signal or an error; return the exit code."""
+    """`realm start`: train until a limit, a signal or an error; return the exit code."""
     config = load(arguments.config, arguments.set, hyper_keys)
-    app = config.app
+    if arguments.seeds:
+        from realm.commands.seeds import train_seeds
+
+        if arguments.fresh or arguments.detach:
+            raise ConfigError(
+                "--seeds goes on with the runs that are there and shows them: leave out --fresh, --detach"
+            )
+        return train_seeds(config, arguments.config, arguments.set, arguments.seeds)
     if arguments.detach:
-        return _start_detached(arguments, config)
+        words = ["start", "--config", arguments.config, *(["--fresh"] if arguments.fresh else [])]
+        return start_detached(words + in_words(arguments.set), config)
+    return train(config, arguments.fresh)
+
+
+def train(config: RunConfig, fresh: bool = False) -> int:
+    """Train in this terminal. fresh: do not resume the run `run_name`, but begin another next to it."""
+    app = config.app
     if app.run_mode == "eval":
         return _evaluate(config)
     from realm.watch.resources import raise_file_limit  # late: it brings rich, which `--help` does not need
@@ -42,9 +57,9 @@ def start(arguments: argparse.Namespace) -> int:
         from realm.launch import local
         from realm.launch.start import prepare
 
-        prepared = prepare(config, decided, arguments.fresh)
+        prepared = prepare(config, decided, fresh)
         end = local.run(prepared)
-        say_ending(prepared.run_dir, end.status, 0, arguments.config, arguments.set)
+        say_ending(prepared.run_dir, end.status, 0)
         return 0
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
     from realm.launch.child import EXIT_USER
@@ -53,7 +68,7 @@ def start(arguments: argparse.Namespace) -> int:
     from realm.watch.display import STOPS, display
     from realm.watch.summary import write_summary
 
-    prepared = prepare(config, decided, arguments.fresh)
+    prepared = prepare(config, decided, fresh)
     run_dir = prepared.run_dir
     supervisor = Supervisor(decided, plan, prepared.spec, run_dir, prepared.run_file, prepared.keys)
     with display(str(run_dir), STOPS, app.level) as show:
@@ -64,7 +79,7 @@ def start(arguments: argparse.Namespace) -> int:
     if supervisor.trace:
         logger.error("the last lines of the traceback:\n{}", supervisor.trace)
     logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.cause)
-    say_ending(run_dir, supervisor.status(), code, arguments.config, arguments.set)
+    say_ending(run_dir, supervisor.status(), code)
     return code
 
 
@@ -78,8 +93,13 @@ def _evaluate(config: RunConfig) -> int:
     return 0
 
 
-def _start_detached(arguments: argparse.Namespace, config: RunConfig) -> int:
-    """Start the same command in a new session, and wait until it is ready or has ended."""
+def in_words(settings: Sequence[str]) -> list[str]:
+    """`key=value` overrides as words of a command line."""
+    return [word for text in settings for word in ("--set", text)]
+
+
+def start_detached(words: Sequence[str], config: RunConfig) -> int:
+    """Start the command `realm WORDS` in a new session, and wait until its run is ready or has ended."""
     from realm.launch.rundir import find_runs
 
     folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
@@ -93,10 +113,7 @@ def _start_detached(arguments: argparse.Namespace, config: RunConfig) -> int:
         place = config.places.get("app.log_dir", "[app]")
         reason = f"{error.filename}: {error.strerror}"
         raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
-    command = [sys.executable, "-m", "realm", "start", "--config", arguments.config]
-    command += ["--fresh"] if arguments.fresh else []
-    for override in arguments.set:
-        command += ["--set", override]
+    command = [sys.executable, "-m", "realm", *words]
     with log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + timeout_s

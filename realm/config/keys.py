@@ -22,7 +22,7 @@ Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
 ModelId = Annotated[int, Meta(ge=0)] | Literal["latest"]
 Selector = Literal["Uniform", "Fifo", "Lifo", "Prioritized", "MinHeap", "MaxHeap"]
 # A `description` completes the sentence "must be ..."; without one the bounds do.
-_PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env or eval_env'
+_PACKAGE = 'the dotted name of a Python package, like "diy"; its last part must not be app, env, eval_env or sweep'
 _LETTERS = f"letters, digits, dots, dashes and underscores, at most {LONGEST_NAME}, no dot or dash in front"
 _ADDRESS = 'an IPv4 address of this machine, like "127.0.0.1"'
 _DEVICE = '"auto", "cpu", "mps", "cuda" or "cuda:N"'
@@ -136,9 +136,10 @@ class AppConfig:
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is logged."""
     max_env_steps: Limit = 0
-    """The run ends after this many environment steps; 0 is no limit."""
+    """The run ends after this many environment steps, those before a resume with them; 0 is no limit."""
     max_seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
-    """The run ends after this many seconds; 0 is no limit."""
+    """The run ends after this many seconds of training; 0 is no limit. They count from when everything is ready for the
+    first env step, in each session of a run anew."""
     restart_budget: Annotated[int, Meta(ge=0, le=1000)] = 3
     """How often a role is started again within restart_window_s before the whole run stops."""
     restart_window_s: Seconds = 300.0
@@ -168,6 +169,14 @@ class AppConfig:
                 f"{self.bind_host}: call `.venv/bin/python -m realm keys new` and set keys_dir = keys"
             )
 
+    def limit_reached(self, env_steps: int, training_s: float) -> str:
+        """Which limit has ended the run, in words; "" if none has. training_s: as `max_seconds` counts."""
+        if self.max_env_steps and env_steps >= self.max_env_steps:
+            return f"max_env_steps = {self.max_env_steps} reached"
+        if self.max_seconds and training_s >= self.max_seconds:
+            return f"max_seconds = {self.max_seconds:g} reached"
+        return ""
+
     @property
     def hyper_table(self) -> str:
         """Name of the table with the user's hyper-parameters."""
@@ -176,7 +185,7 @@ class AppConfig:
 
 def _is_package(name: str) -> bool:
     *_, last = words = name.split(".")
-    return last not in ("app", "env", "eval_env") and not any(keyword.iskeyword(word) for word in words)
+    return last not in ("app", "env", "eval_env", "sweep") and not any(keyword.iskeyword(word) for word in words)
 
 
 def _is_folder(name: str) -> bool:

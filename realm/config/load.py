@@ -1,10 +1,10 @@
 """Reads `conf/*.toml` and the `--set key=value` of the command line, once, into frozen and validated objects.
 
 Called by the command line before any process starts, and by each role for the run's own `config.toml`. In goes a file
-of four tables: `[app]` (AppConfig), `[env]` (free-form options for the user's `make_envs`), `[eval_env]` (options that
-differ in evaluations), and one with the name of the last part of `algo` (overrides of the user's `Config`). Out comes a
-RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got ...; must be ... (did you mean 'y'?)`. No content
-of a file is executed.
+of these tables: `[app]` (AppConfig), `[env]` (free-form options for the user's `make_envs`), `[eval_env]` (options that
+differ in evaluations), one with the name of the last part of `algo` (overrides of the user's `Config`), and `[sweep]`,
+which only `realm sweep` reads. Out comes a RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got ...;
+must be ... (did you mean 'y'?)`. No content of a file is executed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from realm.config.values import convert, is_text
 from realm.errors import ConfigError
 
 EVAL_SEED = 2_000_000  # of `realm eval`: differs from the seeds of training and of choosing the best model
+
+SWEEP = "sweep"  # a table of values to try
 
 HINTS = typing.get_type_hints(AppConfig, include_extras=True)
 """Key of [app] -> its type."""
@@ -74,7 +76,7 @@ def load_config(
 
     app, warnings = _app(tables.get("app", {}), places, tables.get("env", {}), hyper_keys)
     known = ["app", "env", "eval_env", app.hyper_table]
-    for name in [table for table in tables if table not in known]:
+    for name in [table for table in tables if table not in (*known, SWEEP)]:
         # `--set algo=other` must accept the table of the algorithm that the file was written for.
         if isinstance(in_file, str) and name == in_file.rpartition(".")[2]:
             if tables[name]:
@@ -101,6 +103,7 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places:
         place, name = places.get(f"{prefix}.{key}", f"table [{prefix}]"), f"{prefix}.{key}"
         if key not in fields:
             near = f" (did you mean {key!r} in [app]?)" if key in HINTS else did_you_mean(key, fields)
+            near = f" (did you mean 'env.{key}'?)" if f"env.{key}" in places else near
             raise ConfigError(f"{place}: key {name!r}: unknown; must be a field of Config in {file}{near}")
         values[key] = convert(value, hints[key], place, name)
     for key, each in fields.items():

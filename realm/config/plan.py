@@ -344,6 +344,18 @@ def _preload(app: AppConfig) -> int:
     return by_ratio if off_policy else max(int(numbers.train_batch_size), by_ratio)
 
 
+def stale_choice(decided: Decided, plan: Plan) -> str:
+    """A sentence, if a setting lets on-policy training use samples of any age without saying so; else ""."""
+    app = decided.app
+    if not plan.on_policy or app.max_version_lag != "free" or "max_version_lag" not in decided.why:
+        return ""
+    return (
+        f"max_version_lag is free, since train_batch_size {plan.batch} is not a whole number of rounds of all workers "
+        f"({plan.round_size} samples each): so samples may be of any age, from which on-policy training may learn "
+        f"nothing. Choose train_batch_size = {plan.round_size}, a multiple of it or auto, or set max_version_lag = free"
+    )
+
+
 def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
     """A sentence for each of the user's choices that is known to be slow on this machine (docs/performance.md)."""
     remote, gpu = app.wrapper_type == "remote", plan.device != "cpu"

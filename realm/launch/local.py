@@ -6,6 +6,7 @@ Called by `realm start` when `wrapper_type` is local, and by `train_test.py`. No
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Any
 
 from loguru import logger
 
-from realm.config.keys import AppConfig
 from realm.contract import Agent, Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
@@ -82,6 +82,7 @@ def run(prepared: Prepared) -> End:
         curves.begin(board, trainer.env_steps)
         loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, signals)
         context = WorkflowContext(spec, hyper, seed, 0, 1, played, loop.tick, loop.add, loop.save, loop.update)
+        board.trains_since = time.monotonic()
         try:
             with suppress(Stopped):
                 for items in rounds(load_workflow(app.algo), envs, policy, context):
@@ -94,11 +95,12 @@ def run(prepared: Prepared) -> End:
             curves.close()
             envs.close()
     updates = int(board.total("learner", "updates"))
+    status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
     prepared.run_file.cause = loop.cause
+    prepared.run_file.statistic, prepared.run_file.score = status.statistic, status.score
     prepared.run_file.write_or_warn(prepared.run_dir)
     warn_of_faults(board)
     logger.info("the run has ended: {}", loop.cause)
-    status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
     return End(loop.cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"), status)
 
 
@@ -170,8 +172,9 @@ class _Loop:
             # nobody here could wait for memory
             self._resources.look({"the run": prepared.run_file.pid}, holds=False)
         self._curves.write_due(board)
-        if why := _cause(app, trainer.env_steps, board.elapsed_s, self._signals):
-            self.cause = why
+        limit = app.limit_reached(trainer.env_steps, board.training_s)
+        if limit or self._signals:
+            self.cause = limit or f"{self._signals[0]} received"
             raise Stopped
 
     def save(self) -> None:
@@ -194,15 +197,6 @@ class _Evaluations:
             self._due = next_due(trainer.env_steps, self._every)
             result = self._judge.judge(trainer.version, trainer.env_steps)
             self._curves.write_evaluation(self._board.judged(result), result.env_steps)
-
-
-def _cause(app: AppConfig, env_steps: int, elapsed_s: float, signals: list[str]) -> str:
-    """Why the run ends now; "" if it goes on."""
-    if app.max_env_steps and env_steps >= app.max_env_steps:
-        return f"max_env_steps = {app.max_env_steps} reached"
-    if app.max_seconds and elapsed_s >= app.max_seconds:
-        return f"max_seconds = {app.max_seconds:g} reached"
-    return f"{signals[0]} received" if signals else ""
 
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:

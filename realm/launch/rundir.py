@@ -46,6 +46,10 @@ class RunFile:
     """The keys that the address `control` asks for; empty if none."""
     state: str = "starting"
     cause: str = ""
+    statistic: str = ""
+    """What `score` is the mean of: score or return of training episodes."""
+    score: float | None = None
+    """At the run's end: the mean of the last training episodes, as the terminal has shown it."""
     epoch: int = 0
     """The last epoch of a learner in this directory; the next learner gets a greater one."""
     beginning: list[str] = field(default_factory=list)

@@ -18,7 +18,7 @@ from loguru import logger
 from realm.config.flow import check_memory, check_rows
 from realm.config.load import RunConfig, load_config, settings_of, to_toml
 from realm.config.memory import usable_bytes
-from realm.config.plan import Decided, Plan, make_plan, slow_choices
+from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choice
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError, UserCodeError
@@ -89,8 +89,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     _check_models(config, spec, fresh)
     try:
         run_dir, run_file = claim_run_dir(config.app, fresh)
-        if fresh and config.app.run_name:
-            config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
+        config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
         run_file.beginning = beginning(run_dir, config)
         former = _write_config(run_dir, to_toml(config, decided.why))
     except OSError as error:
@@ -101,6 +100,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
         logger.warning(warning)
     for key, reason in decided.why.items():
         logger.info("chosen: {} = {}: {}", key, getattr(decided.app, key), reason)
+    if sentence := stale_choice(decided, plan):
+        logger.warning("{}", sentence)
     for sentence in slow_choices(config.app, plan):
         logger.warning("slow: {}", sentence)
     if plan.backend == "reverb" and not decided.own_network:

@@ -57,7 +57,6 @@ class Supervisor:
         self._curves = Curves(run_dir)
         self._resources = Resources(run_dir)
         self._signals: list[int] = []
-        self._ready_at: float | None = None
         self._turned_at = time.monotonic()
         self._group_since: dict[bool, float] = {}
         self._first_epoch = run.epoch
@@ -93,7 +92,7 @@ class Supervisor:
                 self._watch_resources()
                 if self.run_file.state == "starting" and self._all_ready():
                     self._set_state("running")
-                    self._ready_at = time.monotonic()
+                    self.board.trains_since = time.monotonic()
                     logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves.folder)
                 self._curves.write_due(self.board)
                 if self._stopping_since is not None:
@@ -103,7 +102,8 @@ class Supervisor:
             self._kill_all()
         self._curves.write(self.board)
         self._curves.close()
-        self.run_file.cause = self.cause
+        status = self.status()
+        self.run_file.cause, self.run_file.statistic, self.run_file.score = self.cause, status.statistic, status.score
         self._set_state("stopped" if self._exit_code == 0 else "failed")
         return self._exit_code
 
@@ -153,10 +153,8 @@ class Supervisor:
         return all(role.state in ("ready", "finished") or ROLES[role.name].optional for role in self._roles.values())
 
     def _check_limits(self) -> None:
-        if self.app.max_env_steps and self.board.env_steps >= self.app.max_env_steps:
-            self.stop(f"max_env_steps = {self.app.max_env_steps} reached", 0)
-        elif self.app.max_seconds and self._ready_at and time.monotonic() - self._ready_at >= self.app.max_seconds:
-            self.stop(f"max_seconds = {self.app.max_seconds:g} reached", 0)
+        if limit := self.app.limit_reached(self.board.env_steps, self.board.training_s):
+            self.stop(limit, 0)
 
     def _watch_resources(self) -> None:
         """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""

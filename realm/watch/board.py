@@ -18,6 +18,9 @@ GAUGES = frozenset(
 )
 """Totals that are levels: only the newest value counts. Other totals add up over restarts."""
 
+PLUMBING = "system"
+"""First part of the tags of rates, shares, levels and durations of the processes. TensorBoard shows them last."""
+
 RECENT_EPISODES = 200
 """Episodes in the means of the live display."""
 
@@ -59,6 +62,8 @@ class Board:
     """Valid steps that the learner has trained on, over all epochs: the x axis of every curve."""
     evaluation: Evaluation | None = None
     """The evaluator's newest result."""
+    trains_since: float | None = None
+    """When everything was ready for the first env step; None before."""
 
     def __post_init__(self) -> None:
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
@@ -146,13 +151,12 @@ class Board:
         values: dict[str, float] = {}
         for role, means in self._means.items():
             for name, (amount, count) in means.items():
-                tag = name if name.startswith("episode/") else f"{role}/{name}"
-                values[tag] = amount / max(count, 1e-9)
+                values[_mean_tag(role, name)] = amount / max(count, 1e-9)
         self._means.clear()
         for role in sorted({role for role, _, _ in self._totals}):
             names = {name for (label, _, _), totals in self._totals.items() if label == role for name in totals}
             for name in sorted(names):
-                total, key = self.total(role, name), f"{role}/{name}"
+                total, key = self.total(role, name), f"{PLUMBING}/{role}/{name}"
                 if name == "pid":
                     continue
                 if name in GAUGES:
@@ -160,9 +164,10 @@ class Board:
                 else:
                     rate = (total - self._last.get(key, 0.0)) / seconds
                     self._last[key] = total
-                    values[_rate_tag(role, name)] = rate
-        values["rate/env_steps_per_s"] = values.get("rate/aisrv/env_steps_per_s", 0.0)
-        self._smooth("env_steps_per_s", values["rate/env_steps_per_s"])
+                    values[_rate_tag(key)] = rate
+        speed = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0)
+        values[f"{PLUMBING}/env_steps_per_s"] = speed
+        self._smooth("env_steps_per_s", speed)
         self._last_at = now
         return values
 
@@ -170,12 +175,17 @@ class Board:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_at
 
+    @property
+    def training_s(self) -> float:
+        """Seconds of training, as `max_seconds` counts them."""
+        return 0.0 if self.trains_since is None else time.monotonic() - self.trains_since
+
     def status(self, state: str, capacity: int, max_env_steps: int, max_seconds: float) -> Status:
         """The numbers of this moment. capacity: samples that the buffer holds. Limits: 0 is none."""
         rate = self.recent("env_steps_per_s") or 0.0
         remaining = []
         if max_seconds:
-            remaining.append(max(0.0, max_seconds - self.elapsed_s))
+            remaining.append(max(0.0, max_seconds - self.training_s))
         if max_env_steps and rate > 0:
             remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
         evaluation = best = None
@@ -203,6 +213,14 @@ class Board:
         )
 
 
-def _rate_tag(role: str, name: str) -> str:
+def _mean_tag(role: str, name: str) -> str:
+    """What the user's agent, workflow and episodes report stays as they call it; all else is plumbing."""
+    if name.startswith("episode/"):
+        return name
+    trains = role == "learner" or (role == "aisrv" and not name.endswith("_ms"))
+    return f"{role}/{name}" if trains else f"{PLUMBING}/{role}/{name}"
+
+
+def _rate_tag(key: str) -> str:
     """Counters of seconds (busy_s, wait_s, cpu_s) become shares of a core; the others become rates."""
-    return f"share/{role}/{name[:-2]}" if name.endswith("_s") else f"rate/{role}/{name}_per_s"
+    return f"{key[:-2]}_share" if key.endswith("_s") else f"{key}_per_s"

@@ -5,12 +5,15 @@ Owned by the supervisor and by the one-process run.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from loguru import logger
 
+from realm.config.load import RunConfig, load_config, to_toml
+from realm.config.toml import toml_value
 from realm.watch import health
 from realm.watch.board import Board
 from realm.watch.progress import Every
@@ -19,11 +22,16 @@ from realm.watch.tensorboard import TensorBoard
 _EVERY_S = 2.0
 
 
+_NOT_TRAINING = ("run_name", "log_dir", "level", "keys_dir", "bind_host", "base_port", "report_interval_s")
+"""Keys of [app] that say nothing of what is learnt."""
+
+
 class Curves:
-    """Writes the curves of one run; folder: where TensorBoard reads them."""
+    """Writes the curves of one run and its configuration; folder: where TensorBoard reads them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "log" / "tensorboard"
+        self._config = run_dir / "config.toml"
         self._warnings = run_dir / "log" / "warnings.log"
         self._tensorboard = TensorBoard(self.folder)
         self._every = Every(_EVERY_S)
@@ -34,6 +42,9 @@ class Curves:
         """A learner begins or goes on here; the curves of what a lost one had trained beyond it are dropped."""
         board.begin(env_steps)
         self._tensorboard.begin(env_steps)
+        if not self._begun and self._config.is_file():
+            config = load_config(self._config)
+            self._tensorboard.describe(to_toml(config), hyper_parameters(config), env_steps)
         self._begun = True
 
     def write_due(self, board: Board) -> None:
@@ -70,3 +81,14 @@ class Curves:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
         except OSError as error:
             logger.warning("cannot write {}: {}", self._warnings, error)
+
+
+def hyper_parameters(config: RunConfig) -> dict[str, bool | float | str]:
+    """The settings of a run by which it may be compared with others, as `--set` names them; lists as TOML."""
+    own = {key: value for key, value in dataclasses.asdict(config.app).items() if key not in _NOT_TRAINING}
+    tables = {"": own, "env.": config.env, "eval_env.": config.eval_env, f"{config.app.hyper_table}.": config.hyper}
+    return {
+        prefix + key: value if isinstance(value, bool | int | float | str) else toml_value(value)
+        for prefix, table in tables.items()
+        for key, value in table.items()
+    }

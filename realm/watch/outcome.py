@@ -1,23 +1,25 @@
-"""What a run has come to so far, read from its directory without torch: its newest model and its best one.
+"""What a run has come to so far, read from its directory without torch: its newest model, its best one, evaluations.
 
-Shown at the end of a run (`commands/ending.py`), by `realm runs` and by `realm compare`. Files that are missing or
-damaged count as not there; whoever loads a model checks it.
+Shown at the end of a run (`commands/ending.py`), by `realm runs`, by `realm compare`, and for seeds and trials. Files
+that are missing or damaged count as not there; whoever loads a model checks it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.files import read_json
+from realm.files import read_bytes, read_json
 from realm.watch.status import Scored
 
 BEST_FOLDER = "best_ckpt"
 """Below a run's directory: its best model."""
 
 _MOST_BYTES = 4 << 20
+_MOST_EVALUATIONS = 256 << 20  # bytes
 _NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
 
 
@@ -53,6 +55,16 @@ def best_model(run_dir: Path) -> Saved | None:
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None
+
+
+def evaluated(run_dir: Path) -> tuple[str, float, float] | None:
+    """The statistic of a run's evaluations, and the means of its best model and of the last one; None without any."""
+    try:
+        *_, last = read_bytes(run_dir / "evaluations.jsonl", _MOST_EVALUATIONS).splitlines()
+        line = json.loads(last)
+        return str(line["statistic"]), float(line["best"]), float(line["score"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _models(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -15,6 +16,9 @@ from typing import Any
 
 from loguru import logger
 
+Curve = tuple[list[int], list[float]]
+"""Env steps and values."""
+
 _RETRY_AFTER_S = 60.0
 
 
@@ -25,11 +29,12 @@ class TensorBoard:
         # this empty module keeps tensorboard from importing an installed TensorFlow (390 MB)
         sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder = folder
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
+        self._summary_metadata = SummaryMetadata
         self._session_start = SessionLog(status=SessionLog.START)
         self._begins_at: int | None = None  # a session that no file tells of yet
         self._writer: Any = None  # opened when there is something to write
@@ -44,11 +49,41 @@ class TensorBoard:
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Write name -> value at `step` (env steps); after a failure, values of the next minute are lost."""
+        self._write(
+            self._summary(value=[self._summary.Value(tag=name, simple_value=x) for name, x in values.items()]), step
+        )
+
+    def describe(self, text: str, settings: Mapping[str, bool | float | str], step: int) -> None:
+        """Write the configuration: as a page of text, and as hyper-parameters, by which TensorBoard compares runs."""
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+
+        page = TensorProto(dtype=DT_STRING, string_val=[f"```toml\n{text}\n```".encode()])
+        kind = self._summary_metadata(plugin_data={"plugin_name": "text"})
+        session = plugin_data_pb2.HParamsPluginData()
+        session.session_start_info.start_time_secs = time.time()
+        for name, value in settings.items():
+            entry = session.session_start_info.hparams[name]
+            if isinstance(value, bool):
+                entry.bool_value = value
+            elif isinstance(value, str):
+                entry.string_value = value
+            else:
+                entry.number_value = value
+        values = [
+            self._summary.Value(tag="config", metadata=kind, tensor=page),
+            self._summary.Value(
+                tag=metadata.SESSION_START_INFO_TAG,
+                metadata=metadata.create_summary_metadata(session),
+                tensor=metadata.NULL_TENSOR,
+            ),
+        ]
+        self._write(self._summary(value=values), step)
+
+    def _write(self, summary: Any, step: int) -> None:
         if time.monotonic() < self._retry_at:
             return
-        summary = self._summary(
-            value=[self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        )
         try:
             if self._writer is None:
                 self._open()
@@ -82,11 +117,12 @@ class TensorBoard:
                 writer.close()
 
 
-def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
+def read_curves(folder: Path) -> dict[str, Curve]:
     """Tag -> env steps and values, without those that a resumed run has dropped."""
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of each session of a run
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
     events.Reload()
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}

@@ -111,10 +111,10 @@ class Curves:
         points = []
         for _, at, env_steps, values in new:
             # the rate is since the event before; since when that of the first one is, is not known
-            episodes = values.get("rate/aisrv/episodes_per_s", 0.0) * (at - (self._before or at))
+            episodes = values.get("system/aisrv/episodes_per_s", 0.0) * (at - (self._before or at))
             self._before = at
             score = self._score.take(values.get("episode/score"), episodes)
-            points.append(Point(at, env_steps, int(values.get("learner/version_update", 0)), score))
+            points.append(Point(at, env_steps, int(values.get("system/learner/version_update", 0)), score))
         return points
 
     def close(self) -> None: ...

@@ -1,0 +1,116 @@
+"""`realm plot RUN...`: curves of runs in one picture, those of several seeds as their mean in a band.
+
+`realm compare --out` draws with it, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realm.commands.files import check_file, writing
+from realm.commands.models import run_folder, runs_folder
+from realm.config.toml import did_you_mean
+from realm.errors import ConfigError
+from realm.launch.rundir import find_runs
+from realm.watch.progress import busy
+from realm.watch.tensorboard import Curve, read_curves
+
+PICTURES = (".png", ".svg", ".pdf")
+_FEW_POINTS = 100  # up to here each has a mark
+_SCORES = {"score": ("episode/score", "evaluation/score"), "return": ("episode/r", "evaluation/r")}
+"""What episodes are measured by -> its curves: of training, of evaluations. The first that is there is drawn."""
+_SEED = re.compile(r"(.+)-seed\d+")
+
+
+def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:
+    """Draw the runs of these names. tag: the curve to draw; "" is that of the score or the return."""
+    check_file("--out", out, PICTURES)
+    draw(groups_of(names, log_dir), out, tag)
+    print(f"their curves: {out}")
+    return 0
+
+
+def groups_of(names: Sequence[str], log_dir: str | None) -> dict[str, list[Path]]:
+    """Label -> its runs: those that differ in -seed1, -seed2, ... belong together. Raises ConfigError for a name that
+    no run has."""
+    groups: dict[str, list[Path]] = {}
+    for name in names:
+        for path in _seeds_of(name, log_dir) or [run_folder(name, log_dir)]:
+            match = _SEED.fullmatch(path.name)
+            group = groups.setdefault(match[1] if match else path.name, [])
+            if path not in group:
+                group.append(path)
+    return {label if len(runs) > 1 else runs[0].name: runs for label, runs in groups.items()}
+
+
+def _seeds_of(name: str, log_dir: str | None) -> list[Path]:
+    """The runs NAME-seed1, NAME-seed2, ..."""
+    folder = Path(name).parent if "/" in name else runs_folder(log_dir)
+    runs = [path for path, _ in find_runs(folder)]
+    return [path for path in runs if (match := _SEED.fullmatch(path.name)) and match[1] == Path(name).name]
+
+
+def draw(groups: Mapping[str, Sequence[Path]], out: Path, tag: str = "") -> None:
+    """Draw a line for each label, and a band from the least to the greatest where it has several runs."""
+    try:
+        from matplotlib.figure import Figure  # late, and only here: few commands draw
+    except ImportError:
+        raise ConfigError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
+    with busy("reading the curves"):
+        read = {label: [read_curves(path / "log" / "tensorboard") for path in paths] for label, paths in groups.items()}
+    ylabel, tags = _chosen([curves for group in read.values() for curves in group], tag)
+    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot(xlabel="env steps", ylabel=ylabel)
+    for number, (label, runs) in enumerate(read.items()):
+        several = f", {len(runs)} runs" if len(runs) > 1 else ""
+        for one, (what, style) in tags.items():
+            there = [curves[one] for curves in runs if one in curves]
+            _draw_line(axes, there, color=f"C{number}", label=f"{label}{what}{several}", **style)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with writing(out):
+        figure.savefig(out)
+
+
+def _chosen(runs: Sequence[Mapping[str, Curve]], tag: str) -> tuple[str, dict[str, tuple[str, dict[str, Any]]]]:
+    """The label of the axis, and of each curve to draw its words and its style."""
+    if tag:
+        known = sorted({one for curves in runs for one in curves})
+        if tag not in known:
+            near = did_you_mean(tag, known)
+            raise ConfigError(
+                f"--tag {tag}: these runs have no such curve{near}; they have {', '.join(known) or 'none'}"
+            )
+        return tag, {tag: ("", {"linewidth": 1.5})}
+    there = {one for curves in runs for one in curves}
+    what = next((what for what, pair in _SCORES.items() if there & set(pair)), None)
+    if what is None:
+        raise ConfigError("these runs have no curve of a score or a return yet")
+    training, evaluation = _SCORES[what]
+    return f"mean {what} of an episode", {
+        training: (": training", {"linewidth": 1, "alpha": 0.5}),
+        evaluation: (": evaluation", {"linewidth": 2}),
+    }
+
+
+def _draw_line(axes: Any, curves: Sequence[Curve], **style: Any) -> None:
+    if curves:
+        steps, mean, least, greatest = band(curves)
+        if len(steps) < _FEW_POINTS:
+            style["marker"] = "."
+        axes.plot(steps, mean, **style)
+    if len(curves) > 1:
+        axes.fill_between(steps, least, greatest, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def band(curves: Sequence[Curve]) -> tuple[Any, Any, Any, Any]:
+    """Steps, and there the mean, the least and the greatest of several curves, from the last begin to the first end."""
+    begin, end = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    steps = np.unique([step for one, _ in curves for step in one if begin <= step <= end])
+    values = np.array([np.interp(steps, *curve) for curve in curves])
+    return steps, values.mean(0), values.min(0), values.max(0)

@@ -1,0 +1,140 @@
+"""`realm start --seeds 1 2 3`: a run for each seed, one after the other, and what they came to.
+
+Each run is a `realm start` in a process of its own, as are the trials of `realm sweep`. A run that has come to its end
+is left alone, so the same command goes on where an earlier one was stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realm.commands.train import in_words
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
+from realm.errors import ConfigError, UserError
+from realm.launch.rundir import read_run
+from realm.watch.outcome import evaluated, newest_model
+from realm.watch.status import named, table
+
+_USER = UserError.exit_code
+
+
+def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: Sequence[int]) -> int:
+    """Train with each seed that has not come to its end, and print the table; returns the worst exit code."""
+    app = config.app
+    check_series(app, "--seeds")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: each seed must be given once")
+    folders, worst = [Path(app.log_dir) / f"{app.run_name}-seed{seed}" for seed in seeds], 0
+    for seed, folder in zip(seeds, folders, strict=True):
+        if has_ended(folder, app):
+            print(f"{folder}: has come to its end", flush=True)
+            continue
+        print(f"{folder}: seed {seed}", flush=True)
+        code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"])
+        if code == _USER:
+            return code  # it would be the same with every seed
+        worst = max(worst, code)
+    print("\n".join(seed_table(folders)))
+    return worst
+
+
+def check_series(app: AppConfig, command: str) -> None:
+    """Refuse a configuration whose runs would have no names or no end."""
+    if not app.run_name:
+        raise ConfigError(f"{command}: needs a name for its runs: --set run_name=NAME")
+    if app.run_mode == "eval":
+        raise ConfigError(f"{command}: trains, so run_mode must be train")
+    if not (app.max_env_steps or app.max_seconds):
+        raise ConfigError(f"{command}: each of its runs must come to an end: set max_env_steps or max_seconds")
+
+
+def has_ended(run_dir: Path, app: AppConfig) -> bool:
+    """Whether a run has come to its limit, or its workflow to its end; not one that was stopped, or has failed."""
+    run, newest = read_run(run_dir), newest_model(run_dir)
+    if run is None or newest is None or run.state != "stopped":
+        return False
+    if run.cause.startswith("max_env_steps"):  # the limit may have been raised since
+        return 0 < app.max_env_steps <= newest.env_steps
+    if run.cause.startswith("max_seconds"):
+        return run.cause.startswith(f"max_seconds = {app.max_seconds:g} ")
+    return "workflow" in run.cause
+
+
+def start_run(config: str, settings: Sequence[str]) -> int:
+    """`realm start` in a process and a session of its own; returns its exit code.
+
+    Signals go on to it, once each: in one session Ctrl+C would reach it twice, and a second one ends a run at once.
+    Raises KeyboardInterrupt after its end if one came.
+    """
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: Any) -> None:
+        received.append(number)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        command = [sys.executable, "-m", "realm", "start", "--config", config, *in_words(settings)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        if received:  # while it was being started
+            process.send_signal(received[0])
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise KeyboardInterrupt
+    return code
+
+
+@dataclass(frozen=True)
+class Result:
+    """best, final: mean score of the best model's episodes, and of the last one's."""
+
+    best: float
+    final: float
+
+
+def results(folders: Sequence[Path]) -> tuple[str, list[Result | None]]:
+    """What was measured, and what each run came to, None if that is not known.
+
+    All runs are measured in the same way: by evaluations, or where a run has none by the last training episodes.
+    """
+    by_evaluations = [evaluated(folder) for folder in folders]
+    if names := {one[0] for one in by_evaluations if one}:
+        return f"{named(min(names))} of evaluations", [Result(*one[1:]) if one else None for one in by_evaluations]
+    runs = [read_run(folder) for folder in folders]
+    scores = [run.score if run else None for run in runs]
+    what = next((run.statistic for run in runs if run and run.statistic), "score")
+    return f"{what} of the last training episodes", [None if x is None else Result(x, x) for x in scores]
+
+
+def seed_table(folders: Sequence[Path]) -> list[str]:
+    """What each run scored, then the mean, the least and the greatest of them."""
+    what, found = results(folders)
+    rows = [("", "env steps", "best", "final")]
+    for folder, result in zip(folders, found, strict=True):
+        newest = newest_model(folder)
+        scores = (f"{result.best:.1f}", f"{result.final:.1f}") if result else ("-", "-")
+        rows.append((folder.name, f"{newest.env_steps:,}" if newest else "-", *scores))
+    if there := [result for result in found if result]:
+        best, final = [one.best for one in there], [one.final for one in there]
+        for name, of in (("mean", _mean), ("least", min), ("greatest", max)):
+            rows.append((name, "", f"{of(best):.1f}", f"{of(final):.1f}"))
+    return ["", f"{what}:", *table(rows, frozenset({1, 2, 3}))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,246 @@
+"""`realm sweep`: looks for the best settings. Optuna chooses values for keys, and each trial is a run of its own.
+
+The values that a key may take are in the table [sweep] of the configuration, or of a file of its own:
+
+    [sweep]
+    "diy.lr_start" = { low = 1e-5, high = 1e-3, log = true }   # whole numbers if both ends are
+    "diy.hidden" = [64, 128, 256]                              # one of these
+
+What Optuna knows is in `<log_dir>/<run_name>.sweep.jsonl`, a journal of lines of JSON. So the same command goes on: a
+trial that was interrupted is resumed, then others follow.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realm.commands.ending import called
+from realm.commands.models import DEFAULT_CONFIG
+from realm.commands.seeds import check_series, has_ended, results, start_run
+from realm.config.load import SWEEP, RunConfig
+from realm.config.toml import did_you_mean, read_toml, toml_value
+from realm.errors import ConfigError, UserError
+from realm.kaiwu.project import load
+from realm.user import hyper_keys, load_hyper
+from realm.watch.status import table
+
+_WORDS = ("low", "high", "log", "step")
+_DIGITS = 4  # of a number that was chosen, so that a person can type it
+_SHOWN = 10  # of the best trials
+_MOST_FAILURES = 3  # in a row
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a key may be set to. choices: as TOML; if empty, a number from low to high. place: `file:line`."""
+
+    place: str
+    choices: tuple[str, ...] = ()
+    low: float = 0
+    high: float = 0
+    log: bool = False
+    step: float | None = None
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Values, as TOML, that must be allowed if all shall be."""
+        return self.choices or (toml_value(self.low), toml_value(self.high))
+
+    def distribution(self, optuna: Any) -> Any:
+        """The same for Optuna."""
+        if self.choices:
+            return optuna.distributions.CategoricalDistribution(self.choices)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return optuna.distributions.IntDistribution(self.low, self.high, self.log, int(self.step or 1))
+        return optuna.distributions.FloatDistribution(self.low, self.high, self.log, self.step)
+
+    def text(self, chosen: Any) -> str:
+        """A value that Optuna has chosen, as TOML."""
+        if self.choices:
+            return str(chosen)
+        if isinstance(chosen, float):
+            chosen = min(max(float(f"{chosen:.{_DIGITS}g}"), self.low), self.high)
+        return toml_value(chosen)
+
+
+def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | None) -> int:
+    """Run trials until there are so many in all, and print the best ones; return the exit code."""
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("realm sweep needs Optuna, which is not installed: pip install optuna") from None
+    config = load(path, overrides, hyper_keys)
+    app = config.app
+    check_series(app, "realm sweep")
+    if trials < 1:
+        raise ConfigError(f"--trials {trials}: must be a number from 1")
+    space = read_space(path, space_file)
+    _check_space(space, path, overrides)
+    journal = Path(app.log_dir) / f"{app.run_name}.sweep.jsonl"
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    distributions = {key: values.distribution(optuna) for key, values in space.items()}
+    failures = 0
+    with _owned(journal):
+        study = _study(optuna, journal, app.run_name, distributions)
+        while (trial := _next(optuna, study, distributions, trials, app.seed)) is not None:
+            chosen = [f"{key}={space[key].text(value)}" for key, value in trial.params.items() if key in space]
+            run_dir = Path(app.log_dir) / f"{app.run_name}-trial{trial.number}"
+            print(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}", flush=True)
+            code = 0
+            if not has_ended(run_dir, app):
+                code = start_run(path, [*overrides, *chosen, f"run_name={run_dir.name}"])
+            score = _score(run_dir) if code == 0 else None
+            study.tell(trial.number, score, state=None if score is not None else optuna.trial.TrialState.FAIL)
+            failures = 0 if score is not None else failures + 1
+            if failures == _MOST_FAILURES:
+                raise ConfigError(f"the last {failures} trials have failed; see what they have said above")
+        return _report(study.trials, space, config, path, overrides)
+
+
+def read_space(path: str, file: Path | None) -> dict[str, Values]:
+    """Key -> its values, from the table [sweep] of `file`, or if none is given of the configuration, or of sweep.toml.
+
+    Raises ConfigError with the line of what is wrong.
+    """
+    files = [file] if file else [Path(path), *([Path("sweep.toml")] if Path("sweep.toml").is_file() else [])]
+    for one in files:
+        tables, places = read_toml(one)
+        if SWEEP in tables:
+            space = dict(_values((SWEEP,), tables[SWEEP], places)) if isinstance(tables[SWEEP], dict) else {}
+            if not space:
+                raise ConfigError(f"{places[SWEEP]}: table [{SWEEP}]: it must name keys with their values")
+            return space
+    raise ConfigError(
+        f"{files[-1]}: has no table [{SWEEP}], which must say what to try, like "
+        '"diy.lr_start" = { low = 1e-5, high = 1e-3, log = true }'
+    )
+
+
+def _values(name: tuple[str, ...], value: Any, places: Mapping[str, str]) -> Iterator[tuple[str, Values]]:
+    """The keys below `name`; `diy.lr_start` may be in quotes or in tables of tables."""
+    place = places.get(".".join(name), f"table [{SWEEP}]")
+    key = ".".join(name[1:])
+    if isinstance(value, dict) and (name == (SWEEP,) or all(isinstance(one, dict | list) for one in value.values())):
+        for inner, one in value.items():
+            yield from _values((*name, inner), one, places)
+        return
+    try:
+        yield key, _make(value, place)
+    except ValueError as error:
+        raise ConfigError(f"{place}: key {key!r}: {error}") from None
+
+
+def _make(value: Any, place: str) -> Values:
+    """Raises ValueError for what is no set of values."""
+    if isinstance(value, list) and value:
+        return Values(place, choices=tuple(dict.fromkeys(map(toml_value, value))))
+    if not isinstance(value, dict):
+        raise ValueError(f"got {toml_value(value)[:80]}; must be a list of values, or {{ low = ..., high = ... }}")
+    if unknown := [word for word in value if word not in _WORDS]:
+        raise ValueError(f"{unknown[0]!r} is unknown; must be low, high, log or step{did_you_mean(unknown[0], _WORDS)}")
+    values = Values(place, **{"low": None, "high": None, **value})
+    numbers = [one for one in (values.low, values.high, values.step or 1) if type(one) in (int, float)]
+    if len(numbers) < 3 or not values.low <= values.high or not isinstance(values.log, bool):
+        raise ValueError("low and high must be numbers, low at most high; step a number; log true or false")
+    if values.log and (values.low <= 0 or values.step):
+        raise ValueError("log = true needs a low above 0, and no step")
+    return values
+
+
+def _check_space(space: Mapping[str, Values], path: str, overrides: Sequence[str]) -> None:
+    """Try the ends of each key's values in the configuration, before anything starts."""
+    for key, values in space.items():
+        if key in ("run_name", "log_dir", "app.run_name", "app.log_dir"):
+            raise ConfigError(f"{values.place}: key {key!r}: each trial has its own; leave it out")
+        for end in values.ends:
+            try:
+                config = load(path, [*overrides, f"{key}={end}"], hyper_keys)
+                load_hyper(config.app.algo, config.hyper, config.places)
+            except UserError as error:
+                raise ConfigError(f"{values.place}: {error}") from error
+
+
+@contextmanager
+def _owned(journal: Path) -> Iterator[None]:
+    """Keep other sweeps of this name out."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = open(journal, "ab")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise ConfigError(f"{journal}: {error.strerror}; it must be a file that can be written") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{journal}: another realm sweep is at it; wait, or choose another run_name") from None
+        yield
+
+
+def _study(optuna: Any, journal: Path, name: str, distributions: Mapping[str, Any]) -> Any:
+    """The study in the journal, which must allow these values; a new one if it is empty."""
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))  # JSON; only its Redis backend uses pickle
+    try:
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend), study_name=name, direction="maximize", load_if_exists=True
+        )
+        former = [trial.distributions for trial in study.get_trials(deepcopy=False)]
+    except Exception as error:  # Optuna names no errors for a file that somebody else has written
+        raise ConfigError(f"{journal}: is not the journal of a sweep ({type(error).__name__}: {error})") from error
+    for key, new in distributions.items():
+        for old in (one[key] for one in former if key in one):
+            try:
+                optuna.distributions.check_distribution_compatibility(old, new)
+            except ValueError:
+                raise ConfigError(
+                    f"{journal}: was begun with other kinds of values of {key}; choose another run_name"
+                ) from None
+    return study
+
+
+def _next(optuna: Any, study: Any, distributions: Mapping[str, Any], trials: int, seed: int) -> Any:
+    """The trial to run now: one that was interrupted, else a new one; None if there are enough."""
+    there = study.get_trials(deepcopy=False)
+    for trial in there:
+        if trial.state == optuna.trial.TrialState.RUNNING:
+            if trial.params.keys() == distributions.keys():
+                return trial
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # killed while values were chosen
+    if len(there) >= trials:
+        return None
+    # a seed for each trial: a sweep that was interrupted chooses what it would have chosen
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(there))
+    return study.ask(dict(distributions))
+
+
+def _score(run_dir: Path) -> float | None:
+    result = results([run_dir])[1][0]
+    return result.best if result else None
+
+
+def _report(
+    trials: Sequence[Any], space: Mapping[str, Values], config: RunConfig, path: str, overrides: Sequence[str]
+) -> int:
+    """Print the best trials, and the command that trains with the best settings."""
+    good = sorted((one for one in trials if one.value is not None), key=lambda one: -one.value)
+    if not good:
+        raise ConfigError("no trial has a score: in none of them an episode has ended; give each more max_env_steps")
+    keys = list(space)
+    rows = [("trial", "score", *keys)]
+    for one in good[:_SHOWN]:
+        settings = (space[key].text(one.params[key]) if key in one.params else "-" for key in keys)
+        rows.append((f"{config.app.run_name}-trial{one.number}", f"{one.value:.1f}", *settings))
+    left = len(trials) - len(good)
+    more = f", {left} without a score" if left else ""
+    print(f"\n{len(trials)} trials{more}; the best:", *table(rows, frozenset(range(1, len(rows[0])))), sep="\n")
+    best = [f"{key}={space[key].text(value)}" for key, value in good[0].params.items() if key in space]
+    own = [text for text in overrides if text.partition("=")[0] not in ("run_name", "app.run_name")]
+    words = ["start", *(["--config", path] if path != DEFAULT_CONFIG else []), "--set", *own, *best]
+    words.append(f"run_name={config.app.run_name}-best")
+    print(f"\ntrain with the best settings:\n  {called()} {shlex.join(words)}")
+    return 0

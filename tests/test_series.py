@@ -1,0 +1,223 @@
+"""Several runs by one command (`realm start --seeds`, `realm sweep`), and `realm resume` and `realm plot`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import end, realm, start
+
+from realm.commands import main as cli
+from realm.commands.plot import band, groups_of
+from realm.commands.resume import configuration_of
+from realm.commands.seeds import has_ended, seed_table
+from realm.commands.sweep import Values, read_space
+from realm.config.keys import AppConfig
+from realm.errors import ConfigError
+
+CARTPOLE = ("--config", "conf/cartpole.toml")
+
+
+def a_run(folder: Path, env_steps: int, cause: str, score: float | None = None, state: str = "stopped") -> Path:
+    checkpoint = folder / "ckpt" / "model.ckpt-1-7"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text(json.dumps({"env_steps": env_steps}))
+    run = {"run_id": "x", "pid": 1, "created": 1.0, "state": state, "cause": cause, "statistic": "return"}
+    (folder / "run.json").write_text(json.dumps({**run, "score": score}))
+    (folder / "config.toml").write_text(f'[app]\nrun_name = "{folder.name}"\nmax_env_steps = 1000\n')
+    return folder
+
+
+# --- seeds
+
+
+def test_a_run_has_ended_at_its_limit_only(tmp_path: Path) -> None:
+    app = AppConfig(max_env_steps=1000)
+    limit = a_run(tmp_path / "limit", 1010, "max_env_steps = 1000 reached")
+    assert has_ended(limit, app)
+    assert not has_ended(limit, AppConfig(max_env_steps=2000))  # raised since
+    assert not has_ended(a_run(tmp_path / "stopped", 500, "SIGINT received"), app)
+    assert not has_ended(a_run(tmp_path / "failed", 500, "learner-0 failed", state="failed"), app)
+    assert not has_ended(tmp_path / "none", app)
+    timed = a_run(tmp_path / "time", 500, "max_seconds = 60 reached")
+    assert has_ended(timed, AppConfig(max_seconds=60))
+    assert not has_ended(timed, AppConfig(max_seconds=600))
+    assert has_ended(a_run(tmp_path / "own", 500, "all workflows have ended"), app)
+
+
+def test_the_table_of_seeds(tmp_path: Path) -> None:
+    folders = [a_run(tmp_path / f"a-seed{n}", 1000 * n, "", score) for n, score in ((1, 10.0), (2, 20.0))]
+    assert [line.split() for line in seed_table([*folders, tmp_path / "a-seed3"])[1:]] == [
+        ["return", "of", "the", "last", "training", "episodes:"], ["env", "steps", "best", "final"],
+        ["a-seed1", "1,000", "10.0", "10.0"], ["a-seed2", "2,000", "20.0", "20.0"], ["a-seed3", "-", "-", "-"],
+        ["mean", "15.0", "15.0"], ["least", "10.0", "10.0"], ["greatest", "20.0", "20.0"],
+    ]  # fmt: skip
+    for folder, last in zip(folders, (30.0, 40.0), strict=True):
+        lines = ({"statistic": "score", "best": 50.0 + score, "score": score} for score in (1.0, last))
+        (folder / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    said = "\n".join(seed_table(folders))
+    assert "score of evaluations:" in said
+    assert re.search(r"mean +85\.0 +35\.0\n", said)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("start --seeds 1 2", "--seeds: needs a name for its runs: --set run_name=NAME"),
+        ("start --seeds 1 --set run_name=a max_env_steps=0", "must come to an end: set max_env_steps or max_seconds"),
+        ("start --seeds 1 1 --set run_name=a max_seconds=1", "--seeds 1 1: each seed must be given once"),
+        ("start --seeds 1 --fresh", "leave out --fresh, --detach"),
+        ("resume nowhere", "nowhere: there is no such run"),
+        ("plot nowhere", "nowhere: there is no such run"),
+        ("plot x --out curves.gif", "--out curves.gif: the name must end in .png or .svg or .pdf"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*words.split(), *(CARTPOLE if "start" in words else ())]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_seeds_go_on_where_they_were_stopped(tmp_path: Path) -> None:
+    setting = ("--set", f"log_dir={tmp_path}", "run_name=cart", "max_env_steps=12000", "dump_model_freq=1")
+    words = ("-m", "realm", "start", *CARTPOLE, *setting, "--seeds", "3", "4")
+    process = start(*words)
+    deadline = time.monotonic() + 200
+    while not list(tmp_path.glob("cart-seed3/ckpt/model.ckpt-1-2*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    code, _, err = end(process)
+    assert (code, "stopped; the same command goes on" in err) == (130, True), err
+    assert not (tmp_path / "cart-seed4").exists()
+    code, out, err = end(start(*words))
+    assert code == 0, err
+    assert "training goes on from" in err
+    assert re.search(r"\nmean +[\d.]+ +[\d.]+\nleast ", out)
+    assert '"max_env_steps = 12000 reached"' in (tmp_path / "cart-seed4" / "run.json").read_text()
+    code, out, _ = end(start(*words))
+    assert out.count("has come to its end") == 2
+    code, out, err = realm("resume", tmp_path / "cart-seed3", "--set", "max_env_steps=13000")
+    assert code == 0, err
+    assert "changed since its last start: max_env_steps: 12000 -> 13000" in err
+    assert err.count("changed since") == 1
+    code, _, err = realm("plot", "cart", "--log-dir", tmp_path, "--out", tmp_path / "curves.png")
+    assert code == 0, err
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- resume
+
+
+def test_a_resumed_run_keeps_its_settings_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "one", 500, "")
+    app = configuration_of(folder, ["max_env_steps=2000"]).app
+    assert (app.run_name, app.log_dir, app.max_env_steps) == ("one", str(tmp_path), 2000)
+    monkeypatch.chdir(folder)
+    assert configuration_of(Path(), []).app.run_name == "one"
+    with pytest.raises(
+        ConfigError, match=r"has made 500 env steps, and its max_env_steps is 400; go on past it: .*800"
+    ):
+        configuration_of(folder, ["max_env_steps=400"])
+    with pytest.raises(ConfigError, match="the run stays where it is; leave run_name out"):
+        configuration_of(folder, ["run_name=two"])
+
+
+def test_no_code_of_a_run_is_imported_by_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "sent", 500, "")
+    (folder / "evil").mkdir()
+    (folder / "evil" / "__init__.py").write_text(f"open({str(tmp_path / 'came')!r}, 'w')")
+    (folder / "config.toml").write_text('[app]\nalgo = "evil"\n')
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match="so no code is taken from there"):
+        configuration_of(Path(), [])
+    assert cli.main(["resume", str(folder)]) == 2
+    assert not (tmp_path / "came").exists()
+
+
+# --- plot
+
+
+def test_runs_of_several_seeds_are_one_group(tmp_path: Path) -> None:
+    paths = {name: a_run(tmp_path / name, 1, "") for name in ("a-seed1", "a-seed2", "b", "c-seed1")}
+    log_dir = str(tmp_path)
+    assert groups_of(["a", "b"], log_dir) == {"a": [paths["a-seed1"], paths["a-seed2"]], "b": [paths["b"]]}
+    assert groups_of([str(tmp_path / "a"), "a-seed1"], log_dir) == {"a": [paths["a-seed1"], paths["a-seed2"]]}
+    assert groups_of(["c-seed1", "a-seed2"], log_dir) == {"c-seed1": [paths["c-seed1"]], "a-seed2": [paths["a-seed2"]]}
+
+
+def test_a_band_lies_where_all_curves_are() -> None:
+    steps, mean, least, greatest = band([([0, 10, 20], [0.0, 10.0, 20.0]), ([5, 15], [7.0, 17.0])])
+    assert steps.tolist() == [5, 10, 15]
+    assert np.allclose(mean, [6, 11, 16])
+    assert np.allclose(least, [5, 10, 15])
+    assert np.allclose(greatest, [7, 12, 17])
+
+
+# --- sweep
+
+
+def test_a_space_of_values(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        '[sweep]\n"diy.lr_start" = { low = 1e-5, high = 1e-3, log = true }\n'
+        "diy.hidden = [64, 128]\nseed = { low = 1, high = 5, step = 2 }\n"
+    )
+    space = read_space("conf/cartpole.toml", file)
+    assert space == {
+        "diy.lr_start": Values(f"{file}:2", (), 1e-5, 1e-3, True),
+        "diy.hidden": Values(f"{file}:3", ("64", "128")),
+        "seed": Values(f"{file}:4", (), 1, 5, False, 2),
+    }
+    assert space["diy.lr_start"].text(0.00012345678) == "0.0001235"
+    assert space["diy.lr_start"].text(1e-3 * 0.99999) == "0.001"
+    assert space["seed"].text(3) == "3"
+    assert space["diy.hidden"].text("64") == "64"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("", "it must name keys with their values"),
+        ("lr = 3", "got 3; must be a list of values, or { low = ..., high = ... }"),
+        ("lr = { low = 3 }", "low and high must be numbers"),
+        ("lr = { low = 3, high = 2 }", "low at most high"),
+        ("lr = { low = 3, hihg = 4 }", "'hihg' is unknown; must be low, high, log or step (did you mean 'high'?)"),
+        ("lr = { low = 0, high = 2, log = true }", "log = true needs a low above 0"),
+    ],
+)
+def test_a_wrong_space_is_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(f"[sweep]\n{line}\n")
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+        read_space("conf/cartpole.toml", file)
+    assert str(caught.value).startswith(f"{file}:")
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_sweep_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    file = tmp_path / "space.toml"
+    file.write_text('[sweep]\n"cartpole.lr_start" = { low = 1e-4, high = 1e-2, log = true }\n')
+    setting = ("--set", f"log_dir={tmp_path}", "run_name=cart", "max_env_steps=3000")
+    words = ("sweep", *CARTPOLE, *setting, "--space", file)
+    code, out, err = realm(*words, "--trials", "1")
+    assert code == 0, err
+    assert re.search(r"\ncart-trial0 +[\d.]+ +0\.00\d+\n", out)
+    code, out, err = realm(*words, "--trials", "2")
+    assert code == 0, err
+    assert "cart-trial0, trial 1" not in out
+    assert re.search(r"start --config conf/cartpole.toml --set .* cartpole.lr_start=0.00\d+ run_name=cart-best\n", out)
+    assert all(json.loads(line) for line in (tmp_path / "cart.sweep.jsonl").read_text().splitlines())
+    file.write_text('[sweep]\n"cartpole.lr_start" = [1e-3, 1e-4]\n')
+    assert "was begun with other kinds of values" in realm(*words, "--trials", "3")[2]
+    (tmp_path / "cart.sweep.jsonl").write_text('{"op_code": 4')
+    assert "is not the journal of a sweep" in realm(*words, "--trials", "3")[2]
+    assert not [path for path in os.listdir(tmp_path) if path.startswith("cart-trial2")]
