@@ -22,6 +22,7 @@ from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
 from realm.env import commands, oracle, report
 from realm.env import map as maps
+from realm.env.map import Map
 from realm.env.options import Episode, OptionError
 from realm.errors import ConfigError, UserCodeError
 from realm.learn import judge
@@ -185,9 +186,13 @@ def cache(bounds_folder: Path) -> Path:
 @pytest.mark.slow
 def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
     ids = [point for point in range(1, 16) if point not in (2, 1)]
-    shipped = report.shipped_bounds(maps.default(), 2, 1, ids, 2000)
-    assert shipped is not None
-    assert np.array_equal(shipped["steps"], oracle.make_oracle(maps.default(), 2, 1, ids, 2000).steps)
+    shares: list[float] = []
+    steps = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, report=shares.append).steps
+    with np.load(report.shipped_bounds(maps.default(), 2, 1, ids, 2000)) as shipped:
+        assert np.array_equal(shipped["steps"], steps)
+    assert shares == sorted(shares)
+    assert len(shares) > 20
+    assert 0 < shares[0] < 0.1 < 0.95 < shares[-1] <= 1
 
 
 def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +205,13 @@ def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.Mon
     assert len(limits.score) == 715
     assert (limits.steps > 0).all()
     ids = [point for point in range(1, 16) if point not in (2, 1)]
-    assert report.shipped_bounds(maps.generate(1), 2, 1, ids, 2000) is None
-    assert report.shipped_bounds(maps.default(), 3, 1, ids, 2000) is None
-    assert report.shipped_bounds(maps.default(), 2, 1, ids, 1999) is None
-    assert report.shipped_bounds(maps.default(), 2, 1, ids[1:], 2000) is None
+    default = maps.default()
+    assert report.shipped_bounds(Map(default.road, default.points), 2, 1, ids, 2000).is_file()
+    moved = default.points.copy()
+    moved[5, 0] += 1  # a unit
+    others = [(maps.generate(1), 2, 1, ids, 2000), (Map(default.road, moved), 2, 1, ids, 2000)]
+    others += [(default, 3, 1, ids, 2000), (default, 2, 1, ids, 1999), (default, 2, 1, ids[1:], 2000)]
+    assert not [one for one in others if report.shipped_bounds(*one).exists()]
 
 
 @pytest.mark.slow
@@ -302,6 +310,7 @@ def test_the_table_literally() -> None:
         (Request(options={"out": Path("eval.jpg")}), "--out eval.jpg: the name must end in .png"),
         (Request(options={"out": Path("no/folder/eval.png")}), "--out no/folder/eval.png: there is no folder"),
         (Request(options={"all": True}, episodes=3), "--episodes 3: cannot be given with --all or --sets"),
+        (Request(options={"no_oracle": True, "all": True}), "--no-oracle: cannot be given with --all"),
         (Request(options={"best_of": 3}), "--best-of: is not an option of 'back_to_the_realm'"),
     ],
 )
@@ -344,6 +353,11 @@ def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     assert len(set(episodes["length"][:5])) == 1  # the same layout, and nothing is drawn
     with Image.open(picture) as image:
         assert image.size[0] == 3 * 720
+    code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--no-oracle", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "reached_end" in out
+    assert "regret" not in out
+    assert not (tmp_path / oracle.CACHE).exists()
     code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=bounds_folder)
     assert (code, out) == (2, "")
     assert "treasure_num" in err

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from loguru import logger
-from numpy.typing import NDArray
 
 from realm.contract import Array
 from realm.env import map as maps
@@ -98,16 +97,20 @@ class Limits(NamedTuple):
     steps: Array  # i64 [K], with all treasures taken; 0 where it does not take all
 
 
-def bound_limits(map_: Map, layouts: Sequence[Episode], cache: Path | None) -> Limits:
+def bound_limits(
+    map_: Map, layouts: Sequence[Episode], cache: Path | None, show: Callable[[float], None] | None = None
+) -> Limits:
     """The bound: no policy can score more, or take everything in fewer steps.
 
-    cache: a folder. Each pair of start and end takes about two minutes unless it is there.
+    cache: a folder. Each pair of start and end takes about two minutes unless it is there, or comes with the map.
+    show: gets the share of the pairs that is done, 0..1.
     """
     score, steps = np.zeros(len(layouts)), np.zeros(len(layouts), np.int64)
-    for start, end in sorted({(one.start, one.end) for one in layouts}):
+    pairs = sorted({(one.start, one.end) for one in layouts})
+    for n, (start, end) in enumerate(pairs):
         of_pair = [k for k, one in enumerate(layouts) if (one.start, one.end) == (start, end)]
         ids, longest = _extent([layouts[k] for k in of_pair])
-        known = _every_bound(map_, start, end, ids, longest, cache)
+        known = _every_bound(map_, start, end, ids, longest, cache, _share_of(show, n, len(pairs)))
         # what is best to take when time is short depends on max_step
         best = {limit: oracle.bounds(known, limit)[0] for limit in {layouts[k].max_step for k in of_pair}}
         for k in of_pair:
@@ -158,12 +161,22 @@ def _extent(layouts: Sequence[Episode]) -> tuple[list[int], int]:
     return ids if len(ids) <= FEW else _treasures(layouts[0]), max(DEFAULT_MAX_STEP, *(one.max_step for one in layouts))
 
 
+def _share_of(show: Callable[[float], None] | None, n: int, parts: int) -> Callable[[float], None] | None:
+    return show and (lambda done: show((n + done) / parts))
+
+
 def _every_bound(
-    map_: Map, start: int, end: int, ids: Sequence[int], max_step: int, cache: Path | None
+    map_: Map,
+    start: int,
+    end: int,
+    ids: Sequence[int],
+    max_step: int,
+    cache: Path | None,
+    show: Callable[[float], None] | None,
 ) -> oracle.Oracle:
     """An oracle that knows the least steps of all sets; from a file it knows nothing else (its ways are empty)."""
     file = cache and cache / f"bounds-{key_of(map_, (start, end, max_step, *ids), BOUND_SOURCES)}.npz"
-    kept = shipped_bounds(map_, start, end, ids, max_step) or (kept_arrays(file) if file else None)
+    kept = kept_arrays(shipped_bounds(map_, start, end, ids, max_step)) or (kept_arrays(file) if file else None)
     if kept is not None:
         ways, block, value = (
             np.zeros((2, 0, 0, 0), np.int32),
@@ -173,25 +186,17 @@ def _every_bound(
         return oracle.Oracle(
             map_, start, end, tuple(ids), max_step, block, ways, ways[0], value, value[0], kept["steps"]
         )
-    found = oracle.make_oracle(map_, start, end, ids, max_step)
+    found = oracle.make_oracle(map_, start, end, ids, max_step, report=show)
     if file:
         with suppress(OSError):  # where nothing can be kept, it is made again
             keep_arrays(file, steps=found.steps)
     return found
 
 
-def shipped_bounds(
-    map_: Map, start: int, end: int, ids: Sequence[int], max_step: int
-) -> dict[str, NDArray[Any]] | None:
-    """The least steps of all sets of treasures, as they come with the default map for its own start and end; i32
-    [8192] under the name `steps`. None for every other question."""
-    everything = list(ids) == [point for point in options.IDS if point not in (start, end)]
-    if (start, end, max_step, everything) != (2, 1, DEFAULT_MAX_STEP, True):
-        return None
-    default = maps.default()
-    if not (np.array_equal(map_.road, default.road) and np.array_equal(map_.points, default.points)):
-        return None
-    return kept_arrays(maps.DEFAULT_DIR / "bounds-2-1.npz")
+def shipped_bounds(map_: Map, start: int, end: int, ids: Sequence[int], max_step: int) -> Path:
+    """The file of these bounds, if they came with the default map: i32 [2**n] under the name `steps`, as in
+    `oracle.Oracle`. Its name is a hash of the question and of the map, so another question or map finds no file."""
+    return maps.DEFAULT_DIR / f"bounds-{key_of(map_, (start, end, max_step, *ids), ())}.npz"
 
 
 def _kept(cache: Path | None, ask: Callable[..., T]) -> T:

@@ -80,3 +80,25 @@ def counting(label: str, total: int, unit: str = "steps") -> Iterator[Show]:
                 print(f"{label}: {finished:,} of {total:,}, {rate}, {left}", file=sys.stderr, flush=True)
 
         yield show
+
+
+@contextmanager
+def measuring(label: str) -> Iterator[Callable[[float], None]]:
+    """Show work of which the share that is done is reported, 0..1: a bar with the remaining time, or without a terminal
+    a line every `LINE_EVERY_S`."""
+    from rich.console import Console  # late, as above
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    terminal = sys.stderr.isatty()
+    begin, line = time.monotonic(), Every(LINE_EVERY_S)
+    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as progress:
+        task = progress.add_task("", total=1.0)
+
+        def show(share: float) -> None:
+            progress.update(task, completed=share)
+            if not terminal and share > 0 and line.due():
+                left = (time.monotonic() - begin) * (1 - share) / share
+                print(f"{label}: {share:.0%}, {left:,.0f} s left", file=sys.stderr, flush=True)
+
+        yield show

@@ -24,7 +24,7 @@ from realm.env.realm_env import RealmEnv
 from realm.env.report import Limits, Row
 from realm.errors import ConfigError
 from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
-from realm.watch.progress import busy, counting
+from realm.watch.progress import busy, counting, measuring
 
 ORACLES = {
     False: "regret and excess are against the oracle's bound, which no policy can beat and none may reach",
@@ -46,8 +46,10 @@ class Played(NamedTuple):
 
 
 def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
-    """Play, print and write; False, before any of that, where the environments play no layouts on one map."""
+    """Play, print and write; False, before any of that, where the oracle is not asked or cannot be."""
     console = make_console()
+    if options.no_oracle:
+        return False
     if why := _unfit(evaluation):
         asked = {name: getattr(options, name) for name in ("all", "sets", "executed", "out")}
         for name, value in asked.items():
@@ -103,8 +105,8 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
         with counting("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
     else:
-        with busy("the oracle's bounds; a new map, start or end takes about two minutes, once"):
-            limits = report.bound_limits(map_, layouts, CACHE)
+        with measuring("the oracle's bounds, once for a map, a start and an end (--no-oracle does without)") as share:
+            limits = report.bound_limits(map_, layouts, CACHE, share)
     confs = [report.as_option(layout) for layout in layouts]
     rounds = list[Outcome]()
     for explore in request.explores:

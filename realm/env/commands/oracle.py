@@ -25,7 +25,7 @@ from realm.env.oracle.cache import SOURCES, keep, key_of
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError
 from realm.files import read_json
-from realm.watch.progress import busy
+from realm.watch.progress import busy, measuring
 
 
 class Answer(NamedTuple):
@@ -76,8 +76,8 @@ def ask_oracle(map_: Map, start: int, end: int, treasures: tuple[int, ...], max_
         return Answer(Bound(steps, score, tuple(best)), plan, said["actions"])
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError):  # there is none, or it is damaged
         pass
-    with busy("preparing the map's distances, about two minutes the first time"):
-        prepared = oracle.make_oracle(map_, start, end, treasures, max_step)
+    with measuring("preparing the map's distances, once for an episode") as share:
+        prepared = oracle.make_oracle(map_, start, end, treasures, max_step, report=share)
     with busy("playing the best plans"):
         solution = oracle.solve(prepared, treasures, max_step)
     answer = Answer(solution.bound, solution.plan, solution.run.actions.tolist())

@@ -17,7 +17,7 @@ from realm.env import physics
 from realm.env.map import POINTS, Map
 from realm.env.oracle import lattice
 from realm.env.oracle.lattice import FAR, STEP
-from realm.env.oracle.legs import find_legs
+from realm.env.oracle.legs import Report, find_legs
 from realm.env.oracle.lengths import fill, fill_all
 
 FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
@@ -61,6 +61,7 @@ def make_oracle(
     max_step: int = 2000,
     cache: Path | None = None,
     fine: int = lattice.FINEST,
+    report: Report | None = None,
 ) -> Oracle:
     """Prepare the bounds of all subsets of `treasures` (all points but start, end and buff if not given).
 
@@ -73,11 +74,12 @@ def make_oracle(
     out of it by flash never crosses its border: the contacts "inside", which only flashes reach and leave, are for him.
 
     `cache`: a folder to keep the distances in (.npz), which take most of the time. `fine`: squares along the side of a
-    cell; lattice.FINE in place of FINEST gives a bound that is a step lower, in a quarter of the time.
+    cell; lattice.FINE in place of FINEST gives a bound that is a step lower, in a quarter of the time. report: gets the
+    share that is done, 0..1; it begins again where long episodes need more flashes.
     """
     ids = tuple(i for i in range(1, POINTS) if i not in (start, end)) if treasures is None else tuple(sorted(treasures))
     flashes = buffs = 1
-    block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache)
+    block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache, report)
     while True:
         value = np.full((flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), FAR, dtype=np.int32)
         fill_all(leg, last, block, value)
@@ -93,7 +95,7 @@ def make_oracle(
             return Oracle(map_, start, end, ids, max_step, block, leg, last, value, fast, steps)
         flashes, buffs = flashes + more_flashes, buffs + more_buffs
         if more_flashes:
-            block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache)
+            block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache, report)
 
 
 def least_steps(length: NDArray[np.int32], max_step: int) -> NDArray[np.int32]:

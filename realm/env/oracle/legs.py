@@ -7,6 +7,7 @@ minutes; with a cache it takes them once for a map, a start and an end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +20,36 @@ from realm.env.oracle.cache import BOUND_SOURCES, keep_arrays, kept_arrays, key_
 from realm.env.oracle.lattice import END_BIT, FAR, Lattice
 from realm.jit import jit
 
+Report = Callable[[float], None]
+"""Gets the share of the work that is done, 0..1, again and again."""
+SHARES = (0.45, 0.3, 0.25)  # of the three measurements of `_new_legs`, about
+BATCH = 16  # contacts between two reports
+
 
 def find_legs(
-    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, fine: int, cache: Path | None
+    map_: Map,
+    start: int,
+    end: int,
+    ids: tuple[int, ...],
+    flashes: int,
+    fine: int,
+    cache: Path | None,
+    report: Report | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Oracle.block, .leg and .last, from the cache if they are there."""
     if cache is None:
-        return _new_legs(map_, start, end, ids, flashes, fine)
+        return _new_legs(map_, start, end, ids, flashes, fine, report)
     file = cache / f"oracle-{key_of(map_, (start, end, flashes, fine, *ids), BOUND_SOURCES)}.npz"
     known = kept_arrays(file)
     if known is not None:
         return known["block"], known["leg"], known["last"]
-    block, leg, last = _new_legs(map_, start, end, ids, flashes, fine)
+    block, leg, last = _new_legs(map_, start, end, ids, flashes, fine, report)
     keep_arrays(file, block=block, leg=leg, last=last)
     return block, leg, last
 
 
 def _new_legs(
-    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, fine: int
+    map_: Map, start: int, end: int, ids: tuple[int, ...], flashes: int, fine: int, report: Report | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Oracle.block, .leg and .last."""
     discs = (*ids, 0)
@@ -52,13 +65,14 @@ def _new_legs(
     point = np.array(discs, dtype=np.int32)[owner]
     begin = lattice.nodes_at(*map_.points[start], fine=fine)
     queues = distances.make_queues(grids[0].side + 1)
-    slow = _measure(grids[0], ends[0], queues, node, point, begin, flashes + 1, 0)
+    first, second, third = (_part(report, sum(SHARES[:k]), SHARES[k]) for k in range(3))
+    slow = _measure(grids[0], ends[0], queues, node, point, begin, flashes + 1, 0, first)
     if fine == lattice.FINE:
-        fast = _measure(grids[1], ends[1], queues, node, point, begin, flashes + 1, 0)
+        fast = _measure(grids[1], ends[1], queues, node, point, begin, flashes + 1, 0, second)
     else:
-        walks = _measure(grids[1], ends[1], queues, node, point, begin, 1, 0)
+        walks = _measure(grids[1], ends[1], queues, node, point, begin, 1, 0, second)
         # few of the best ways flash after the buff, so this may be coarser
-        flashed = _flashes(map_, start, end, closed, fine, queues, node, point, flashes)
+        flashed = _flashes(map_, start, end, closed, fine, queues, node, point, flashes, third)
         fast = tuple(np.concatenate([a, np.minimum(a, b)]) for a, b in zip(walks, flashed, strict=True))
     leg, last = (np.stack(pair) for pair in zip(slow, fast, strict=True))
     # overlapping discs can be taken from one place
@@ -95,6 +109,7 @@ def _flashes(
     node: NDArray[np.int32],
     point: NDArray[np.int32],
     flashes: int,
+    report: Report,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Distances after a buff between contacts with up to 1 .. `flashes` flashes: i32 [flashes, C, C + 1], and to the
     end: i32 [flashes, C + 1]. `node` is of the lattice with `fine`, but they are measured on a coarser one: of a
@@ -110,7 +125,7 @@ def _flashes(
     targets = np.concatenate([spots, np.full(len(inside), -1)]).astype(np.int32)
     owners = np.concatenate([np.zeros(len(spots)), point[inside]]).astype(np.int32)
     begin = lattice.nodes_at(*map_.points[start])
-    ways, ways_to_end = _measure(grid, open_, q, targets, owners, begin, flashes + 1, lattice.SLACK)
+    ways, ways_to_end = _measure(grid, open_, q, targets, owners, begin, flashes + 1, lattice.SLACK, report)
     leg, last = ways[1:], ways_to_end[1:]
     # up to four nodes of each contact
     at = np.stack([np.resize(np.searchsorted(spots, nodes), 4) for nodes in around])
@@ -123,7 +138,11 @@ def _flashes(
     )
 
 
-@jit
+def _part(report: Report | None, begin: float, share: float) -> Report:
+    """A report of a part of the work, which is `share` of it and comes after `begin` of it."""
+    return lambda done: report(begin + share * done) if report else None
+
+
 def _measure(
     grid: Lattice,
     end: Lattice,
@@ -133,6 +152,7 @@ def _measure(
     begin: NDArray[np.int32],
     layers: int,
     slack: int,
+    report: Report,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Distances with up to 0, 1 .. layers - 1 flashes (for `slack` see `distances_from`): from each of C contacts and
     the start, which is at the nodes `begin`, to each contact, i32 [layers, C, C + 1], and to the end,
@@ -144,14 +164,39 @@ def _measure(
     treasures' is left by flash only, but another disc may begin right there; and the buff counts from where one has
     landed, so from its inside one may walk.
     """
-    count, nowhere = len(node), node[:0]
+    count = len(node)
     leg = np.full((layers, count, count + 1), FAR, dtype=np.int32)
     last = np.full((layers, count + 1), FAR, dtype=np.int32)
     cost = np.empty((layers, len(grid.edges)), dtype=np.int32)
     landed = np.empty((layers, END_BIT + 1), dtype=np.int32)
-    inside, border = np.flatnonzero(node < 0), np.flatnonzero(node >= 0)
-    buff = lattice.corners(grid, 0)
+    border = np.flatnonzero(node >= 0)
+    _measure_ends(grid, end, q, node, point, begin, slack, cost, landed, leg, last)
+    distances.walks_from(grid, q, lattice.corners(grid, 0), np.empty(0, np.int32), cost[0])
+    todo = border[np.argsort(-cost[0][node[border]])]
+    for s in range(0, len(todo), BATCH):
+        _measure_borders(grid, q, node, todo[s:], min(BATCH, len(todo) - s), slack, cost, landed, leg)
+        # the later ones are measured to fewer others, which takes less time
+        report(1 - (1 - min(1.0, (s + BATCH) / len(todo))) ** 1.5)
+    return leg, last
 
+
+@jit
+def _measure_ends(
+    grid: Lattice,
+    end: Lattice,
+    q: distances.Queues,
+    node: NDArray[np.int32],
+    point: NDArray[np.int32],
+    begin: NDArray[np.int32],
+    slack: int,
+    cost: NDArray[np.int32],
+    landed: NDArray[np.int32],
+    leg: NDArray[np.int32],
+    last: NDArray[np.int32],
+) -> None:
+    """The part of `_measure` that begins at the end, at the start and in the insides."""
+    layers, count, nowhere = len(cost), len(node), node[:0]
+    inside, border, buff = np.flatnonzero(node < 0), np.flatnonzero(node >= 0), lattice.corners(grid, 0)
     distances.distances_from(end, q, lattice.corners(end, END_BIT), True, slack, nowhere, cost, landed)
     for k in range(layers):
         for c in range(count):
@@ -177,15 +222,27 @@ def _measure(
             for k in range(layers):
                 for c in range(count):
                     leg[k, c, a] = cost[k, node[c]] if node[c] >= 0 else landed[k, point[c]]
-    distances.walks_from(grid, q, buff, nowhere, cost[0])
-    todo = border[np.argsort(-cost[0][node[border]])]
-    for s in range(len(todo)):
+
+
+@jit
+def _measure_borders(
+    grid: Lattice,
+    q: distances.Queues,
+    node: NDArray[np.int32],
+    todo: NDArray[np.int64],
+    number: int,
+    slack: int,
+    cost: NDArray[np.int32],
+    landed: NDArray[np.int32],
+    leg: NDArray[np.int32],
+) -> None:
+    """The part of `_measure` that begins at each of the first `number` of `todo`, to the later ones."""
+    for s in range(number):
         a, others = todo[s], todo[s:]
         distances.distances_from(grid, q, node[a : a + 1], True, slack, node[others], cost, landed)
-        for k in range(layers):
+        for k in range(len(cost)):
             for c in others:
                 leg[k, c, a] = leg[k, a, c] = cost[k, node[c]]
-    return leg, last
 
 
 @jit
