@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cluster import Run
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = ROOT / "tests" / "kaiwu"
@@ -95,6 +96,13 @@ WRONG = [
         '"end": 2, "treasure_num": 5',
         "env.reset: end is 2",
     ),
+    ("agent.py", "torch.save(self.model.state_dict()", "torch.save(self.model", "weights_only"),
+    (
+        "definition.py",
+        "raw_obs.feature.norm_pos.z]",
+        "raw_obs.feature.norm_pos.z] * (1 if env_info.frame_state.frame_no < 200 else 2)",
+        "ObsData.feature has changed its shape from .2. to .4.",
+    ),
 ]
 
 
@@ -103,13 +111,32 @@ WRONG = [
 def test_wrong_code_ends_the_run_with_one_sentence(
     tmp_path: Path, name: str, old: str, new: str, sentence: str, test: bool
 ) -> None:
-    if test and name == "definition.py":
-        return  # one process has no codec
+    if test and (name == "definition.py" or "weights_only" in sentence):
+        return  # one process has no codec, and loads no model
     project = shutil.copytree(PROJECTS / "counting", tmp_path / "theirs")
     file = next(project.rglob(name))
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
-    done = realm(tmp_path, str(project), test=test)
+    where = ["predict_local_or_remote=remote"] if "shape" in sentence else []
+    done = realm(tmp_path, str(project), *where, test=test)
     assert done.returncode == 2, done.stderr
     assert re.search(sentence, done.stderr), done.stderr
+
+
+def test_killed_roles_come_back_and_a_stopped_run_goes_on_with_its_optimizer(tmp_path: Path) -> None:
+    config = str(PROJECTS / "counting" / "conf" / "configure_app.toml")
+    learnt = tmp_path / "runs" / "one" / "user_log" / "learnt.json"
+    with Run(tmp_path, "predict_local_or_remote=remote", config=config, variables={"ROUNDS": "1000000"}) as run:
+        run.wait_trained(20)
+        for role in ("buffer-0", "aisrv-1", "actor-0", "learner-0"):
+            run.kill(role)
+            run.pid(role)
+        run.wait_trained(run.checkpoints()[-1][1] + 20, epoch=2)
+        assert run.interrupt() == 0, run.text()
+        assert run.processes() == []
+    before = json.loads(learnt.read_text())["calls"]
+    with Run(tmp_path, config=config) as run:
+        assert run.finish() == 0, run.text()
+        assert "training goes on from" in run.text()
+    assert json.loads(learnt.read_text())["calls"] > before

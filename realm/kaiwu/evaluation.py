@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from realm.contract import Version
-from realm.errors import ConfigError
 from realm.kaiwu.config import Config
-from realm.kaiwu.models import files_of, numbers_in
+from realm.kaiwu.models import numbers_in, required
 
 
 def as_checkpoint(config: Config, folder: Path, wanted: int | str, place: str) -> Path:
@@ -24,10 +23,7 @@ def as_checkpoint(config: Config, folder: Path, wanted: int | str, place: str) -
 
     there = numbers_in(folder)
     number = there[-1] if wanted == "latest" and there else wanted
-    files = files_of(folder, number)
-    if not files:
-        names = ", ".join(map(str, there)) or "none"
-        raise ConfigError(f"{place}: key 'eval_model_id': {folder} has no model {wanted}; it has: {names}")
+    files = required(folder, number, f"{place}: key 'eval_model_id'")
     made = Path(tempfile.mkdtemp(prefix="realm-eval-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     stored: Any = _Stored({file.name: file.read_bytes() for file in files}, int(number))

@@ -16,12 +16,14 @@ from typing import Any
 
 from loguru import logger
 
-from realm.errors import UserCodeError
+from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu.code import calling
 from realm.kaiwu.methods import plain
 from realm.kaiwu.process import current
 
 _NUMBER = re.compile(r"model\.ckpt-(\d+)(?!\d)")
+_UNTOUCHED_S = 0.5  # a file that was written to since may not be whole
+_WAITS = 20
 
 
 def numbers_in(folder: Path) -> list[int]:
@@ -36,6 +38,15 @@ def files_of(folder: Path, number: int | str) -> list[Path]:
     return sorted(path for path, match in matches if match and match[1] == str(number))
 
 
+def required(folder: Path, number: int | str, where: str) -> list[Path]:
+    """The files of one model. Raises ConfigError that begins with `where` and names the models that are there."""
+    files = files_of(folder, number)
+    if not files:
+        there = ", ".join(map(str, numbers_in(folder))) or "none"
+        raise ConfigError(f"{where}: {folder} has no model {number}; it has: {there}")
+    return files
+
+
 def save(agent: Any, folder: Path, number: int) -> bool:
     """Have the agent save itself as model `number`; False if the disk did not take it, which is one warning.
 
@@ -48,6 +59,8 @@ def save(agent: Any, folder: Path, number: int) -> bool:
     except UserCodeError as error:
         if not isinstance(error.__cause__, OSError) and "PytorchStreamWriter" not in str(error):
             raise
+        for torn in files_of(folder, number):
+            torn.unlink(missing_ok=True)
         logger.warning("model {} could not be saved, training goes on: {}", number, error)
         return False
     if not files_of(folder, number):
@@ -63,6 +76,7 @@ def load(agent: Any, folder: Path, number: int | str) -> None:
     if not files_of(folder, number):
         there = ", ".join(map(str, numbers_in(folder))) or "none"
         raise UserCodeError(f"{folder}: has no model {number} (no file model.ckpt-{number}*); it has: {there}")
+    _wait_until_written(folder, number)
     try:
         with calling(f"loading model {number} from {folder}"):
             plain(agent, "load_model", path=str(folder), id=str(number))
@@ -74,6 +88,15 @@ def load(agent: Any, folder: Path, number: int | str) -> None:
                 "torch.load(..., weights_only=False) in your load_model"
             ) from error
         raise
+
+
+def _wait_until_written(folder: Path, number: int | str) -> None:
+    """Wait while the learner, another process, may be writing these files."""
+    for _ in range(_WAITS):
+        written = max((path.stat().st_mtime for path in files_of(folder, number)), default=0.0)
+        if abs(time.time() - written) > _UNTOUCHED_S:
+            return
+        time.sleep(_UNTOUCHED_S / 5)
 
 
 def as_files(agent: Any, number: int) -> dict[str, bytes]:
@@ -127,9 +150,11 @@ class Saves:
         if many or often:
             if not self._named:
                 self._named = True
-                key = "user_save_mode_max_count" if many else "user_save_model_max_frequency_per_min"
-                logger.warning("save_model: not saved, since {} models are there already ({})",
-                               config.user_saves if many else config.user_saves_per_min, key)  # fmt: skip
+                bound = f"{config.user_saves} models are there (user_save_mode_max_count)"
+                if not many:
+                    key = "user_save_model_max_frequency_per_min"
+                    bound = f"{config.user_saves_per_min} were saved in the last minute ({key})"
+                logger.warning("save_model: not saved, since {}", bound)
             return
         self._asked_at.append(now)
         self._save(folder, number)

@@ -40,6 +40,7 @@ class Modules(torch.nn.Module):
         self._files, self._load_files = files, load_files
         self._saved: dict[str, Any] = {}
         self._saved_at = 0.0
+        self._held: dict[str, Any] | None = None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         state: dict[str, Any] = {name: tensor.detach() for name, tensor in self._found().items()}
@@ -54,9 +55,23 @@ class Modules(torch.nn.Module):
         """Save an agent that travels as files anew at the next `state_dict`."""
         self._saved = {}
 
+    def hold(self) -> None:
+        """Keep the weights aside, also those that arrive from now on, while the agent predicts with another model."""
+        if self._held is None:
+            self._held = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+
+    def release(self) -> None:
+        """Put back what was kept aside."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.load_state_dict(held)
+
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Copy the weights in place. Modules that only one side has are left as they are; raises RuntimeError where
         shapes differ or nothing fits."""
+        if self._held is not None:
+            self._held = dict(state)
+            return Keys([], [])
         files = {
             name[len(_FILE) :]: tensor.numpy().tobytes() for name, tensor in state.items() if name.startswith(_FILE)
         }

@@ -23,6 +23,7 @@ from realm.config.load import HINTS, RunConfig, load_config
 from realm.config.toml import did_you_mean
 from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu.config import Config
+from realm.kaiwu.models import required
 from realm.kaiwu.process import refuse_project_in_a_run
 
 PACKAGE = "realm.kaiwu"
@@ -166,7 +167,7 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
         "user_saves_per_min": given.get("user_save_model_max_frequency_per_min", 0),
     }
     if app.pop("preload_model", False):
-        hyper |= {"preload_dir": app.pop("preload_model_dir", ""), "preload_id": str(app.pop("preload_model_id", ""))}
+        hyper |= _preload(app, places)
     for key in ("preload_model_dir", "preload_model_id"):
         app.pop(key, None)
     app["modelpool_max_save_model_count"] = min(5, app["modelpool_max_save_model_count"])
@@ -178,6 +179,14 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
         for key in table:
             places.setdefault(f"{name}.{key}", places.get("app", str(root)))
     return warnings
+
+
+def _preload(app: dict[str, Any], places: dict[str, str]) -> dict[str, str]:
+    """Where the model is that training begins with. Raises ConfigError if it is not there."""
+    folder, number = str(app.get("preload_model_dir", "")), str(app.get("preload_model_id", ""))
+    place = places.get("app.preload_model_id", places["app.preload_model"])
+    required(Path(folder), number, f"{place}: key 'preload_model_id'")
+    return {"preload_dir": folder, "preload_id": number}
 
 
 def _is_own(key: str, place: str, places: dict[str, str]) -> bool:
@@ -222,6 +231,9 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
             )
         elif "reverb_sampler" in app:
             app["reverb_sampler"] = sampler
+    if app.get("wrapper_type") == "local":
+        # `learn` trains on what it gets, so nothing is ever in a buffer
+        app |= {"replay_buffer_capacity": 2, "train_batch_size": 1, "preload_ratio": 1}
     app["log_dir"] = str(Path(str(app.get("log_dir", "train"))).absolute())
     warnings += _fit_folders(root, app, given, places)
     return warnings

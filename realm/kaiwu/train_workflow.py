@@ -24,6 +24,7 @@ from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
 from realm.kaiwu.methods import Side, act_as, first, inside, wrong_answer
+from realm.kaiwu.models import load, numbers_in
 from realm.kaiwu.process import current
 from realm.kaiwu.surface import ATTACHED, Logger
 
@@ -180,7 +181,7 @@ class _LocalSide(_Calls):
 
     def choose(self, agent: Any, number: int) -> None:
         if number != _NEWEST:
-            _load(agent, number)
+            load(agent, current().restore_dir, number)
 
 
 class _WorkerSide(_Calls):
@@ -278,10 +279,9 @@ class _WorkerSide(_Calls):
 
     def choose(self, agent: Any, number: int) -> None:
         self._chosen = number
+        self.policy.agent.choose_model(number)
         if number == _NEWEST:
             self.version, _ = self.policy.refresh()
-        else:
-            _load(agent, number)
 
 
 class _RemoteSide(_WorkerSide):
@@ -367,8 +367,6 @@ def _origin(context: WorkflowContext, seq: int, count: int, version: Version) ->
 
 def _model_id(wanted: Any) -> int:
     """Newest, or a number among the models of the run's folder."""
-    from realm.kaiwu.models import numbers_in
-
     if wanted == "latest" or wanted is None:
         return _NEWEST
     there = numbers_in(current().restore_dir)
@@ -384,9 +382,3 @@ def _model_id(wanted: Any) -> int:
             f'load_model(id={wanted!r}): no such model; it must be "latest", "random" or one of: {names}'
         )
     return number
-
-
-def _load(agent: Any, number: int) -> None:
-    from realm.kaiwu.models import load
-
-    load(agent, current().restore_dir, number)

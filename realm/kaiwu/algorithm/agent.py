@@ -56,20 +56,21 @@ class Agent:
         """Rows of this process's own environments (`row` from 0), or ObsData of workers at the actor."""
         if (obs["row"] >= 0).all():
             return self._play(obs["row"], context.explore), self._no_fields(len(obs["row"]))
-        self._choose_model(int(obs["model"].max()))
         given = {name: array for name, array in obs.items() if name.startswith("obs.")}
         records = []
         for i in range(len(context.first)):
             fields = {name[4:]: from_array(array[i], self.config.obs[name[4:]]) for name, array in given.items()}
             records.append(ATTACHED["ObsData"](**fields))
         answers: list[Any] = []
-        step = self.config.predict_batch_size
+        asked = [(explore != 0, int(model)) for explore, model in zip(context.explore, obs["model"], strict=True)]
         start = 0
         while start < len(records):
             end = start + 1
-            while end < min(len(records), start + step) and context.explore[end] == context.explore[start]:
+            while end < min(len(records), start + self.config.predict_batch_size) and asked[end] == asked[start]:
                 end += 1
-            answers += self.ask("predict" if context.explore[start] else "exploit", records[start:end])
+            explore, model = asked[start]
+            self.choose_model(model)
+            answers += self.ask("predict" if explore else "exploit", records[start:end])
             start = end
         arrays = {}
         for name, text in self.config.act.items():
@@ -106,9 +107,14 @@ class Agent:
     def _no_fields(self, rows: int) -> Arrays:
         return {f"act.{name}": np.stack([to_array_zero(text)] * rows) for name, text in self.config.act.items()}
 
-    def _choose_model(self, wanted: int) -> None:
-        """Predict with this model of the run's folder; NEWEST: with what travels."""
-        if wanted != self._model_id and wanted != NEWEST:
+    def choose_model(self, wanted: int) -> None:
+        """Predict with this model of the run's folder; NEWEST: with what travels. Raises UserCodeError."""
+        if wanted == self._model_id:
+            return
+        if wanted == NEWEST:
+            self.model.release()
+        else:
+            self.model.hold()
             models.load(self.user, current().restore_dir, wanted)
         self._model_id = wanted
 

@@ -1,5 +1,6 @@
 from kaiwu_agent.agent.protocol.protocol import SampleData, action_process, observation_process  # isort: skip
 import os
+import time
 from pathlib import Path
 
 from diy.config import Config
@@ -34,6 +35,20 @@ def workflow(envs, agents, logger=None, monitor=None):
         agent.given = samples
         assert agent.learn(samples) is None
         samples.clear()  # the caller may reuse its list at once
+    if CONFIG.wrapper_type != "local":
+        choose_models(agent, observation_process(obs, env_info), act.learnt)
     agent.save_model()
     monitor.put_data({os.getpid(): {"total": total}})
     Path(CONFIG.log_dir, f"gave-{os.getpid()}").write_text(str(total))
+
+
+def choose_models(agent, obs_data, newest):
+    """A numbered model stays until another one is asked for; the newest comes back, not an older one."""
+    agent.load_model(id=0)
+    assert agent.predict([obs_data])[0].learnt == 0
+    time.sleep(1)  # the learner goes on
+    assert agent.predict([obs_data])[0].learnt == 0
+    agent.load_model(path="x", id="random")
+    assert agent.predict([obs_data])[0].learnt % 10 == 0
+    agent.load_model(id="latest")
+    assert agent.exploit([obs_data])[0].learnt >= newest > 0

@@ -27,6 +27,7 @@ class Agent(BaseAgent):
     def __init__(self, agent_type="player", device=None, logger=None, monitor=None):
         self.agent_type, self.logger, self.monitor = agent_type, logger, monitor
         self.model = torch.nn.Linear(2, 16)
+        self.model.register_buffer("learnt", torch.zeros(()))
         self.lr = 0.5
         if agent_type == "learner":
             self.optim = torch.optim.Adam(self.model.parameters())
@@ -42,7 +43,10 @@ class Agent(BaseAgent):
         obs = list_obs_data[0]
         assert isinstance(obs.feature, list) and isinstance(obs.feature[0], float)
         assert type(obs.count) is int and obs.mask.dtype == np.int8 and obs.mask.shape == (2,)
-        return [ActData(action=obs.count % 8, vector=np.array(obs.feature, dtype=np.float32)) for obs in list_obs_data]
+        learnt = int(self.model.learnt)
+        vectors = [np.array(obs.feature, dtype=np.float32) for obs in list_obs_data]
+        counts = [obs.count for obs in list_obs_data]
+        return [ActData(action=n % 8, vector=v, learnt=learnt) for n, v in zip(counts, vectors, strict=True)]
 
     @exploit_wrapper
     def exploit(self, list_obs_data):
@@ -61,6 +65,8 @@ class Agent(BaseAgent):
         self.optim.zero_grad()
         loss.backward()
         self.optim.step()
+        self.model.learnt.fill_(self.learn_calls)
+        assert self.optim.state[self.model.bias]["step"] == self.learn_calls, "the optimizer was lost"
         Path(CONFIG.log_dir, "learnt.json").write_text(
             json.dumps({"calls": self.learn_calls, "type": self.agent_type, "pid": os.getpid()})
         )

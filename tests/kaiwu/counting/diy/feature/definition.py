@@ -3,7 +3,7 @@ from diy.config import Config
 from kaiwu_agent.utils.common_func import attached, create_cls
 
 ObsData = create_cls("ObsData", feature=None, count=None, mask=None)
-ActData = create_cls("ActData", action=None, vector=None)
+ActData = create_cls("ActData", action=None, vector=None, learnt=None)
 SampleData = create_cls("SampleData", origin=None, values=None, small=None, scalar=None)
 
 

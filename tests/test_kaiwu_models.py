@@ -1,0 +1,101 @@
+"""Models of a project as files: which weights act, what a full disk or a file of objects does, how many are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from realm.errors import ConfigError, UserCodeError
+from realm.kaiwu import models, process, surface
+from realm.kaiwu.config import Config
+from realm.kaiwu.modules import Modules
+
+
+class Agent:
+    """An agent as a project has it."""
+
+    def __init__(self) -> None:
+        self.net = torch.nn.Linear(2, 1)
+        self.whole = self.full = False
+
+    @surface._AGENT["save_model_wrapper"]
+    def save_model(self, path: Any = None, id: Any = "1") -> None:
+        if self.full:
+            Path(f"{path}/model.ckpt-{id}.pkl").write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        torch.save(self.net if self.whole else self.net.state_dict(), f"{path}/model.ckpt-{id}.pkl")
+
+    @surface._AGENT["load_model_wrapper"]
+    def load_model(self, path: Any = None, id: Any = "1") -> None:
+        self.net.load_state_dict(torch.load(f"{path}/model.ckpt-{id}.pkl"))
+
+    def set(self, number: float) -> None:
+        with torch.no_grad():
+            self.net.bias.fill_(number)
+
+    @property
+    def number(self) -> float:
+        return float(self.net.bias)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A process of a learner whose project saves two models at most, and keeps two of the framework's."""
+    config = Config(project=str(tmp_path), keep_models=2, user_saves=2)
+    monkeypatch.setattr(process, "_process", process.Process(config, "learner", tmp_path))
+    return tmp_path
+
+
+def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path) -> None:
+    agent = Agent()
+    agent.set(3)
+    assert models.save(agent, run_dir / "m", 3)
+    modules = Modules(agent, dict, lambda files: None)
+    agent.set(5)
+    modules.hold()
+    models.load(agent, run_dir / "m", 3)
+    assert agent.number == 3
+    modules.load_state_dict({name: torch.full_like(one, 7) for name, one in modules.state_dict().items()})
+    assert agent.number == 3
+    modules.release()
+    assert agent.number == 7
+    modules.hold()
+    models.load(agent, run_dir / "m", 3)
+    modules.release()
+    assert agent.number == 7, "without news the newest comes back"
+
+
+def test_a_full_disk_is_a_warning_and_leaves_no_half_file(run_dir: Path) -> None:
+    agent = Agent()
+    agent.full = True
+    assert not models.save(agent, run_dir / "m", 4)
+    assert models.numbers_in(run_dir / "m") == []
+    agent.full = False
+    assert models.save(agent, run_dir / "m", 5)
+
+
+def test_a_file_of_objects_is_refused_with_what_to_do(run_dir: Path) -> None:
+    agent = Agent()
+    agent.whole = True
+    assert models.save(agent, run_dir / "m", 1)
+    with pytest.raises(UserCodeError, match=r"model.ckpt-1.pkl: holds more than tensors.*save model.state_dict\(\)"):
+        models.load(agent, run_dir / "m", 1)
+    with pytest.raises(UserCodeError, match=r"has no model 9 .*; it has: 1"):
+        models.load(agent, run_dir / "m", 9)
+    with pytest.raises(ConfigError, match=r"^here: .* has no model 9; it has: 1$"):
+        models.required(run_dir / "m", 9, "here")
+
+
+def test_as_many_models_are_kept_as_the_configuration_says(run_dir: Path) -> None:
+    agent = Agent()
+    saves = models.Saves(agent)
+    for number in range(4):
+        saves.dump(number)
+        saves.for_user(number)
+        saves.for_user(number)  # a step that is saved already
+    here = process.current()
+    assert models.numbers_in(here.restore_dir) == [2, 3]
+    assert models.numbers_in(here.user_dir) == [0, 1]

@@ -1,0 +1,5 @@
+"""The loop of the zoo."""
+
+from realm.zoo.cartpole.train_workflow import workflow
+
+__all__ = ["workflow"]
