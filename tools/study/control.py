@@ -161,7 +161,7 @@ def _is_running(task: Task) -> bool:
 HEAD = """# Control
 
 TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is the
-mean return of ten greedy episodes. "last" is the mean of the last ten evaluations of a run; "first" is the env steps at
+mean return of ten greedy episodes (Pendulum: a hundred). "last" is the mean of the last ten evaluations of a run; "first" is the env steps at
 the first evaluation that reaches the mark, with the minutes of that run until then.
 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
