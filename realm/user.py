@@ -159,11 +159,16 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
 def enter(config: RunConfig, role: str, run_dir: Path) -> None:
     """Call the function `enter(config, role, run_dir)` of `<algo>/config.py`, if it has one: a package may prepare each
     process before any of its other files is loaded there. role: that of the process, or "local" or "eval"."""
-    module = _module(config.app.algo, "config", "a frozen dataclass Config")
-    if hasattr(module, "enter"):
+    if has_enter(config.app.algo):
+        module = _module(config.app.algo, "config", "a frozen dataclass Config")
         _function(module, "enter", "config", "role", "run_dir")(
             load_hyper(config.app.algo, config.hyper), role, run_dir
         )
+
+
+def has_enter(algo: str) -> bool:
+    """Whether the package has a function `enter`, so that its other files only run in a process that it prepared."""
+    return hasattr(_module(algo, "config", "a frozen dataclass Config"), "enter")
 
 
 def load_preferences(algo: str) -> Preferences | None:
@@ -185,8 +190,8 @@ def hyper_table(hyper: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def calling(config: RunConfig, function: str) -> Iterator[None]:
-    """Turn errors from calls of `feature/definition.py` into one sentence.
+def calling(config: RunConfig, function: str, file: str = "feature.definition") -> Iterator[None]:
+    """Turn errors from calls of a function of the user's, in this file of the package, into one sentence.
 
     A ValueError that names a key of [env] becomes a ConfigError with the key's place: environments refuse their options
     with such errors. Every other error becomes a UserCodeError with the user's line.
@@ -206,7 +211,7 @@ def calling(config: RunConfig, function: str) -> Iterator[None]:
                 own = hyper_keys(config.app.algo)
                 near = f" (did you mean '{config.app.hyper_table}.{key}'?)" if key in own else near
                 raise ConfigError(f"{place}: key 'env.{key}': {text}{near}") from error
-        raise _raised(error, config.app.algo, "feature.definition", f"calling {function}") from error
+        raise _raised(error, config.app.algo, file, f"calling {function}") from error
 
 
 def _mention(text: str, key: str, value: Any) -> int:

@@ -15,7 +15,7 @@ from realm.config.load import load_config, to_toml
 from realm.errors import ConfigError
 from realm.watch.tensorboard import TensorBoard
 from tools import common
-from tools.study import experiments, judge, runs
+from tools.study import control, experiments, judge, runs
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
@@ -356,3 +356,37 @@ def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
         experiments.open_results(out, setup, changed)
     with pytest.raises(ConfigError, match="take another --out"):
         experiments.open_results(out, {"env_steps": 7}, tasks)
+
+
+# ---- control.py ----
+
+
+def evaluations(run, lines):
+    run.mkdir(exist_ok=True)
+    rows = [{"version": [epoch, 0], "env_steps": steps, "score": score} for epoch, steps, score in lines]
+    (run / "evaluations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"torn')
+
+
+def test_evaluations_that_a_restart_took_back_do_not_count(tmp_path):
+    evaluations(tmp_path, [(1, 0, 1.0), (1, 1000, 2.0), (1, 2000, 9.0), (1, 3000, 9.0), (2, 1900, 3.0), (2, 2010, 4.0)])
+    assert [(one.env_steps, one.score) for one in control.points(tmp_path, 1000)] == [
+        (0, 1.0),
+        (1000, 2.0),
+        (2010, 4.0),
+    ]
+
+
+def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
+    first = control.Study(
+        "a", "A, E-v1", "pendulum.toml", "first", -160, 8000, ("eval_every_steps=1000",), known="-152"
+    )
+    last = control.Study("b", "B, E-v1", "pendulum.toml", "last", 10, set=("eval_every_steps=1000",))
+    tasks = [control.Task(study, seed, tmp_path / f"{study.name}-{seed}") for study in (first, last) for seed in (1, 2)]
+    evaluations(tasks[0].folder, [(1, 1000, -900.0), (1, 7000, -150.0), (1, 8000, -200.0)])
+    evaluations(tasks[1].folder, [(1, 9000, -150.0)])
+    evaluations(tasks[2].folder, [(1, 1000 * n, float(n)) for n in range(20)])
+    run = {"run_id": "x", "pid": 1, "created": 0.0, "boot": "", "cause": "max_env_steps = 20000 reached"}
+    (tasks[2].folder / "run.json").write_text(json.dumps(run))
+    text = control.page([control.result(task) for task in tasks], common.about())
+    assert "| first: at least -160 within 8,000 | 7,000 (0.0 min) / 9,000 (0.0 min) | 8,000 | -152 | 1 of 2 |" in text
+    assert "| last: at least 10 | 14 / *0% done* | - | - | not known yet |" in text

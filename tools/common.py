@@ -182,18 +182,36 @@ def start_command(config: Path, overrides: Iterable[str]) -> list[str]:
 
 def run_process(command: Sequence[str], every_second: Callable[[], None] = lambda: None) -> int:
     """Run to the end and return the exit code. Ctrl+C here ends it in order and raises KeyboardInterrupt."""
+    return run_processes([command], 1, every_second)[0]
+
+
+def run_processes(
+    commands: Sequence[Sequence[str]], jobs: int, every_second: Callable[[], None] = lambda: None
+) -> list[int]:
+    """Run all to the end, `jobs` of them side by side, and return their exit codes. Ctrl+C as in `run_process`."""
     environment = {"NUMBA_CACHE_DIR": str(ROOT / ".cache" / "numba"), **os.environ}
-    # a session of its own: Ctrl+C reaches it once, from here, since a second one kills a run
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    begun: list[subprocess.Popen[bytes]] = []
     try:
         while True:
+            running = [process for process in begun if process.poll() is None]
+            for command in commands[len(begun) : len(begun) + jobs - len(running)]:
+                # a session of its own: Ctrl+C reaches it once, from here, since a second one kills a run
+                process = subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+                begun.append(process)
+                running.append(process)
+            if not running:
+                return [process.returncode for process in begun]
             try:
-                return process.wait(1.0)
+                running[0].wait(1.0)
             except subprocess.TimeoutExpired:
                 every_second()
     finally:
-        if process.poll() is None:
+        left = [process for process in begun if process.poll() is None]
+        for process in left:
             process.terminate()
+        for process in left:
             process.wait()
 
 

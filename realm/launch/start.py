@@ -11,7 +11,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
@@ -21,12 +20,12 @@ from realm.config.memory import usable_bytes
 from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choice
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
-from realm.errors import ConfigError, UserCodeError
+from realm.errors import ConfigError
 from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
-from realm.rollout import RestartingEnvs
-from realm.user import calling, check_agent, hyper_table, load_definition, load_hyper, load_workflow
+from realm.launch.trial import try_user_code
+from realm.user import hyper_table, load_hyper
 from realm.wire.keys import Keys, load_keys
 
 
@@ -180,29 +179,3 @@ def changed_keys(old: RunConfig, new: RunConfig) -> list[str]:
         for key in keys
         if before.get(key) != after.get(key)
     ]
-
-
-def try_user_code(config: RunConfig, hyper: Any) -> Spec:
-    """Make one environment, step it once, and compare its arrays with its Spec; this also compiles the kernels."""
-    algo = config.app.algo
-    definition = load_definition(algo)
-    load_workflow(algo)
-    check_agent(algo)
-    with calling(config, "make_envs"):
-        envs = definition.make_envs(1, config.app.seed, hyper, config.env)
-    with calling(config, "spec"):
-        spec = definition.spec(envs, hyper)
-    if not isinstance(spec, Spec):
-        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
-    checked = RestartingEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
-    with calling(config, "reset"):
-        checked.reset(seed=config.app.seed)
-    with calling(config, "step"):
-        checked.step(envs.action_space.sample())
-    with calling(config, "close"):
-        envs.close()
-    if config.eval_env:
-        evaluated = config.evaluated()
-        with calling(evaluated, "make_envs"):
-            definition.make_envs(1, config.app.seed, hyper, evaluated.env).close()
-    return spec

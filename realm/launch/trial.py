@@ -1,0 +1,126 @@
+"""Tries a user's package before a run has a directory or a process: one environment, its spec, and one round.
+
+Called by `prepare`. Without weights and torch: a policy of random actions stands in for the agent.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from realm.chunk import PolicyState
+from realm.config.load import RunConfig
+from realm.contract import (
+    NO_VERSION,
+    ActionSpec,
+    Array,
+    Arrays,
+    Prediction,
+    Spec,
+    WorkflowContext,
+    check_arrays,
+)
+from realm.errors import UserCodeError
+from realm.rollout import RestartingEnvs, rounds
+from realm.user import calling, check_agent, has_enter, load_definition, load_workflow
+from realm.watch.meters import Meters
+
+_MOST_S = 2.0  # of a round; a longer one is tried in part
+
+
+class _EnoughError(BaseException):
+    """Ends the trial; not an Exception, so that user code does not catch it."""
+
+
+def try_user_code(config: RunConfig, hyper: Any) -> Spec:
+    """Make one environment, step it once, compare its arrays with its Spec, and play one round of the workflow; this
+    also compiles the kernels."""
+    algo = config.app.algo
+    definition = load_definition(algo)
+    load_workflow(algo)
+    check_agent(algo)
+    with calling(config, "make_envs"):
+        envs = definition.make_envs(1, config.app.seed, hyper, config.env)
+    with calling(config, "spec"):
+        spec = definition.spec(envs, hyper)
+    if not isinstance(spec, Spec):
+        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
+    tried = _TriedEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
+    with calling(config, "reset"):
+        tried.reset(seed=config.app.seed)
+    with calling(config, "step"):
+        tried.step(envs.action_space.sample())
+    if not has_enter(algo):
+        _try_workflow(config, hyper, spec, tried)
+    if not tried.failed:
+        with calling(config, "close"):
+            envs.close()
+    if config.eval_env:
+        evaluated = config.evaluated()
+        with calling(evaluated, "make_envs"):
+            definition.make_envs(1, config.app.seed, hyper, evaluated.env).close()
+    return spec
+
+
+def _try_workflow(config: RunConfig, hyper: Any, spec: Spec, envs: _TriedEnvs) -> None:
+    """Play a round, or as much of it as fits into some seconds."""
+    envs.ends_trial = True
+    seed = config.app.seed
+    policy = _RandomPolicy(spec, envs.num_envs, seed)
+    update = _enough if config.app.wrapper_type == "local" else None
+    context = WorkflowContext(spec, hyper, seed, 0, 1, Meters(), policy.tick, _enough, lambda: None, update)
+    with suppress(_EnoughError), calling(config, "workflow", "train_workflow"):
+        next(rounds(load_workflow(config.app.algo), envs, policy, context), None)
+
+
+def _enough(*_: Any) -> None:
+    raise _EnoughError
+
+
+class _TriedEnvs(RestartingEnvs):
+    """Raises the first failure as it is. While a workflow is tried, one ends the trial: it is no fault of the workflow,
+    and a random action may have been wrong."""
+
+    ends_trial = failed = False
+
+    def _fail(self, error: BaseException) -> None:
+        self.failed = True
+        if self.ends_trial:
+            raise _EnoughError from error
+        super()._fail(error)
+
+
+class _RandomPolicy:
+    """Random actions, and zeros for whatever else an agent would answer."""
+
+    def __init__(self, spec: Spec, num_envs: int, seed: int) -> None:
+        self.actions = 0
+        self._spec, self._random = spec, np.random.default_rng(seed)
+        self._slot, self._state = np.arange(num_envs), PolicyState(spec.state, num_envs)
+        self._until = time.monotonic() + _MOST_S
+
+    def tick(self) -> None:
+        if time.monotonic() > self._until:
+            raise _EnoughError
+
+    def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
+        self.tick()
+        count = len(first)
+        check_arrays(obs, self._spec.obs, (count,), "the workflow's arguments of predict")
+        extra = {name: np.zeros((count, *one.shape), one.dtype) for name, one in self._spec.extra.items()}
+        state = self._state.before(self._slot[:count], first)
+        self.actions += count
+        return Prediction(_random_action(self._spec.action, count, self._random), extra, NO_VERSION, 0, state)
+
+
+def _random_action(action: ActionSpec, count: int, random: np.random.Generator) -> Array:
+    """Actions [count, ...] of the space; of a side without a bound, within 1 of 0."""
+    if action.n:
+        return random.integers(0, action.n, count)
+    if action.nvec:
+        return random.integers(0, action.nvec, (count, len(action.nvec)))
+    low, high = (np.nan_to_num(np.array(side), posinf=1.0, neginf=-1.0) for side in (action.low, action.high))
+    return random.uniform(low, high, (count, len(low))).astype(np.float32)

@@ -1,0 +1,65 @@
+"""realm/launch/trial.py: a round of the workflow is played before a run has a directory or a process."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from realm.config.load import load_config
+from realm.contract import Spec
+from realm.errors import UserCodeError
+from realm.launch.trial import try_user_code
+from realm.user import load_hyper
+
+ROOT = Path(__file__).parents[1]
+HEAD = "from realm.zoo.cartpole.train_workflow import workflow as whole\n\n\n"
+
+
+@pytest.fixture
+def tried(tmp_path, monkeypatch):
+    """Gives a function that tries CartPole with another workflow."""
+    shutil.copytree(ROOT / "realm" / "zoo" / "cartpole", tmp_path / "mine")
+    for file in tmp_path.rglob("*.py"):
+        file.write_text(file.read_text().replace("realm.zoo.cartpole", "mine"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(body):
+        (tmp_path / "mine" / "train_workflow.py").write_text(f"{HEAD}def workflow(envs, policy, context):\n{body}")
+        config = load_config(ROOT / "conf" / "cartpole.toml", ["algo=mine"])
+        return try_user_code(config, load_hyper("mine", {}))
+
+    yield run
+    for name in [one for one in sys.modules if one.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("    yield from whole(envs, policy, context)\n    1 / 0\n", None),
+        ("    envs.reset()\n    yield {}['chunk']\n", ":6: KeyError: 'chunk' (while calling workflow)"),
+        ("    yield [1, 2]\n", ":4: workflow yielded"),
+        ("    for one in whole(envs, policy, context):\n        yield {'worker': one.worker}\n", "not of the Spec"),
+        ("    policy.predict({}, [True])\n    yield\n", "the workflow's arguments of predict: missing ['state']"),
+    ],
+)  # fmt: skip
+def test_a_workflow_that_cannot_work_is_one_sentence_at_the_start(tried, body, text):
+    if text is None:
+        assert isinstance(tried(body), Spec)
+        return
+    with pytest.raises(UserCodeError) as caught:
+        tried(body)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_fault_of_the_workflow_ends_the_trial(tried):
+    """One that never yields, one that hands its rounds over, and an environment that dislikes a random action."""
+    asks = "    obs, _ = envs.reset()\n    policy.predict(obs, envs.reset()[0]['state'][:, 0] > 9)\n"
+    assert tried("    while True:\n        context.tick()\n    yield\n")
+    assert tried(f"{asks}    context.add({{}})\n    1 / 0\n    yield\n")
+    assert tried(f"{asks}    envs.step([99])\n    1 / 0\n    yield\n")

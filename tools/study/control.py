@@ -1,0 +1,279 @@
+"""Off-policy control: TD3, SAC and DQN on gymnasium's environments, several seeds each, against the figures of others.
+
+    python tools/study/control.py --only td3-pendulum sac-pendulum
+    python tools/study/control.py --jobs 2              # all: HalfCheetah and Hopper take hours each, on a core each
+    python tools/study/control.py --jobs 0              # starts nothing: only the page, from the runs that are there
+
+The runs are in tools/study/control.toml. Each is the folder train/control/<name>-<seed>; one that is not finished goes
+on from its checkpoint and its replay memory, and one that another process trains is left to it. All figures are read
+from the folders. At the end it writes docs/control.md and its picture, and says what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from realm.config.load import RunConfig, load_config
+from realm.config.toml import read_toml
+from realm.errors import ConfigError
+from realm.launch.rundir import living_pids, read_run
+from tools import common
+from tools.study import runs
+
+STUDIES = Path(__file__).with_suffix(".toml")
+LAST = 10  # evaluations that the final figure is the mean of
+
+
+class Study(NamedTuple):
+    """An algorithm on an environment: a table of control.toml, which says what each key is."""
+
+    name: str
+    says: str
+    config: str
+    measure: str
+    at_least: float
+    within: int = 0
+    set: Sequence[str] = ()
+    seeds: int = 3  # at most
+    known: str = ""
+
+
+class Point(NamedTuple):
+    """One evaluation: env steps, minutes of training before it, the mean return of its episodes."""
+
+    env_steps: int
+    minutes: float
+    score: float
+
+
+class Task(NamedTuple):
+    study: Study
+    seed: int
+    folder: Path  # of the run
+
+    def overrides(self) -> list[str]:
+        place = [f"log_dir={self.folder.parent}", f"run_name={self.folder.name}", f"seed={self.seed}"]
+        return [*self.study.set, *place]
+
+    def config(self) -> RunConfig:
+        return load_config(common.ROOT / "conf" / self.study.config, self.overrides())
+
+    def command(self) -> list[str]:
+        return common.start_command(common.ROOT / "conf" / self.study.config, self.overrides())
+
+
+def all_studies() -> list[Study]:
+    return [
+        Study(name, **{**table, "set": tuple(table.get("set", ()))}) for name, table in read_toml(STUDIES)[0].items()
+    ]
+
+
+def chosen(every: Sequence[Study], only: Sequence[str]) -> list[Study]:
+    """Those that `only` names; without it, all."""
+    known = {one.name for one in every}
+    if unknown := [name for name in only if name not in known]:
+        raise ConfigError(f"--only: there is no {' '.join(unknown)}, there are {' '.join(sorted(known))}")
+    return [one for one in every if not only or one.name in only]
+
+
+# ---- what a run has reached ----
+
+
+def points(run: Path, every: int) -> list[Point]:
+    """The evaluations of a run, one for each `every` env steps. Those that a restart took back are left out."""
+    path = run / "evaluations.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    begins: dict[int, int] = {}  # epoch -> where it went on
+    for line in lines:
+        begins.setdefault(line["version"][0], line["env_steps"])
+    good: dict[int, Any] = {}
+    for line in lines:
+        epoch, steps = line["version"][0], line["env_steps"]
+        if all(steps < begin for later, begin in begins.items() if later > epoch):
+            good.setdefault(steps // every, line)
+    if not good:
+        return []
+    clock = common.read_curves(run).get(common.CLOCK, common.NO_CURVE)
+    return [Point(one["env_steps"], common.minutes_at(clock, one["env_steps"]), one["score"]) for one in good.values()]
+
+
+class Result(NamedTuple):
+    """What became of a run. figure: None if it is not known yet."""
+
+    task: Task
+    points: list[Point]
+    share: float  # of its env steps that are done
+    figure: float | None
+    passed: bool | None
+
+    @property
+    def cell(self) -> str:
+        """The figure for the table."""
+        if self.figure is None:
+            best = f", best so far {max(one.score for one in self.points):,.0f}" if self.points else ""
+            return f"*{self.share:.0%} done{best}*"
+        if self.task.study.measure == "last":
+            return f"{self.figure:,.0f}"
+        minutes = next((one.minutes for one in self.points if one.env_steps == self.figure), 0.0)
+        return f"{self.figure:,.0f} ({minutes:.1f} min)" if np.isfinite(self.figure) else "never"
+
+
+def result(task: Task) -> Result:
+    study, app = task.study, task.config().app
+    found = points(task.folder, app.eval_every_steps)
+    share = found[-1].env_steps / app.max_env_steps if found else 0.0
+    # the last evaluation is one interval before the end
+    done = bool(found) and found[-1].env_steps >= app.max_env_steps - 2 * app.eval_every_steps and _has_ended(task)
+    figure = passed = None
+    if study.measure == "first":
+        reached = [one.env_steps for one in found if one.score >= study.at_least]
+        if reached or done:
+            figure = float(reached[0]) if reached else np.inf
+            passed = figure <= study.within
+    elif done:
+        figure = statistics.fmean(one.score for one in found[-LAST:])
+        passed = figure >= study.at_least
+    return Result(task, found, 1.0 if done else share, figure, passed)
+
+
+def _has_ended(task: Task) -> bool:
+    run = read_run(task.folder)
+    return run is not None and run.cause.startswith("max_env_steps")
+
+
+def _is_running(task: Task) -> bool:
+    run = read_run(task.folder)
+    return run is not None and bool(living_pids(run))
+
+
+# ---- the page ----
+
+HEAD = """# Control
+
+TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is the
+mean return of ten greedy episodes (Pendulum: a hundred). "last" is the mean of the last ten evaluations of a run;
+"first" is the env steps at the first evaluation that reaches the mark, with the minutes of that run until then.
+
+![The curves of all runs: mean return of an evaluation against env steps](control.png)
+"""
+
+
+def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
+    lines = [HEAD, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
+    for study in dict.fromkeys(one.task.study for one in results):
+        seeds = [one for one in results if one.task.study is study]
+        figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
+        mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
+        mean = f"{statistics.fmean(figures):,.0f}" if len(figures) == len(seeds) else "-"
+        lines.append(
+            f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
+            f"| {study.known or '-'} | {verdict(study, seeds)} |"
+        )
+    return "\n".join(lines) + (
+        f"\n\nHyper-parameters: `conf/` and `tools/study/control.toml`. Written by `{machine['command']}`, "
+        f"{machine['date']}, {machine['machine']}; other work ran on the same cores, so minutes are upper bounds.\n"
+    )
+
+
+def verdict(study: Study, seeds: Sequence[Result]) -> str:
+    """Of a study: a mean is judged where the mark is one of a mean, else each seed."""
+    known = [one for one in seeds if one.figure is not None]
+    if len(known) < len(seeds):
+        return "not known yet"
+    if study.measure == "last":
+        return "yes" if statistics.fmean(one.figure or 0.0 for one in known) >= study.at_least else "no"
+    passed = sum(bool(one.passed) for one in known)
+    return "yes" if passed == len(known) else f"{passed} of {len(known)}"
+
+
+def draw(results: Sequence[Result], out: Path) -> None:
+    """A picture with one plot for each algorithm and environment, and a line for each run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    titles = list(dict.fromkeys(one.task.study.says.partition(":")[0] for one in results if one.points))
+    columns = min(4, max(1, len(titles)))
+    rows = max(1, -(-len(titles) // columns))
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.7 * rows), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(titles) :]:
+        axis.remove()
+    for title, axis in zip(titles, axes.flat, strict=False):
+        of_title = [one for one in results if one.task.study.says.partition(":")[0] == title and one.points]
+        colours = {study: f"C{n}" for n, study in enumerate(dict.fromkeys(one.task.study.name for one in of_title))}
+        labelled: set[str] = set()
+        for one in of_title:
+            study, name = one.task.study, one.task.study.says.partition(": ")[2]
+            label = name if len(colours) > 1 and name not in labelled else None
+            labelled.add(name)
+            curve = np.array([(point.env_steps, point.score) for point in one.points])
+            axis.plot(curve[:, 0] / 1000, curve[:, 1], color=colours[study.name], linewidth=0.9, label=label)
+        axis.axhline(of_title[0].task.study.at_least, color="black", linestyle="--", linewidth=0.8)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("thousand env steps", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+        if len(colours) > 1:
+            axis.legend(fontsize=6)
+    figure.savefig(out, dpi=110)
+    plt.close(figure)
+
+
+# ---- the command ----
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of control.toml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; 0 starts none")
+    parser.add_argument("--folder", type=Path, default=Path("train/control"), help="where the runs are")
+    parser.add_argument("--out", type=Path, default=common.ROOT / "docs" / "control.md", help="the page")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    common.end_in_order()
+    common.check_out(args.out)
+    every, folder = all_studies(), args.folder.absolute()
+    tasks = [
+        Task(one, seed, folder / f"{one.name}-{seed}") for seed in args.seeds for one in every if seed <= one.seeds
+    ]
+    failed: list[str] = []
+    if args.jobs:
+        wanted = chosen(every, args.only)
+        todo = [one for one in tasks if one.study in wanted and result(one).share < 1 and not _is_running(one)]
+        for task in todo:
+            runs.refuse_other_setting(task.folder, task.config())
+        print(f"{len(todo)} runs: {' '.join(one.folder.name for one in todo)}", flush=True)
+        try:
+            codes = common.run_processes([one.command() for one in todo], args.jobs)
+        except KeyboardInterrupt:
+            sys.exit("\nstopped; the same command goes on")
+        failed = [f"{one.folder} (exit code {code})" for one, code in zip(todo, codes, strict=True) if code]
+    results = [result(one) for one in tasks]
+    args.out.write_text(page(results, common.about()))
+    draw(results, args.out.with_suffix(".png"))
+    for one in results:
+        if one.figure is None or one.share < 1:
+            running = ", it runs now" if _is_running(one.task) else ""
+            print(f"missing: {one.task.folder.name}, {one.share:.0%} done{running}")
+    print(args.out)
+    if failed:
+        sys.exit(f"error: these ended before their time: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    common.command_line(main)
