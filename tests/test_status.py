@@ -11,7 +11,7 @@ import pytest
 from realm.commands.ending import ending, resuming
 from realm.watch.display import heading
 from realm.watch.outcome import best_model, newest_model
-from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table
+from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table, wrapped
 
 STATUS = Status(
     "running", 131_072_000, 1_000_000_000, 46_123.4, 1_326, 5_678_901, "score", 1150.04, 200,
@@ -43,6 +43,14 @@ def test_words_go_on_below_themselves() -> None:
         "       1,234,567",
     ]
     assert table([("a", "b"), ("long", "1")], frozenset({1})) == ["a     b", "long  1"]
+
+
+def test_a_log_line_goes_on_below_its_message() -> None:
+    said = wrapped("13:20:12 INFO    chosen: flow = overlapping: 2 cores, workers play\n  File x", 40)
+    assert said == (
+        "13:20:12 INFO    chosen: flow =\n                 overlapping: 2 cores,\n"
+        "                 workers play\n  File x\n"
+    )
 
 
 def test_clock() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from realm.commands.run_commands import add_runs
 from realm.commands.train_commands import add_train
 from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError
+from realm.watch.status import LOG_FORMAT, wrapped
 
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
@@ -158,4 +160,8 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _log_to_stderr() -> None:
     logger.remove()
-    logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
+    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    logger.add(
+        (lambda text: print(wrapped(text, columns), end="", file=sys.stderr)) if columns else sys.stderr,
+        level="INFO", format=LOG_FORMAT,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from realm.watch.progress import LINE_EVERY_S, Every
-from realm.watch.status import Status, lines, one_line
+from realm.watch.status import LOG_FORMAT, Status, lines, one_line, wrapped
 
 Show = Callable[[Status], None]
 """Shows the run; cheap enough for many calls a second."""
@@ -62,8 +62,10 @@ def live_lines(level: str = "INFO") -> Iterator[Callable[[Callable[[int], list[s
     try:
         # loguru catches the errors of a closed terminal
         logger.remove()
-        logger.add(lambda text: live.console.print(text, end="", markup=False, highlight=False),
-                   level=level, format="{time:HH:mm:ss} {level:<7} {message}")  # fmt: skip
+        logger.add(
+            lambda text: live.console.print(wrapped(text, console.width), end="", markup=False, highlight=False),
+            level=level, format=LOG_FORMAT,
+        )  # fmt: skip
         yield show
     finally:
         with suppress(OSError):

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 Cell = tuple[str, str]
 """Label and text."""
 
+LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
+"""Of a terminal."""
+
 _GAP = 3  # spaces between two columns
 _INDENT = 2
 
@@ -145,6 +148,14 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) ->
         ).rstrip()
         for row in rows
     ]
+
+
+def wrapped(text: str, width: int) -> str:
+    """A log line for a terminal: a long one goes on below its message. Lines of tracebacks stay as they are."""
+    first, *more = text.splitlines()
+    indent = " " * len("00:00:00 WARNING ")
+    lines = textwrap.wrap(first, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*lines, *more]) + "\n"
 
 
 def clock(seconds: float) -> str:
