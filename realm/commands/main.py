@@ -24,6 +24,7 @@ from realm.commands.models import (
     LOG_DIR_HELP,
     RUN_HELP,
     add_model_options,
+    config_file,
     model_of,
     run_folder,
     runs_folder,
@@ -92,7 +93,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     _add_runs(commands)
     _add_help(commands)
     if not argv or argv[0] not in NO_GAME:
-        game = load_game(app_here(Path(DEFAULT_CONFIG)))
+        game = load_game(app_here(Path(config_file(DEFAULT_CONFIG))))
         _add_eval(commands, game)
         if game is not None:
             game.add_commands(commands)
@@ -104,8 +105,11 @@ def _add_train(commands: Commands) -> None:
     text = "write a package that trains a gymnasium environment, to start from"
     init = commands.add_parser("init", help=text, example="realm init cart --env CartPole-v1")
     init.add_argument("name", nargs="?", default="", metavar="NAME", help="of the package (default: the environment's)")
-    init.add_argument("--env", required=True, metavar="ID", help="of gymnasium, such as CartPole-v1")
-    init.add_argument("--from", dest="package", choices=PACKAGES, default="", help="default: ppo, or td3 if continuous")
+    init.add_argument(
+        "--env", default="", metavar="ID", help="of gymnasium, such as CartPole-v1, or my_module:MyEnv-v0"
+    )  # fmt: skip
+    text = "ppo, dqn, td3, sac, or realm: the game's own agent (default: ppo, or td3 if continuous)"
+    init.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
     init.set_defaults(run=_init)
 
     text = "train: start the cluster (or one process, if the configuration says so)"
@@ -240,7 +244,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> int:
     from realm.commands.config import show_config
 
-    return show_config(arguments.key, arguments.config)
+    return show_config(arguments.key, config_file(arguments.config))
 
 
 def _completion(arguments: argparse.Namespace) -> int:
@@ -290,7 +294,7 @@ def _runs(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from realm.commands.doctor import doctor
 
-    return doctor(arguments.config, arguments.log_dir, arguments.json)
+    return doctor(config_file(arguments.config), arguments.log_dir, arguments.json)
 
 
 def _new_keys(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.commands.ending import called, say_ending
-from realm.commands.models import checkpoints_of
+from realm.commands.models import checkpoints_of, config_file
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import ConfigError
@@ -26,7 +26,8 @@ from realm.user import hyper_keys, load_preferences
 
 def start(arguments: argparse.Namespace) -> int:
     """Train until a limit, a signal or an error; return the exit code."""
-    config = load(arguments.config, arguments.set, hyper_keys)
+    file = config_file(arguments.config)
+    config = load(file, arguments.set, hyper_keys)
     app = config.app
     if arguments.detach:
         return _start_detached(arguments, config)
@@ -39,6 +40,7 @@ def start(arguments: argparse.Namespace) -> int:
     plan = make_plan(decided.app)
     if app.wrapper_type == "local":
         enter_learner_environment(plan)  # before slow imports, since it may start this process again
+        _say_which(arguments.config, file)
         from realm.launch import local
         from realm.launch.start import prepare
 
@@ -46,6 +48,7 @@ def start(arguments: argparse.Namespace) -> int:
         end = local.run(prepared)
         say_ending(prepared.run_dir, end.status, 0, arguments.config, arguments.set)
         return 0
+    _say_which(arguments.config, file)
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
     from realm.launch.child import EXIT_USER
     from realm.launch.start import prepare
@@ -66,6 +69,11 @@ def start(arguments: argparse.Namespace) -> int:
     logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.cause)
     say_ending(run_dir, supervisor.status(), code, arguments.config, arguments.set)
     return code
+
+
+def _say_which(asked: str, file: str) -> None:
+    if file != asked:
+        logger.info("there is no {} here, so this is the one that comes with Realm: {}", asked, file)
 
 
 def _evaluate(config: RunConfig) -> int:

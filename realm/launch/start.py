@@ -9,6 +9,8 @@ import dataclasses
 import gc
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ from realm.errors import ConfigError, UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
+from realm.returned import check_action_space, check_envs
 from realm.rollout import RestartingEnvs
-from realm.user import calling, check_agent, hyper_table, load_definition, load_hyper, load_workflow
+from realm.user import calling, check_agent, folder_of, hyper_table, load_definition, load_hyper, load_workflow
 from realm.wire.keys import Keys, load_keys
 
 
@@ -181,6 +184,15 @@ def changed_keys(old: RunConfig, new: RunConfig) -> list[str]:
     ]
 
 
+@contextmanager
+def _in_definition(algo: str) -> Iterator[None]:
+    """Name the user's file in front of an error."""
+    try:
+        yield
+    except UserCodeError as error:
+        raise UserCodeError(f"{folder_of(algo) / 'feature' / 'definition.py'}: {error}") from error
+
+
 def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     """Make one environment, step it once, and compare its arrays with its Spec; this also compiles the kernels."""
     algo = config.app.algo
@@ -189,10 +201,14 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     check_agent(algo)
     with calling(config, "make_envs"):
         envs = definition.make_envs(1, config.app.seed, hyper, config.env)
+    with _in_definition(algo):
+        check_envs(envs, 1)
     with calling(config, "spec"):
         spec = definition.spec(envs, hyper)
-    if not isinstance(spec, Spec):
-        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
+    with _in_definition(algo):
+        if not isinstance(spec, Spec):
+            raise UserCodeError(f"spec returned {type(spec).__name__}; expected a Spec")
+        check_action_space(envs, spec.action)
     checked = RestartingEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
     with calling(config, "reset"):
         checked.reset(seed=config.app.seed)
