@@ -15,8 +15,48 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from realm.contract import Array, Fields, check_arrays
+from realm.contract import ActionSpec, Array, Fields, check_arrays
 from realm.errors import ContractError, UserCodeError
+
+
+def check_envs(envs: Any, number: int) -> None:
+    """Refuse what `make_envs(number, ...)` returned if it is no vector of this many environments to train on."""
+    name = type(envs).__qualname__
+    if not hasattr(envs, "num_envs"):
+        single = hasattr(envs, "reset") and hasattr(envs, "step")
+        raise UserCodeError(
+            f"make_envs returned {f'a single environment, {name}' if single else shown(envs)}; it must return a vector "
+            "environment, such as gymnasium.vector.SyncVectorEnv([make_one] * num_envs)"
+        )
+    if envs.num_envs != number:
+        raise UserCodeError(
+            f"make_envs returned {name} with num_envs = {envs.num_envs}; it was asked for num_envs = {number}"
+        )
+    mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
+    mode = getattr(mode, "value", mode)
+    if mode not in (None, "NextStep"):
+        raise UserCodeError(
+            f"make_envs returned {name} with autoreset mode {mode}; it must be NEXT_STEP, so that the last observation "
+            "of an episode is seen: autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+        )
+
+
+def check_action_space(envs: Any, action: ActionSpec) -> None:
+    """Refuse a Spec whose action is not of the environments' action space."""
+    space = getattr(envs, "single_action_space", None)
+    if isinstance(space, spaces.Discrete):
+        wanted, fits = f"n={space.n}", action.n == space.n
+    elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        wanted, fits = f"nvec={tuple(space.nvec.tolist())}", action.nvec == tuple(space.nvec)
+    elif isinstance(space, spaces.Box) and len(space.shape) == 1:
+        wanted, fits = f"low and high of {space.shape[0]} numbers", len(action.low) == space.shape[0]
+    else:
+        return
+    if not fits:
+        given = f"n={action.n}" if action.n else f"nvec={action.nvec}" if action.nvec else f"low={action.low}"
+        raise UserCodeError(
+            f"spec returned ActionSpec({given}), but the environments' action space is {space}; it must have {wanted}"
+        )
 
 
 def check_obs(env: Any, method: str, obs: Any, fields: Fields) -> None:

@@ -2,8 +2,8 @@
 
 The command line calls it to check all four files before any process starts, and each role to load those that it needs.
 Only roles with weights call `load_agent`; this module itself imports no torch. In goes the dotted name of the package,
-which is looked up in the current directory first. Out come the objects, or a UserCodeError of one sentence with the
-file, what is wrong and what is expected.
+which is looked up in the current directory first, and last in what comes with Realm. Out come the objects, or a
+UserCodeError of one sentence with the file, what is wrong and what is expected.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ from realm.contract import Policy, Spec, WorkflowContext
 from realm.errors import ConfigError, ContractError, UserCodeError, UserError
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
+
+_HERE = Path(__file__).resolve().parent
+BUILT_IN = _HERE / "builtin" if (_HERE / "builtin").is_dir() else _HERE.parent
+"""The folder of `diy/` and `conf/`, which come with Realm: the checkout, or what setup.py makes of it."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,14 @@ def load_agent(algo: str) -> type[Any]:
     return agent
 
 
+def search_path() -> list[str]:
+    """Where packages are looked up: in the current directory, on the Python path, and in what comes with Realm."""
+    return list(dict.fromkeys((os.getcwd(), *sys.path, str(BUILT_IN))))
+
+
 def folder_of(algo: str) -> Path:
-    """The package's folder; the current directory is searched first."""
-    for place in (os.getcwd(), *sys.path):
+    """The package's folder."""
+    for place in search_path():
         if (Path(place) / algo.replace(".", os.sep) / "__init__.py").is_file():
             return Path(place) / algo.replace(".", os.sep)
     return Path(algo)
@@ -78,7 +87,7 @@ def refuse_code_of_a_run(package: str, run_dir: Path | None = None, log_dir: Pat
     No code is taken from `run_dir` either, nor from `log_dir` unless the user stands in it.
     """
     levels = package.split(".")
-    for place in dict.fromkeys(Path(one or os.curdir).resolve() for one in (os.getcwd(), *sys.path)):
+    for place in dict.fromkeys(Path(one or os.curdir).resolve() for one in search_path()):
         chain = [place.joinpath(*levels[:count]) for count in range(1, len(levels) + 1)]
         if not (chain[0].is_dir() or chain[0].with_suffix(".py").is_file()):
             continue
@@ -228,9 +237,7 @@ def _frozen(config: type[Any]) -> bool:
 
 def _module(algo: str, name: str, expected: str) -> ModuleType:
     refuse_code_of_a_run(algo)
-    here = os.getcwd()
-    if sys.path[:1] != [here]:
-        sys.path.insert(0, here)
+    sys.path[:] = search_path()
     try:
         return importlib.import_module(f"{algo}.{name}")
     except ModuleNotFoundError as error:

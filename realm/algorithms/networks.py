@@ -30,6 +30,7 @@ def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = relu) -> nn.
 
 class Encoder(nn.Module):
     """Observations of any shapes as one vector: images through a small CNN, all others flat, in the order of names.
+    uint8 of two axes or more is divided by 255.
 
     An image is uint8 [height, width, channels] with sides of at least 36 (the network of Mnih et al. 2015).
     """
@@ -56,7 +57,8 @@ class Encoder(nn.Module):
             if str(number) in self.cnns:
                 parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
             else:
-                parts.append(x.reshape(len(x), -1).float())
+                scale = 255 if x.dtype == torch.uint8 and x.dim() > 2 else 1  # a small image
+                parts.append(x.reshape(len(x), -1).float() / scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

@@ -18,7 +18,7 @@ from loguru import logger
 
 from realm import __version__
 from realm.commands.game import Commands, Game, app_here, eval_parser, load_game
-from realm.commands.models import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, add_model_options, model_of
+from realm.commands.models import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, add_model_options, config_file, model_of
 from realm.commands.parser import Parser
 from realm.commands.run_commands import add_runs
 from realm.commands.train_commands import add_train
@@ -84,7 +84,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     add_runs(commands)
     _add_help(commands)
     if not argv or argv[0] not in NO_GAME:
-        game = load_game(app_here(Path(DEFAULT_CONFIG)))
+        game = load_game(app_here(Path(config_file(DEFAULT_CONFIG))))
         _add_eval(commands, game)
         if game is not None:
             game.add_commands(commands)
@@ -96,7 +96,7 @@ def _add_help(commands: Commands) -> None:
     text = "list the keys of the configuration, their defaults and meanings"
     config = commands.add_parser("config", help=text, example="realm config max_env_steps")
     config.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a part of its name (default: all)")
-    config.add_argument("--config", default=DEFAULT_CONFIG, help=CONFIG_HELP)
+    config.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
     config.set_defaults(run=_config)
 
     text = "print a script that completes commands and options of `realm` in a shell"
@@ -105,7 +105,7 @@ def _add_help(commands: Commands) -> None:
     completion.set_defaults(run=_completion)
     text = "look at this machine, this Python and the runs for what needs mending"
     doctor = commands.add_parser("doctor", help=text, example="realm doctor")
-    doctor.add_argument("--config", default=DEFAULT_CONFIG, help=CONFIG_HELP)
+    doctor.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
     doctor.add_argument("--log-dir", help=LOG_DIR_HELP)
     doctor.add_argument("--json", action="store_true", help="print a list for programs")
     doctor.set_defaults(run=_doctor)

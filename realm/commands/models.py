@@ -15,7 +15,7 @@ from typing import Literal
 from realm.config.load import RunConfig, load_config
 from realm.config.toml import did_you_mean
 from realm.errors import ConfigError
-from realm.user import folder_of, hyper_keys, refuse_code_of_a_run
+from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
 from realm.watch.outcome import BEST_FOLDER
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
@@ -29,6 +29,13 @@ CONFIG_HELP = f"TOML file (default {DEFAULT_CONFIG})"
 SET_HELP = "override a key, repeatable; `realm config` lists them"
 RUN_HELP = "name or path of a run (default: the newest run)"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
+
+
+def config_file(given: str) -> str:
+    """The file that --config names. Where no `conf/` is, the default one is that which comes with Realm."""
+    own = BUILT_IN / DEFAULT_CONFIG
+    elsewhere = given == DEFAULT_CONFIG and not Path(given).parent.exists() and own.is_file()
+    return str(own) if elsewhere else given
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +101,7 @@ def run_folder(name: str, log_dir: str | None) -> Path:
     runs = [path for path, _ in find_runs(folder)]
     if not name:
         if not runs:
-            raise ConfigError(f"{folder}: no run is there yet; train one with tools/start.sh")
+            raise ConfigError(f"{folder}: no run is there yet; train one with `realm start`")
         return runs[-1]
     for path in (Path(name), folder / name):
         if (path / "config.toml").is_file() or (path / "run.json").is_file():
@@ -139,6 +146,6 @@ def _newest_model(log_dir: Path, number: str) -> Path:
         return runs[-1][0]
     shipped = shipped_model()
     if number != "latest" or not shipped.is_dir():
-        raise ConfigError(f"{log_dir}: no run is there yet; train one with tools/start.sh, or name a model")
+        raise ConfigError(f"{log_dir}: no run is there yet; train one with `realm start`, or name a model")
     print(f"{log_dir}: no run is there yet, so this is the shipped model, {shipped}", file=sys.stderr)
     return shipped

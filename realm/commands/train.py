@@ -14,7 +14,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.commands.ending import called, say_ending
-from realm.commands.models import checkpoints_of
+from realm.commands.models import DEFAULT_CONFIG, checkpoints_of
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import ConfigError
@@ -22,7 +22,7 @@ from realm.files import set_aside
 from realm.kaiwu.project import load
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
-from realm.user import hyper_keys, load_preferences
+from realm.user import BUILT_IN, hyper_keys, load_preferences
 
 
 def start(arguments: argparse.Namespace) -> int:
@@ -54,6 +54,7 @@ def train(config: RunConfig, fresh: bool = False) -> int:
     plan = make_plan(decided.app)
     if app.wrapper_type == "local":
         enter_learner_environment(plan)  # before slow imports, since it may start this process again
+        _say_which(config)
         from realm.launch import local
         from realm.launch.start import prepare
 
@@ -61,6 +62,7 @@ def train(config: RunConfig, fresh: bool = False) -> int:
         end = local.run(prepared)
         say_ending(prepared.run_dir, end.status, 0)
         return 0
+    _say_which(config)
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
     from realm.launch.child import EXIT_USER
     from realm.launch.start import prepare
@@ -81,6 +83,12 @@ def train(config: RunConfig, fresh: bool = False) -> int:
     logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.cause)
     say_ending(run_dir, supervisor.status(), code)
     return code
+
+
+def _say_which(config: RunConfig) -> None:
+    own = str(BUILT_IN / DEFAULT_CONFIG)
+    if not Path(DEFAULT_CONFIG).parent.exists() and any(place.startswith(own) for place in config.places.values()):
+        logger.info("there is no {} here, so this is the one that comes with Realm: {}", DEFAULT_CONFIG, own)
 
 
 def _evaluate(config: RunConfig) -> int:

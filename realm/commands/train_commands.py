@@ -8,7 +8,15 @@ from pathlib import Path
 from realm.commands import train
 from realm.commands.game import Commands
 from realm.commands.init import PACKAGES
-from realm.commands.models import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, run_folder, runs_folder
+from realm.commands.models import (
+    CONFIG_HELP,
+    DEFAULT_CONFIG,
+    LOG_DIR_HELP,
+    RUN_HELP,
+    config_file,
+    run_folder,
+    runs_folder,
+)
 from realm.kaiwu.command import add_pack
 from realm.roles.table import ROLES
 
@@ -22,8 +30,11 @@ def add_train(commands: Commands) -> None:
     text = "write a package that trains a gymnasium environment, to start from"
     init = commands.add_parser("init", help=text, example="realm init cart --env CartPole-v1")
     init.add_argument("name", nargs="?", default="", metavar="NAME", help="of the package (default: the environment's)")
-    init.add_argument("--env", required=True, metavar="ID", help="of gymnasium, such as CartPole-v1")
-    init.add_argument("--from", dest="package", choices=PACKAGES, default="", help="default: ppo, or td3 if continuous")
+    init.add_argument(
+        "--env", default="", metavar="ID", help="of gymnasium, such as CartPole-v1, or my_module:MyEnv-v0"
+    )  # fmt: skip
+    text = "ppo, dqn, td3, sac, or realm: the game's own agent (default: ppo, or td3 if continuous)"
+    init.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
     init.set_defaults(run=_init)
 
     text = "train: start the cluster (or one process, if the configuration says so)"
@@ -80,7 +91,7 @@ def add_train(commands: Commands) -> None:
 
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", default=DEFAULT_CONFIG, help=CONFIG_HELP)
+    parser.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_SET_HELP)
 
 

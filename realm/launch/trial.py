@@ -6,7 +6,8 @@ Called by `prepare`. Without weights and torch: a policy of random actions stand
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from realm.contract import (
     check_arrays,
 )
 from realm.errors import UserCodeError
+from realm.returned import check_action_space, check_envs
 from realm.rollout import RestartingEnvs, rounds
-from realm.user import calling, check_agent, has_enter, load_definition, load_workflow
+from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow
 from realm.watch.meters import Meters
 
 _MOST_S = 2.0  # of a round; a longer one is tried in part
@@ -44,10 +46,14 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     check_agent(algo)
     with calling(config, "make_envs"):
         envs = definition.make_envs(1, config.app.seed, hyper, config.env)
+    with _in_definition(algo):
+        check_envs(envs, 1)
     with calling(config, "spec"):
         spec = definition.spec(envs, hyper)
-    if not isinstance(spec, Spec):
-        raise UserCodeError(f"{algo}/feature/definition.py: spec returned {type(spec).__name__}; expected a Spec")
+    with _in_definition(algo):
+        if not isinstance(spec, Spec):
+            raise UserCodeError(f"spec returned {type(spec).__name__}; expected a Spec")
+        check_action_space(envs, spec.action)
     tried = _TriedEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
     with calling(config, "reset"):
         tried.reset(seed=config.app.seed)
@@ -63,6 +69,15 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         with calling(evaluated, "make_envs"):
             definition.make_envs(1, config.app.seed, hyper, evaluated.env).close()
     return spec
+
+
+@contextmanager
+def _in_definition(algo: str) -> Iterator[None]:
+    """Name the user's file in front of an error."""
+    try:
+        yield
+    except UserCodeError as error:
+        raise UserCodeError(f"{folder_of(algo) / 'feature' / 'definition.py'}: {error}") from error
 
 
 def _try_workflow(config: RunConfig, hyper: Any, spec: Spec, envs: _TriedEnvs) -> None:

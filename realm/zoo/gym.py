@@ -1,29 +1,33 @@
 """Any gymnasium environment as a package needs it: vector environments with dicts as observations, and their shapes.
 
-A package of the zoo takes its environment's name from the table `[env]`: `id = "Pendulum-v1"`; the other keys of that
-table go to `gymnasium.make_vec`. Workers call this, so it imports no torch.
+A package of the zoo takes its environment's name from the table `[env]`: `id = "Pendulum-v1"`, or `id =
+"my_module:MyEnv-v0"` for one that a module registers; the other keys of that table go to `gymnasium.make_vec`. Workers
+call this, so it imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorActionWrapper, VectorEnv
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
-from realm.contract import ActionSpec, Arrays, Field, Fields
+from realm.contract import ActionSpec, Array, Arrays, Field, Fields
 from realm.errors import ConfigError
 
 _MOST_COMBINATIONS = 4096
+_IMAGE_SIDE = 36  # smaller ones are no images to `realm.algorithms.networks.Encoder`
+_MOST_CHANNELS = 16
 
 
 def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorEnv[Any, Any, Any]:
-    """Environments that report each episode's return; observations are dicts, `{"state": ...}` where they were none,
-    and f64 becomes f32. options: the table `[env]`; default: the id if it names none."""
+    """Environments that report each episode's return; observations are dicts of numbers (see `_number_space`), and
+    `{"state": ...}` where they were no dicts. options: the table `[env]`; default: the id if it names none."""
     given = dict(options)
     name = given.pop("id", default)
     try:
@@ -32,19 +36,26 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
         raise ConfigError(f"[env] id is {name}, which needs a package that is not installed: {error}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {name!r}: {str(error).splitlines()[0]}") from error
-    if isinstance(envs.single_action_space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+    action: Any = envs.single_action_space
+    if isinstance(action, (spaces.MultiDiscrete, spaces.MultiBinary)) or getattr(action, "start", 0):
         envs = _JointActions(envs)
-    single, batched = _as_dict(envs.single_observation_space), _as_dict(envs.observation_space)
-    return TransformObservation(RecordEpisodeStatistics(envs), _observed, batched, single)
+    parts = list(_parts(envs.single_observation_space))
+    single = spaces.Dict({_name(path): _number_space(space) for path, space in parts})
+
+    def observed(obs: Any) -> Arrays:
+        return {_name(path): _numbers(space, _part(obs, path)) for path, space in parts}
+
+    return TransformObservation(RecordEpisodeStatistics(envs), observed, batch_space(single, num_envs), single)
 
 
 class _JointActions(VectorActionWrapper):
-    """Each combination of several discrete actions as one action; for spaces with few combinations."""
+    """Each combination of several discrete actions as one action from 0; for spaces with few combinations."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         super().__init__(envs)
         space: Any = envs.single_action_space
-        self._nvec = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2))
+        self._nvec = np.full(space.shape, 2) if isinstance(space, spaces.MultiBinary) else np.asarray(_counts(space))
+        self._start = np.asarray(getattr(space, "start", 0))
         count = int(np.prod(self._nvec, dtype=np.int64))
         if count > _MOST_COMBINATIONS:
             raise ConfigError(f"the action space {space} has {count} combinations, more than {_MOST_COMBINATIONS}")
@@ -54,27 +65,66 @@ class _JointActions(VectorActionWrapper):
     def actions(self, actions: Any) -> Any:
         joint: Any = self.env.single_action_space
         parts = np.stack(np.unravel_index(actions, self._nvec.reshape(-1)), -1)
-        return parts.reshape(-1, *self._nvec.shape).astype(joint.dtype)
+        return (parts.reshape(-1, *self._nvec.shape) + self._start).astype(joint.dtype)
 
 
-def _observed(obs: Any) -> Arrays:
-    parts = obs if isinstance(obs, dict) else {"state": obs}
-    return {name: np.asarray(array, _dtype(array.dtype)) for name, array in parts.items()}
+# ---- observations ----
 
 
-def _dtype(dtype: np.dtype[Any] | None) -> np.dtype[Any]:
-    return np.dtype(np.float32) if dtype == np.float64 or dtype is None else dtype
+def _parts(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Keys and space of every leaf of a Dict, which may have others in it. Raises ConfigError."""
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _parts(inner, (*path, key))
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        yield path, space
+    else:
+        raise ConfigError(
+            f"the observation space is or has {space}; it must be a Box, Discrete, MultiDiscrete, MultiBinary, or a "
+            "Dict of these; wrap the environment into one that gives these"
+        )
 
 
-def _as_dict(space: spaces.Space[Any]) -> spaces.Dict:
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"state": space}
-    return spaces.Dict({name: _single(part) for name, part in parts.items()})
+def _name(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "state"
 
 
-def _single(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    if isinstance(space, spaces.Box) and space.dtype == np.float64:
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
-    return space
+def _part(obs: Any, path: tuple[str, ...]) -> Array:
+    for key in path:
+        obs = obs[key]
+    return np.asarray(obs)
+
+
+def _number_space(space: Any) -> spaces.Box:
+    """The space of what `_numbers` gives: images as they are but with channels last, f64 as f32, choices one-hot."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return spaces.Box(0.0, 1.0, (int(np.sum(_counts(space))),), np.float32)
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.Box(0, 1, space.shape, np.int8)
+    low, high = (_numbers(space, bound[None])[0] for bound in (space.low, space.high))
+    return spaces.Box(low, high, dtype=low.dtype.type)
+
+
+def _numbers(space: Any, array: Array) -> Array:
+    """array: [E, ...] of `space`."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        counts = np.ravel(_counts(space))
+        chosen = (array - space.start).reshape(len(array), -1) + np.cumsum([0, *counts[:-1]])
+        hot = np.zeros((len(array), int(counts.sum())), np.float32)
+        np.put_along_axis(hot, chosen.astype(np.int64), 1.0, axis=1)
+        return hot
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.uint8 and min(array.shape[-2:]) >= _IMAGE_SIDE:
+        if array.ndim == 3:
+            return array[..., None]
+        if array.ndim == 4 and array.shape[1] <= _MOST_CHANNELS:
+            return np.ascontiguousarray(np.moveaxis(array, 1, -1))
+    return array
+
+
+def _counts(space: Any) -> Any:
+    return space.n if isinstance(space, spaces.Discrete) else space.nvec
 
 
 def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
@@ -85,12 +135,13 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
 
 
 def action_spec(envs: VectorEnv[Any, Any, Any]) -> ActionSpec:
-    """The action space as an ActionSpec. Raises ConfigError for one that is no Discrete or flat Box."""
+    """The action space as an ActionSpec. Raises ConfigError for one that is no Discrete or bounded flat Box."""
     space = envs.single_action_space
-    if isinstance(space, spaces.Discrete) and space.start == 0:
+    if isinstance(space, spaces.Discrete):
         return ActionSpec(n=int(space.n))
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded():
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
     raise ConfigError(
-        f"the action space is {space}; it must be Discrete from 0, MultiDiscrete, MultiBinary or a Box of one axis"
+        f"the action space is {space}; it must be Discrete, MultiDiscrete, MultiBinary, or a Box of one axis with "
+        "finite bounds"
     )

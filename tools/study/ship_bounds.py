@@ -9,6 +9,7 @@ hash is of the map and of the question, so that a changed map never gets the bou
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from realm.watch.progress import measuring
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     start, end, max_step = (int(options.DEFAULTS[name]) for name in ("start", "end", "max_step"))
     ids = [point for point in options.IDS if point not in (start, end)]
     with measuring("the oracle's bounds of the default map") as show:

@@ -105,7 +105,7 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
         with counting("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
     else:
-        with measuring("the oracle's bounds, once for a map, a start and an end (--no-oracle does without)") as share:
+        with measuring("the oracle's bounds of this map, once") as share:
             limits = report.bound_limits(map_, layouts, CACHE, share)
     confs = [report.as_option(layout) for layout in layouts]
     rounds = list[Outcome]()
