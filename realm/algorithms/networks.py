@@ -56,7 +56,7 @@ class Encoder(nn.Module):
             if str(number) in self.cnns:
                 parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
             else:
-                parts.append(x.reshape(len(x), -1).float())
+                parts.append(x.reshape(x.shape[0], -1).float())
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
