@@ -510,6 +510,10 @@ class Agent(Protocol):
 
     Where `predict` needs only a part of it, an attribute `acting` names that part, as ("actor_net.",): how the names of
     its weights begin. The rest, such as critics, then stays with the learner.
+
+    An agent that can be exported (`realm export`) also has `greedy(obs)`: name -> tensor [N, ...] to name -> tensor,
+    with `action`, what `predict` chooses where explore is 0, and what else it knows, such as `logits`. It uses
+    operations of torch alone, no NumPy and no `len`, so that they can be written down.
     """
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays] | tuple[Array, Arrays, Arrays]:

@@ -61,6 +61,7 @@ OWNERS = {
     "torch": {
         "realm.returns",
         "realm.learn.checkpoint",
+        *("realm.learn.export", "realm.learn.insight"),
         *("realm.kaiwu.algorithm.agent", "realm.kaiwu.modules", "realm.kaiwu.fields"),
         *(f"realm.algorithms.{name}" for name in ("ppo", "td3", "sac", "q_learning")),
         *(f"realm.algorithms.{name}" for name in ("adam", "continuous", "networks", "rows")),

@@ -5,13 +5,14 @@ The networks are in `model.py`, the algorithm is in `realm/algorithms/ppo.py`; N
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from diy.algorithm.model import Player, make_model
+from diy.algorithm.model import Obs, Player, bf16_table, make_model
 from diy.config import Config
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
@@ -39,6 +40,17 @@ class Agent:
         """
         with torch.inference_mode(), _one_thread_if(self.config.features == "small" and len(context.first) <= FEW_ROWS):
             return self.ppo.act(obs, context.explore, self.player.model())
+
+    def greedy(self, obs: Obs) -> Obs:
+        """The most likely actions as operations of torch, in float32: what `realm export` writes.
+
+        obs: name -> [N, ...]. Returns action i64 [N] and logits f32 [N, A].
+        """
+        network = copy.copy(self.model)
+        network.bf16 = False
+        if "features" in obs:
+            obs = {**obs, "features": bf16_table().to(self.device)[obs["features"].long()]}
+        return self.ppo.greedy(obs, network)
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
         """One update on B chunks of T steps; yields after half of its gradient steps."""

@@ -11,6 +11,7 @@ import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -143,9 +144,17 @@ def _mlp(inputs: int, hidden: int) -> nn.Sequential:
 
 
 def _small_body(body: nn.Module, obs: Obs, bf16: bool) -> Tensor:
-    features = obs["features"].view(torch.bfloat16)
+    features = obs["features"]
+    if not features.is_floating_point():
+        features = features.view(torch.bfloat16)
     with _in_bf16(body, bf16):
         return body(features if bf16 else features.float())  # type: ignore[no-any-return]
+
+
+def bf16_table() -> Tensor:
+    """What each bfloat16 is as a number, f32 [65536], at the place of its bits as an i16 (negative ones count from the
+    end). For ONNX, which cannot look at bits."""
+    return torch.from_numpy((np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32))
 
 
 def _layer(inputs: int, outputs: int) -> nn.Sequential:

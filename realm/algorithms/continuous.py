@@ -44,6 +44,11 @@ class Scale:
     def out(self, action: Array) -> Array:
         return np.asarray(self.middle + self.half * action, np.float32)
 
+    def out_tensor(self, action: Tensor) -> Tensor:
+        """`out` as operations of torch."""
+        middle, half = (torch.from_numpy(x).to(action.device) for x in (self.middle, self.half))
+        return middle + half * action
+
     def back(self, action: Array) -> Array:
         return np.asarray((action - self.middle) / self.half, np.float32)
 

@@ -58,7 +58,7 @@ class Encoder(nn.Module):
                 parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
             else:
                 scale = 255 if x.dtype == torch.uint8 and x.dim() > 2 else 1  # a small image
-                parts.append(x.reshape(len(x), -1).float() / scale)
+                parts.append(x.reshape(x.shape[0], -1).float() / scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

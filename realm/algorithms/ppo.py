@@ -145,6 +145,14 @@ class PPO:
         choose(logits.cpu().numpy(), legal, explore.astype(np.float32), uniform, action, log_prob)
         return action, {"log_prob": log_prob, **extra}
 
+    def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
+        """The most likely legal action i64 [N] of `act`, and the logits f32 [N, A], -inf where an action is illegal, by
+        torch alone (`contract.Agent`)."""
+        logits = (network or self.network).actor(obs)
+        if "legal" in obs:
+            logits = logits.masked_fill(~obs["legal"], -torch.inf)
+        return {"action": logits.argmax(-1), "logits": logits}
+
     # ---- learning ----
 
     def update(self, batch: Chunk) -> Generator[None, bool, Learned]:

@@ -162,6 +162,16 @@ class QLearning:
         roll = torch.rand(len(action), generator=self.generator).numpy() < epsilon * explore
         return np.where(roll, random.argmax(1), action).astype(np.int64)
 
+    def greedy(self, obs: Obs) -> Obs:
+        """The best legal action i64 [N], and the values f32 [N, A] of all, -inf where illegal, by torch alone
+        (`contract.Agent`)."""
+        for layer in self.noisy:
+            layer.quiet()
+        values = self.network.values(obs)
+        if "legal" in obs:
+            values = values.masked_fill(~obs["legal"], -torch.inf)
+        return {"action": values.argmax(-1), "values": values}
+
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn; returns each row's |TD error| as its priority."""
         own, errors, values, norms = self.settings, [], [], []

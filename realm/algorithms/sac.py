@@ -76,6 +76,10 @@ class SAC:
             action = uniform_at_first(action, explore, self.generator)
         return self.scale.out(action)
 
+    def greedy(self, obs: Obs) -> Obs:
+        """The mean's action f32 [N, A], by torch alone (`contract.Agent`)."""
+        return {"action": self.scale.out_tensor(torch.tanh(self.network.actor(obs).chunk(2, dim=-1)[0]))}
+
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         means = Means()

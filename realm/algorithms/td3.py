@@ -59,6 +59,10 @@ class TD3:
             action = uniform_at_first(action, explore, self.generator)
         return self.scale.out(action)
 
+    def greedy(self, obs: Obs) -> Obs:
+        """The action f32 [N, A] without noise, by torch alone (`contract.Agent`)."""
+        return {"action": self.scale.out_tensor(self.network.actor(obs))}
+
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         own, means = self.settings, Means()

@@ -74,7 +74,7 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
     if isinstance(game, EvaluatingGame):
         num_envs = game.prepare_eval(options, request, episodes)
     checkpoint = find(folder, model)
-    envs, _, predict = load_player(config, checkpoint, config.env, num_envs, request.seed)
+    envs, _, predict, *_ = load_player(config, checkpoint, config.env, num_envs, request.seed)
     evaluation = Evaluation(config, checkpoint, envs, predict, episodes, request)
     try:
         if not (isinstance(game, EvaluatingGame) and game.evaluate(evaluation, options)):

@@ -125,6 +125,12 @@ def _add_eval(commands: Commands, game: Game | None) -> None:
     evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
     evaluation.set_defaults(run=_eval, own_defaults=vars(own.parse_args([])))
 
+    text = "write a trained model as an ONNX file"
+    export = commands.add_parser("export", help=text, example="realm export my-run --id best --onnx model.onnx")
+    add_model_options(export)
+    export.add_argument("--onnx", type=Path, default=Path("model.onnx"), metavar="FILE", help="default: model.onnx")
+    export.set_defaults(run=_export, seed=0)
+
 
 def _config(arguments: argparse.Namespace) -> int:
     from realm.commands.config import show_config
@@ -155,6 +161,13 @@ def _eval(arguments: argparse.Namespace) -> int:
         options=given_options(arguments, arguments.own_defaults),
     )
     evaluate_model(*model_of(arguments), request)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from realm.commands.export import export
+
+    export(*model_of(arguments), arguments.onnx)
     return 0
 
 

@@ -34,11 +34,14 @@ LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
 
 
 class Player(NamedTuple):
-    """A trained agent and environments to play in. predict: the agent's, with its memory kept for each slot."""
+    """A trained agent and environments to play in. predict: the agent's, with its memory kept for each slot; lacking:
+    the weights of its model that the checkpoint has not."""
 
     envs: Any
     agent: Agent
     predict: Predict
+    spec: Spec
+    lacking: tuple[str, ...]
 
 
 class Outcome(NamedTuple):
@@ -199,9 +202,9 @@ def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, An
             f"{spec.schema}); use the configuration of its run"
         )
     agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
-    load_bytes(agent.model, checkpoint.weights, acting(agent))
+    lacking = load_bytes(agent.model, checkpoint.weights, acting(agent))
     logger.info("the package {} plays ({})", app.algo, folder_of(app.algo))
-    return Player(envs, agent, remembering(agent, spec))
+    return Player(envs, agent, remembering(agent, spec), spec, tuple(lacking))
 
 
 def remembering(agent: Agent, spec: Spec) -> Predict:

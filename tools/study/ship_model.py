@@ -38,7 +38,7 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     app = dataclasses.replace(config.app, log_dir=AppConfig().log_dir)  # not a folder of this machine
     config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)
-    envs, agent, _ = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
+    envs, agent, *_ = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
     envs.close()
 
     draft = shipped.with_name(f".{shipped.name}-draft")

@@ -132,7 +132,7 @@ def play_map(args: argparse.Namespace, config: RunConfig, checkpoint: Checkpoint
     """Play all layouts of a map at once. Column name -> a value for each episode."""
     map_, max_step = maps.resolve(name), int(config.env.get("max_step", DEFAULTS["max_step"]))
     layouts = draw_layouts(map_, args.pairs, args.layouts, args.treasures, max_step)
-    envs, _, predict = load_player(config, checkpoint, {"map": name, "max_step": max_step}, len(layouts), seed=0)
+    envs, _, predict, *_ = load_player(config, checkpoint, {"map": name, "max_step": max_step}, len(layouts), seed=0)
     try:
         options = [report.as_option(one) for one in layouts]
         played = evaluate_layouts(envs, predict, options, explore=float(args.stochastic))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from realm.env.draw import Recording
 
 MAP_HELP = "default, generated:SEED, a folder with map_1.json and crab.yaml, or the json file"
-PICTURES = (".gif", ".png")
 
 
 # ---- the options ----
@@ -38,14 +37,15 @@ def add_commands(commands: Commands) -> None:
         example="realm oracle --treasures 3,7,12 --out best.gif",
     )
     _add_episode(oracle, "the realm's own, with all treasures")
-    oracle.add_argument("--out", type=Path, help="draw that play: .gif, or .png for its end")
+    oracle.add_argument("--out", type=Path, help="draw that play: .gif, .html or .png")
     oracle.set_defaults(run=_oracle)
 
     record = commands.add_parser(
-        "record", help="draw an episode of a trained model as a GIF", example="realm record my-run --out episode.gif"
+        "record", help="draw an episode of a trained model", example="realm record my-run --out episode.html"
     )
     _add_player(record)
-    record.add_argument("--out", type=Path, default=Path("episode.gif"), help=".gif, or .png for the episode's end")
+    files = ".gif, .html to play it in a browser, or .png for its end"
+    record.add_argument("--out", type=Path, default=Path("episode.gif"), help=files)
     record.set_defaults(run=_record)
 
     play = commands.add_parser(
@@ -173,12 +173,13 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.oracle:
         _refuse_model(arguments)
         return _oracle(arguments)
+    from realm.env.commands.episodes import PICTURES, summary, write_recording
+
     check_file("--out", arguments.out, PICTURES)
-    from realm.env.commands.episodes import summary, write_recording
 
     recording = _agent_episode(arguments)
     print(summary(recording))
-    write_recording(recording, arguments.out)
+    write_recording(recording, arguments.out, arguments.model or "the newest model")
     return 0
 
 

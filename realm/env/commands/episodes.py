@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realm.commands.files import writing
 from realm.config.load import RunConfig
@@ -16,6 +17,8 @@ from realm.env.draw import Recording
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError
 from realm.watch.progress import busy
+
+PICTURES = (".gif", ".png", ".html")
 
 
 def treasure_ids(text: str) -> list[int]:
@@ -44,6 +47,14 @@ def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: i
     return {**rest, **fixed}
 
 
+class Played(NamedTuple):
+    """The T steps of a model's episode, and what the model thought if it told."""
+
+    actions: list[int]
+    probability: NDArray[np.float32] | None  # [T, A]
+    value: NDArray[np.float32] | None  # [T]
+
+
 def agent_episode(
     config: RunConfig,
     folder: Path,
@@ -62,7 +73,7 @@ def agent_episode(
         raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     env = fixed_options(config.env, treasures, random, seed)
     with busy("the model plays"):
-        actions = _agent_actions(config, env, folder, model, seed, stochastic)
+        actions, *thoughts = _agent_plays(config, env, folder, model, seed, stochastic)
     conf = {key: value for key, value in env.items() if key in options.KEYS}
     recording = draw.record(RealmEnv(conf, map=env.get("map", "default"), observation="none"), actions)
     last = recording.moments[-1]
@@ -71,39 +82,42 @@ def agent_episode(
             f"{config.app.algo}: its episode of {len(actions)} steps is not one of the realm with the options of "
             "[env], so it cannot be drawn"
         )
-    return recording
+    return recording._replace(probability=thoughts[0], value=thoughts[1])
 
 
-def _agent_actions(
+def _agent_plays(
     config: RunConfig,
     env: dict[str, Any],
     folder: Path,
     model: int | Literal["latest"],
     seed: int,
     stochastic: bool,
-) -> list[int]:
-    """The actions of a checkpoint's model in one episode with the options `env`."""
+) -> Played:
+    """What a checkpoint's model does in one episode with the options `env`."""
     # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from realm.contract import PredictContext
     from realm.learn.checkpoint import find
     from realm.learn.evaluate import load_player
+    from realm.learn.insight import insight
 
-    checkpoint = find(folder, model)
-    envs, _, predict = load_player(config, checkpoint, env, 1, seed)
+    player = load_player(config, find(folder, model), env, 1, seed)
+    envs = player.envs
     slot, explore, first = np.zeros(1, np.int64), np.full(1, float(stochastic), np.float32), np.ones(1, np.bool_)
     obs, _ = envs.reset(seed=seed)
-    actions: list[int] = []
+    actions, thoughts = list[int](), list[Any]()
     # one step more than an episode can have: then it is not an episode of the realm
     while len(actions) <= env["max_step"]:
-        action, _ = predict(obs, PredictContext(slot, first, explore))
+        thoughts.append(insight(player, obs))
+        action, _ = player.predict(obs, PredictContext(slot, first, explore))
         obs, _, terminated, truncated, _ = envs.step(action)
         actions.append(int(action[0]))
         first = terminated | truncated
         if first[0]:
             break
     envs.close()
-    return actions
+    probability, value = (None if one[0] is None else np.concatenate(one) for one in zip(*thoughts, strict=True))
+    return Played(actions, probability, value)
 
 
 def summary(recording: Recording) -> str:
@@ -117,9 +131,13 @@ def summary(recording: Recording) -> str:
     )
 
 
-def write_recording(recording: Recording, out: Path) -> None:
-    """Draw an episode to `out`: the whole of it (.gif) or its end (.png)."""
-    if out.suffix.lower() == ".gif":
+def write_recording(recording: Recording, out: Path, title: str) -> None:
+    """Draw an episode to `out`: the whole of it (.gif, or as a page .html) or its end (.png)."""
+    if out.suffix.lower() == ".html":
+        with writing(out):
+            out.write_text(draw.page(recording, f"{title}: {summary(recording)}"))
+        what = "a page for any browser"
+    elif out.suffix.lower() == ".gif":
         with busy("drawing"), writing(out):
             pictures = draw.frames(recording)
             draw.write_gif(pictures, out)

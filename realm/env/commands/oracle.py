@@ -17,7 +17,7 @@ from realm.commands.files import check_file
 from realm.commands.models import check_seed
 from realm.env import draw, options, oracle
 from realm.env import map as maps
-from realm.env.commands.episodes import fixed_options, write_recording
+from realm.env.commands.episodes import PICTURES, fixed_options, write_recording
 from realm.env.draw import Moment, Recording
 from realm.env.map import CELL, POINTS, Map
 from realm.env.oracle import CACHE, Bound, Plan
@@ -40,13 +40,13 @@ def show_oracle(
     env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int, out: Path | None
 ) -> None:
     """Print what the best play of an episode can score at most, and how the oracle plays it; draw that to `out`."""
-    check_file("--out", out, (".gif", ".png"))
+    check_file("--out", out, PICTURES)
     answer, recording = oracle_episode(env, treasures, random, seed)
     print("\n".join(account(answer, recording)))
     if out is not None:
         if answer.plan is None:
             raise ConfigError(f"--out {out}: no play was found, so there is nothing to draw")
-        write_recording(recording, out)
+        write_recording(recording, out, "the oracle")
 
 
 def oracle_episode(

@@ -48,12 +48,14 @@ def moment(state: State, e: int = 0) -> Moment:
 
 
 class Recording(NamedTuple):
-    """An episode: what was to be seen at each of its T + 1 moments, and the way."""
+    """An episode: what was to be seen at each of its T + 1 moments, the way, and what the policy thought if it told."""
 
     map: Map
     moments: list[Moment]
     route: Route  # [T + 1, 3]
     actions: list[int]  # [T]
+    probability: NDArray[np.float32] | None = None  # [T, 16]
+    value: NDArray[np.float32] | None = None  # [T], of what was seen before each action
 
 
 def record(

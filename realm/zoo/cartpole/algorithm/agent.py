@@ -40,6 +40,9 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         return self.ppo.act(obs, context.explore)
 
+    def greedy(self, obs: Obs) -> Obs:
+        return self.ppo.greedy(obs)
+
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
         return (yield from self.ppo.update(batch))
 

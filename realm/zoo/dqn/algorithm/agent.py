@@ -32,6 +32,9 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         return self.q_learning.act(obs, context.explore, context.env_steps), {}
 
+    def greedy(self, obs: Obs) -> Obs:
+        return self.q_learning.greedy(obs)
+
     def learn(self, batch: Transitions, info: SampleInfo) -> Learned:
         return self.q_learning.update(batch, info)
 

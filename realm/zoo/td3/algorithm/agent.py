@@ -36,6 +36,9 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         return self.td3.act(obs, context.explore, context.env_steps), {}
 
+    def greedy(self, obs: Obs) -> Obs:
+        return self.td3.greedy(obs)
+
     def learn(self, batch: Transitions, info: SampleInfo) -> Learned:
         return self.td3.update(batch, info)
 

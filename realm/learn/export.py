@@ -1,0 +1,96 @@
+"""A trained policy as an ONNX file, for programs without Python or torch. Called by `realm export`.
+
+`write_onnx` writes what `Agent.greedy` computes, with the observations of the `Spec` as inputs and a free number of
+rows; `OnnxPolicy` runs such a file, to compare it with the model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.contract import Array, Arrays, Spec
+from realm.errors import ConfigError, UserCodeError
+
+OPSET = 17
+PACKAGES = ("onnx", "onnxruntime")
+
+
+def check_packages() -> None:
+    """Raise ConfigError if a package is missing that writes or runs ONNX files."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--onnx: {' and '.join(missing)} must be installed for it; pip install {' '.join(PACKAGES)}")
+
+
+class _Greedy(torch.nn.Module):
+    """`agent.greedy` as a module whose inputs are the observations in the order of the Spec."""
+
+    def __init__(self, agent: Any, names: list[str]) -> None:
+        super().__init__()
+        self.model = agent.model
+        self._greedy, self._names = agent.greedy, names
+
+    def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._greedy(dict(zip(self._names, arrays, strict=True))).values())
+
+
+def write_onnx(agent: Any, spec: Spec, path: Path) -> list[str]:
+    """Write the greedy policy of an agent on the CPU; returns the names of the outputs, `action` among them.
+
+    Raises UserCodeError if the agent has no `greedy`, has a memory, or computes what ONNX cannot say; OSError.
+    """
+    package = type(agent).__module__
+    if not callable(getattr(agent, "greedy", None)):
+        raise UserCodeError(
+            f"{package}: Agent has no greedy(obs), which an export needs; realm.contract.Agent tells more"
+        )
+    if spec.state:
+        raise UserCodeError(f"{package}: an agent with a memory (Spec.state) cannot be exported")
+    names = list(spec.obs)
+    rows = tuple(
+        torch.from_numpy(np.zeros((2, *field.shape), field.dtype)) for field in (spec.obs[name] for name in names)
+    )
+    with torch.no_grad():
+        outputs = list(agent.greedy(dict(zip(names, rows, strict=True))))
+    if "action" not in outputs:
+        raise UserCodeError(f"{package}: Agent.greedy gives {', '.join(outputs)}; one of them must be `action`")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            # not the newer exporter (dynamo): it needs a package that cannot be installed next to reverb's TensorFlow
+            torch.onnx.export(
+                _Greedy(agent, names),
+                rows,
+                str(path),
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=names,
+                output_names=outputs,
+                dynamic_axes={name: {0: "rows"} for name in (*names, *outputs)},
+            )
+        except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+            text = (str(error).strip() or repr(error)).splitlines()[0]
+            raise UserCodeError(f"{package}: Agent.greedy cannot be exported: {text}") from error
+    return outputs
+
+
+class OnnxPolicy:
+    """An exported policy that runs in onnxruntime."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self._inputs = [one.name for one in self._session.get_inputs()]
+
+    def act(self, obs: Arrays) -> Array:
+        """obs: name -> [N, ...]. Returns the greedy action of each row, [N, ...]."""
+        action: Array = self._session.run(["action"], {name: obs[name] for name in self._inputs})[0]
+        return action
