@@ -7,6 +7,7 @@ project's code as `_Through`, which `except Exception` does not catch.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -67,8 +68,11 @@ def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None
     act_as(side)
     game = Game(envs.options, envs.map, context.seed, config.package, side.tick, context.monitor.episodes)
     side.game = game
+    # in one process an error reaches Python as it is, for a debugger
+    named = contextlib.nullcontext() if context.update is not None else code.running("running the workflow")
     try:
-        function([_Guarded(game)], [agent], Logger(), _Monitor(context))
+        with named:
+            function([_Guarded(game)], [agent], Logger(), _Monitor(context))
     except _Through as through:
         raise through.error from None
     side.finish()
@@ -219,11 +223,8 @@ class _WorkerSide(_Calls):
         if not samples:
             return
         self.mark_learnt()
-        vectors = [self._definition.encode(sample) for sample in samples]
-        while vectors:
-            part = vectors[: self._most]
-            del vectors[: self._most]
-            self.through(self._send, part)
+        for start in range(0, len(samples), self._most):
+            self.through(self._send, [self._definition.encode(one) for one in samples[start : start + self._most]])
 
     def _send(self, vectors: list[Any]) -> None:
         batch = self._batch(vectors)
