@@ -81,7 +81,9 @@ def test_a_file_of_objects_is_refused_with_what_to_do(run_dir: Path) -> None:
     agent = Agent()
     agent.whole = True
     assert models.save(agent, run_dir / "m", 1)
-    with pytest.raises(UserCodeError, match=r"model.ckpt-1.pkl: holds more than tensors.*save model.state_dict\(\)"):
+    with pytest.raises(
+        UserCodeError, match=r"model.ckpt-1.pkl: is damaged, or holds more than tensors.*save model.state_dict\(\)"
+    ):
         models.load(agent, run_dir / "m", 1)
     with pytest.raises(UserCodeError, match=r"has no model 9 .*; it has: 1"):
         models.load(agent, run_dir / "m", 9)

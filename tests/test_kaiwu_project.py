@@ -84,6 +84,11 @@ KEYS = [
     ('algo = "diy"', 'algo = "dyi"', "got 'dyi'; must be a folder of .* diy .did you mean 'diy'"),
     ("preload_ratio = 4", 'preload_ratio = "4"', "key 'preload_ratio'"),
     ('algo = "diy"', 'algo = "diy"\nrun_mode = "eval"\neval_model_dir = "/data/x/ckpt"', "no such folder"),
+    (
+        'algo = "diy"',
+        'algo = "diy"\npreload_model = true\npreload_model_dir = "conf"\npreload_model_id = "5"',
+        "preload_model_id': .* has no model 5; it has: none",
+    ),
 ]
 
 
@@ -123,6 +128,8 @@ def test_the_configuration_loads_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert "restore_dir by models/ of the run" in folders
     assert "use_which_deep_learning_framework (40)" in own
     assert len(re.findall("sample_dim", own)) == 1
+    app = load(PROJECTS / "treasure_ppo" / "conf" / "configure_app.toml", ["wrapper_type=local"]).app
+    assert app.replay_buffer_capacity == 2, "in one process nothing is ever in the buffer, however large a sample is"
 
 
 def test_realms_own_configurations_are_none_of_its_business() -> None:

@@ -79,8 +79,8 @@ WRONG = [
     ),
     (
         "agent.py",
-        "return [ActData(action=obs.count % 8",
-        "return [] and [ActData(action=obs.count % 8",
+        "return [ActData(action=n % 8",
+        "return [] and [ActData(action=n % 8",
         "returned 0 things",
     ),
     ("definition.py", "sample.values, sample.small", "sample.values * np.nan, sample.small", "gave NaN or infinity"),

@@ -125,9 +125,28 @@ def calling(what: str) -> Iterator[None]:
 
 
 def raised(error: BaseException, what: str) -> UserCodeError:
+    return UserCodeError(f"{_told(error)} (while {what})")
+
+
+@contextlib.contextmanager
+def running(what: str) -> Iterator[None]:
+    """Name the place of an error that may not come again: its process is started again, as with any other code."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        first: BaseException = error
+        while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+            first = earlier
+        began = "" if first is error else f"; it began with {_told(first)}"
+        raise RuntimeError(f"{_told(error)} (while {what}){began}") from error
+
+
+def _told(error: BaseException) -> str:
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:300]
     place = place_in_project(error) or str(current().config.root / current().config.package)
-    return UserCodeError(f"{place}: {type(error).__name__}: {text} (while {what})")
+    return f"{place}: {type(error).__name__}: {text}"
 
 
 def _import(name: str) -> ModuleType:

@@ -83,9 +83,9 @@ def load(agent: Any, folder: Path, number: int | str) -> None:
     except UserCodeError as error:
         if isinstance(error.__cause__, pickle.UnpicklingError):
             raise UserCodeError(
-                f"{files_of(folder, number)[0]}: holds more than tensors and plain data, which torch does not load "
-                "(weights_only); save model.state_dict() instead of the model, or, if you trust the file, load it with "
-                "torch.load(..., weights_only=False) in your load_model"
+                f"{files_of(folder, number)[0]}: is damaged, or holds more than tensors and plain data, which torch "
+                "does not load (weights_only); save model.state_dict() instead of the model, or, if you trust it, "
+                "load it with torch.load(..., weights_only=False) in your load_model"
             ) from error
         raise
 

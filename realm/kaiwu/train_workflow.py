@@ -7,6 +7,7 @@ project's code as `_Through`, which `except Exception` does not catch.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -67,8 +68,11 @@ def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None
     act_as(side)
     game = Game(envs.options, envs.map, context.seed, config.package, side.tick, context.monitor.episodes)
     side.game = game
+    # in one process an error reaches Python as it is, for a debugger
+    named = contextlib.nullcontext() if context.update is not None else code.running("running the workflow")
     try:
-        function([_Guarded(game)], [agent], Logger(), _Monitor(context))
+        with named:
+            function([_Guarded(game)], [agent], Logger(), _Monitor(context))
     except _Through as through:
         raise through.error from None
     side.finish()
@@ -190,6 +194,7 @@ class _WorkerSide(_Calls):
     def __init__(self, policy: Any, context: WorkflowContext) -> None:
         super().__init__(policy, context)
         self._seq = 0
+        self._sent: Array = np.zeros(0)  # the newest samples that the buffer has got
         self._checked = False
         self._refreshed_at = 0.0
         self._chosen = _NEWEST
@@ -219,18 +224,11 @@ class _WorkerSide(_Calls):
         if not samples:
             return
         self.mark_learnt()
-        vectors = [self._definition.encode(sample) for sample in samples]
-        while vectors:
-            part = vectors[: self._most]
-            del vectors[: self._most]
-            self.through(self._send, part)
+        for start in range(0, len(samples), self._most):
+            self.through(self._send, [self._definition.encode(one) for one in samples[start : start + self._most]])
 
     def _send(self, vectors: list[Any]) -> None:
         batch = self._batch(vectors)
-        flat = batch.reshape(-1)
-        # squares pass NaN and infinity on, and their sum is by far the quickest check
-        if not np.isfinite(np.dot(flat, flat)) and not np.isfinite(batch).all():
-            raise UserCodeError(self._about("gave NaN or infinity; a sample must be finite numbers"))
         if not self._checked:
             with code.calling("decoding the first sample (NumpyData2SampleData)"):
                 self._definition.decode(batch[0].copy())
@@ -240,6 +238,17 @@ class _WorkerSide(_Calls):
         self._seq += 1
         items = {**_origin(self.context, self._seq, len(batch), self.version), "valid": valid, "vector": batch}
         self.context.add(items)
+        self._sent = batch
+
+    def through(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return super().through(function, *args)
+        except _Through as through:
+            # the buffer looks for NaN anyway and refuses them; once more here would take as long as sending them
+            if not np.isfinite(self._sent).all():
+                fault = self._about("gave NaN or infinity; a sample must be finite numbers")
+                raise _Through(UserCodeError(fault)) from through.error
+            raise
 
     def _batch(self, vectors: list[Any]) -> Array:
         """f32 [n, sample_dim]. Takes the vectors out of the list, since one that nobody else holds needs no copy."""

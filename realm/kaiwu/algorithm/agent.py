@@ -6,6 +6,7 @@ project's code calls them is `methods.py`'s matter.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +83,8 @@ class Agent:
     def ask(self, method: str, records: Sequence[Any]) -> list[Any]:
         """The project's predict or exploit on a list of ObsData. Raises UserCodeError for another answer than a list
         of as many ActData."""
-        answers = plain(self.user, method, list(records))
+        with code.running(method):
+            answers = plain(self.user, method, list(records))
         if not isinstance(answers, (list, tuple)) or len(answers) != len(records):
             raise UserCodeError(wrong_answer(getattr(type(self.user), method), answers, len(records)))
         for answer in answers:
@@ -128,7 +130,8 @@ class Agent:
             # each vector gets memory of its own: an agent may keep a field for long, and write to it
             samples = [self._definition.decode(np.array(vector)) for vector in batch["vector"]]
         self.updates += 1
-        result = plain(self.user, "learn", samples)
+        with contextlib.nullcontext() if "samples" in batch else code.running("learning"):
+            result = plain(self.user, "learn", samples)
         metrics = {**numbers(result), **self.monitor.take()}
         return metrics, None
 
