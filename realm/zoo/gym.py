@@ -37,7 +37,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {name!r}: {str(error).splitlines()[0]}") from error
     action: Any = envs.single_action_space
-    if isinstance(action, (spaces.MultiDiscrete, spaces.MultiBinary)) or getattr(action, "start", 0):
+    from_0 = not isinstance(action, spaces.Discrete) or action.start == 0
+    if isinstance(action, (spaces.MultiDiscrete, spaces.MultiBinary)) or not from_0:
         envs = _JointActions(envs)
     parts = list(_parts(envs.single_observation_space))
     single = spaces.Dict({_name(path): _number_space(space) for path, space in parts})
