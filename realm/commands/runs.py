@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from realm.commands.ending import called
+from realm.commands.models import runs_folder
 from realm.launch.rundir import RunFile, find_runs, is_alive, living_pids
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
@@ -61,6 +62,7 @@ def _wait_for_supervisor(run: RunFile) -> None:
 def stop_role(log_dir: Path, role: str) -> int:
     """End one role of every living run; it is not started again."""
     runs = 0
+    where = "" if log_dir == runs_folder(None) else f" --log-dir {shlex.quote(str(log_dir))}"
     for path, run in find_runs(log_dir, warn):
         if not is_alive(run.pid, run.created, run.boot):
             continue
@@ -71,7 +73,7 @@ def stop_role(log_dir: Path, role: str) -> int:
         runs += 1
         print(
             f"{path}: {role} was asked to stop, and is not started again; it comes back with the whole run: "
-            f"{called()} stop all, then {called()} resume {shlex.quote(str(path))}"
+            f"{called()} stop all{where}, then {called()} resume {shlex.quote(str(path))}"
         )
     if not runs:
         print(f"no living run below {log_dir}")

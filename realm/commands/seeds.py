@@ -101,38 +101,47 @@ def start_run(config: str, settings: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """best, final: mean score of the best model's episodes, and of the last one's."""
+    """final: mean score of the last episodes. best: of the best model, None where none was evaluated."""
 
-    best: float
+    best: float | None
     final: float
+
+    @property
+    def score(self) -> float:
+        """By which runs are compared."""
+        return self.final if self.best is None else self.best
 
 
 def results(folders: Sequence[Path]) -> tuple[str, list[Result | None]]:
     """What was measured, and what each run came to, None if that is not known.
 
-    All runs are measured in the same way: by evaluations, or where a run has none by the last training episodes.
+    All runs are measured in the same way: by evaluations, or if there are none by the last training episodes.
     """
     by_evaluations = [evaluated(folder) for folder in folders]
     if names := {one[0] for one in by_evaluations if one}:
         return f"{named(min(names))} of evaluations", [Result(*one[1:]) if one else None for one in by_evaluations]
     runs = [read_run(folder) for folder in folders]
-    scores = [run.score if run else None for run in runs]
     what = next((run.statistic for run in runs if run and run.statistic), "score")
-    return f"{what} of the last training episodes", [None if x is None else Result(x, x) for x in scores]
+    found = [None if run is None or run.score is None else Result(None, run.score) for run in runs]
+    return f"{what} of the last training episodes", found
 
 
 def seed_table(folders: Sequence[Path]) -> list[str]:
     """What each run scored, then the mean, the least and the greatest of them."""
     what, found = results(folders)
-    rows = [("", "env steps", "best", "final")]
+    there = [result for result in found if result]
+    with_best = any(result.best is not None for result in there)
+
+    def texts(best: float | None, final: float) -> list[str]:
+        return [f"{x:.1f}" for x in ((best, final) if with_best else (final,)) if x is not None]
+
+    rows = [["", "env steps", *(["best"] if with_best else []), "final"]]
     for folder, result in zip(folders, found, strict=True):
         newest = newest_model(folder)
-        scores = (f"{result.best:.1f}", f"{result.final:.1f}") if result else ("-", "-")
-        rows.append((folder.name, f"{newest.env_steps:,}" if newest else "-", *scores))
-    if there := [result for result in found if result]:
-        best, final = [one.best for one in there], [one.final for one in there]
-        for name, of in (("mean", _mean), ("least", min), ("greatest", max)):
-            rows.append((name, "", f"{of(best):.1f}", f"{of(final):.1f}"))
+        scores = texts(result.best, result.final) if result else ["-"] * (1 + with_best)
+        rows.append([folder.name, f"{newest.env_steps:,}" if newest else "-", *scores])
+    for name, of in (("mean", _mean), ("least", min), ("greatest", max)) if there else ():
+        rows.append([name, "", *texts(of([one.score for one in there]), of([one.final for one in there]))])
     return ["", f"{what}:", *table(rows, frozenset({1, 2, 3}))]
 
 

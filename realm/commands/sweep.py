@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from realm.commands.ending import called
 from realm.commands.models import DEFAULT_CONFIG
 from realm.commands.seeds import check_series, has_ended, results, start_run
@@ -214,13 +216,14 @@ def _next(optuna: Any, study: Any, distributions: Mapping[str, Any], trials: int
     if len(there) >= trials:
         return None
     # a seed for each trial: a sweep that was interrupted chooses what it would have chosen
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(there))
+    mixed = int(np.random.SeedSequence((seed, len(there))).generate_state(1)[0])  # neighbours would draw neighbours
+    study.sampler = optuna.samplers.TPESampler(seed=mixed)
     return study.ask(dict(distributions))
 
 
 def _score(run_dir: Path) -> float | None:
     result = results([run_dir])[1][0]
-    return result.best if result else None
+    return result.score if result else None
 
 
 def _report(

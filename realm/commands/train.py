@@ -137,8 +137,8 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                 if run.state == "running":
                     print(*run.beginning, sep="\n")
                     print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                    print("tools/status.sh shows it, tools/stop.sh all ends it")
                     print(f"watch it: {called()} attach {shlex.quote(str(run_dir))}")
+                    print(f"end it:   {called()} stop all")
                     return 0
         time.sleep(0.1)
     print(log_path.read_text(errors="replace"), file=sys.stderr, end="")

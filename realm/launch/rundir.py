@@ -166,7 +166,7 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
         earlier = read_run(run_dir)
         owner = f"a run (pid {earlier.pid})" if earlier else "a run that is just starting"
         raise ConfigError(
-            f"run directory {run_dir}: {owner} uses it; stop it with tools/stop.sh all, choose another run_name, or "
+            f"run directory {run_dir}: {owner} uses it; stop it with `realm stop all`, choose another run_name, or "
             "begin a new run with --fresh"
         ) from None
     earlier = read_run(run_dir)
