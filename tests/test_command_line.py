@@ -83,8 +83,9 @@ def test_a_key_and_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.chdir(ROOT)
     assert cli.main(["config", "dump_model_freq"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "dump_model_freq = 100",
-        "    Updates between two checkpoints. It must be a whole number at least 1 and at most 1000000000.",
+        'dump_model_freq = 100   (default "auto")',
+        "    Updates between two checkpoints; 0: one a minute. auto is 100 on-policy and 0 off-policy. It",
+        '    must be a whole number at least 0 and at most 1000000000000000 or "auto".',
     ]
     assert cli.main(["config", "flash_share"]) == 0
     assert " It must be a number.\n" in capsys.readouterr().out.replace("\n    ", " ")

@@ -19,7 +19,7 @@ from realm.contract import Evaluation, Version
 from realm.data.shelf import Shelf
 from realm.errors import CheckpointError, ConfigError, DivergedError, UnsavedError, UserCodeError
 from realm.learn.best import BestModel
-from realm.learn.checkpoint import find, load, load_newest, not_finite, save
+from realm.learn.checkpoint import find, load, load_newest, not_finite, not_finite_in, save
 
 NATIVE = "buffer_backend=native"
 
@@ -127,6 +127,46 @@ def test_good_updates_in_between_make_up_for_it(tmp_path: Path, good: int, ends:
         assert ends
     else:
         assert not ends
+
+
+class SpoilingState(Agent):
+    """What it saves besides its model becomes NaN with an update, counted from 1, where the model stays as it is."""
+
+    def __init__(self, nan_at: int) -> None:
+        super().__init__(1)
+        self.nan_at, self.calls, self.target = nan_at, 0, torch.zeros(3)
+
+    def learn(self, batch: Any, info: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.nan_at:
+            self.target[1] = float("nan")
+        return super().learn(batch, info)
+
+    def save_model(self) -> dict[str, Any]:
+        return {**super().save_model(), "targets": [torch.ones(2), self.target.clone()]}
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        super().load_model(state)
+        self.target = state["targets"][1].clone()
+
+
+def test_a_target_that_is_nan_is_never_saved(tmp_path: Path) -> None:
+    """The model may be finite for a while: at the checkpoint after it the run goes back to the one before it."""
+    one = trainer(tmp_path, 1, keep=100, agent=SpoilingState(7))
+    one.start(1)
+    for batch in batches(12):
+        one.update(*batch)
+    assert one._meters.totals["restored_updates"] == 1
+    assert one.agent.updates == 5 + 2  # type: ignore[attr-defined]
+    one.save_last()
+    assert [bool(not_finite_in(load(path).state["agent"])) for path in tmp_path.iterdir()] == [False] * 4
+
+    end = trainer(tmp_path / "end", 1, agent=SpoilingState(7))
+    end.start(1)
+    for batch in batches(8):
+        end.update(*batch)
+    with pytest.raises(UnsavedError, match=r"\(targets\.1 is not finite\), so 18 env steps .*a smaller learning rate"):
+        end.save_last()
 
 
 def test_weights_that_are_nan_at_the_start_are_the_agents_fault(tmp_path: Path) -> None:

@@ -14,7 +14,17 @@ from diy.config import preferred
 from realm.config.flow import check_flow
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
-from realm.config.plan import Decided, Machine, Plan, decide, make_plan, slow_choices, stale_choice, this_machine
+from realm.config.plan import (
+    Decided,
+    Machine,
+    Plan,
+    decide,
+    make_plan,
+    slow_choices,
+    stale_choice,
+    this_machine,
+    with_replay,
+)
 from realm.contract import ActionSpec, Field, Spec
 from realm.data.buffer import make_replay_buffer
 from realm.data.native import NativeStorage
@@ -120,12 +130,31 @@ def test_off_policy_is_free_of_versions() -> None:
     assert one.capacity >= 10 * one.batch
 
 
+def test_off_policy_one_environment_and_one_thread_are_enough() -> None:
+    for machine in (SMALL, LARGE):
+        decided = decide(AppConfig(**OFF_POLICY, train_batch_size=5120), machine)
+        one = make_plan(decided.app, machine.cores)
+        assert (one.envs_per_worker, one.learner_threads, decided.app.dump_model_freq) == (1, 1, 0)
+        assert not [sentence for sentence in slow_choices(decided.app, one) if "environments in all" in sentence]
+    assert decide(AppConfig(), SMALL).app.dump_model_freq == 100
+    assert make_plan(decide(AppConfig(**OFF_POLICY, device="cuda"), GPU).app).learner_threads > 1
+
+
+def test_a_replay_memory_is_as_large_as_is_of_use() -> None:
+    decided = decide(AppConfig(**OFF_POLICY), SMALL)
+    for step, usable, steps in ((130, 16 << 30, 1_000_000), (8000, 4 << 30, 268_435), (8000, 1000, 32)):
+        app = with_replay(decided, step, usable).app
+        assert (app.replay_buffer_capacity, app.warm_up_steps) == (steps, min(1000, steps // 2))
+    asked = decide(AppConfig(**OFF_POLICY, replay_buffer_capacity=500, warm_up_steps=0), SMALL)
+    assert with_replay(asked, 130, 16 << 30) == asked
+
+
 def test_what_was_asked_for_is_taken() -> None:
     asked: dict[str, Any] = {
         "aisrv_count": 3, "aisrv_connect_to_kaiwu_env_count": 5, "train_batch_size": 30, "replay_buffer_capacity": 90,
         "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:1", "flow": "overlapping",
         "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
-        "reverb_sampler": "Fifo", "warm_up_steps": 0,
+        "reverb_sampler": "Fifo", "warm_up_steps": 0, "dump_model_freq": 5,
     }  # fmt: skip
     one = plan(GPU, **asked)
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)

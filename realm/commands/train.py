@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -72,10 +73,17 @@ def train(config: RunConfig, fresh: bool = False) -> int:
 
     prepared = prepare(config, decided, fresh)
     run_dir = prepared.run_dir
-    supervisor = Supervisor(decided, plan, prepared.spec, run_dir, prepared.run_file, prepared.keys)
+    supervisor = Supervisor(
+        dataclasses.replace(decided, app=prepared.config.app),
+        prepared.plan,
+        prepared.spec,
+        run_dir,
+        prepared.run_file,
+        prepared.keys,
+    )
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
-    write_summary(run_dir, supervisor.board, plan, supervisor.cause)
+    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.cause)
     if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
         prepared.put_back_config()
     if supervisor.trace:

@@ -72,13 +72,14 @@ class AppConfig:
     buffer_backend: Literal["reverb", "native"] | Auto = "auto"
     """Reverb, or the project's NumPy buffer; auto takes reverb where it is installed."""
     replay_buffer_capacity: Count | Auto = "auto"
-    """Samples that the buffer holds."""
+    """Samples that the buffer holds; auto for rows of a replay memory: a million, or what fits into half the memory."""
     preload_ratio: Annotated[float, Meta(ge=1)] = 2.0
     """Training starts when the buffer has received capacity / preload_ratio samples."""
     train_batch_size: Count | Auto = "auto"
     """Samples of one update; auto takes one round of all workers, N x E."""
     warm_up_steps: Limit | Auto = "auto"
-    """Env steps played before the first update. 0: preload_ratio decides; auto: what the package prefers, else 0."""
+    """Env steps played before the first update. 0: preload_ratio decides; auto: what the package prefers, else 0,
+    or 1000 for rows of a replay memory."""
     production_consume_ratio: Annotated[float, Meta(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
     learner_train_by_while_true: bool = False
@@ -99,8 +100,8 @@ class AppConfig:
     max_unacked_rounds: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Rounds that a worker may have on their way to the buffer before it waits."""
 
-    dump_model_freq: Count = 100
-    """Updates between two checkpoints."""
+    dump_model_freq: Limit | Auto = "auto"
+    """Updates between two checkpoints; 0: one a minute. auto is 100 on-policy and 0 off-policy."""
     save_replay: bool = False
     """Keep the replay memory in files of the run, so that a resumed run goes on with it; for rows (`Spec.draw`)."""
     publish_every: Count = 1

@@ -68,7 +68,12 @@ def run(prepared: Prepared) -> End:
         )
         agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
         trainer = Trainer(
-            agent, spec, prepared.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, trained
+            agent,
+            spec,
+            prepared.run_dir / "ckpt",
+            int(app.dump_model_freq),
+            app.modelpool_max_save_model_count,
+            trained,
         )
         preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
         trainer.start(epoch, preload)

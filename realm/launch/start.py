@@ -17,7 +17,7 @@ from loguru import logger
 from realm.config.flow import check_memory, check_rows
 from realm.config.load import RunConfig, load_config, settings_of, to_toml
 from realm.config.memory import usable_bytes
-from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choice
+from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choice, with_replay
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError
@@ -64,10 +64,13 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     spec = try_user_code(config, hyper)
     gc.freeze()
     gc.enable()
+    usable = usable_bytes()
     if config.app.save_replay and not spec.draw:
         place = config.places.get("app.save_replay", "[app]")
         raise ConfigError(f"{place}: key 'save_replay': it keeps rows, but the spec has no draw; it must be false")
     if spec.draw:
+        decided = with_replay(decided, -(-spec.sample_bytes // spec.chunk_length), usable)
+        config, plan = dataclasses.replace(config, app=decided.app), make_plan(decided.app)
         check_rows(
             policy=config.app.algorithm_on_policy_or_off_policy,
             backend=plan.backend,
@@ -83,7 +86,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
         envs_per_worker=plan.envs_per_worker,
         chunks=plan.capacity // (spec.chunk_length if spec.draw else 1) if not config.app.save_replay else 0,
         chunk_bytes=spec.sample_bytes,
-        usable=usable_bytes(),
+        usable=usable,
     )
     _check_models(config, spec, fresh)
     try:

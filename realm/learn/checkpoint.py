@@ -82,6 +82,18 @@ def not_finite(state: Mapping[str, torch.Tensor]) -> str:
     return next((name for name, good in zip(tensors, finite, strict=True) if not good), "")
 
 
+def not_finite_in(state: Any, name: str = "") -> str:
+    """The place of a tensor in nested dicts and lists that holds NaN or infinity, as "adam.mean.0"; "" if all are
+    finite. For what `save_model` gives: targets, optimizers, a learned temperature."""
+    if isinstance(state, torch.Tensor):
+        return not_finite({name: state})
+    if isinstance(state, Mapping):
+        parts = list(state.items())
+    else:
+        parts = list(enumerate(state)) if isinstance(state, (list, tuple)) else []
+    return next((bad for key, one in parts if (bad := not_finite_in(one, f"{name}.{key}".lstrip(".")))), "")
+
+
 def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = WHOLE) -> list[str]:
     """Load safetensors bytes into the model; returns the names of its weights that were not among them.
 

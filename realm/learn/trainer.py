@@ -35,6 +35,7 @@ from realm.watch.meters import Meters
 
 _WARN_EVERY_S = 60.0
 _SAVE_WITHIN_S = 600.0  # slow updates: no more than this is lost, whatever dump_model_freq says
+_SAVE_EVERY_S = 60.0  # without a dump_model_freq
 _MAX_RESTORES = 3  # without _GOOD_UPDATES in between; then the run ends
 _GOOD_UPDATES = 10
 
@@ -47,7 +48,8 @@ class Trainer:
     """Trains `agent` and knows its version: (epoch, update), where each start of a learner raises the epoch."""
 
     def __init__(self, agent: Agent, spec: Spec, folder: Path, dump_freq: int, keep: int, meters: Meters) -> None:
-        """folder: where checkpoints lie (`ckpt/`); dump_freq: updates between two; keep: how many stay."""
+        """folder: where checkpoints lie (`ckpt/`); dump_freq: updates between two, 0 is one a minute; keep: how
+        many stay."""
         self.agent = agent
         self.version = Version(0, 0)
         self.env_steps = 0
@@ -57,7 +59,7 @@ class Trainer:
         self._acting = checkpoint.acting(agent)
         self._saved = Version(0, 0)
         self._saved_env_steps = 0  # of the newest good checkpoint
-        self._unwritten = ""  # why the newest checkpoint could not be written
+        self._unwritten = self._advice = ""  # why the newest checkpoint could not be written, and what to do
         self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
         self._went_out_at: dict[int, float] = {}  # update -> monotonic seconds
@@ -106,7 +108,7 @@ class Trainer:
         else:
             self.origin = "training begins at update 0 with new weights"
         logger.info("{}", self.origin)
-        if spoiled := checkpoint.not_finite(self.agent.model.state_dict()):
+        if spoiled := self._spoiled(saves=True):
             raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
         self._went_out_at[self.version.update] = time.monotonic()
         path = self.save()
@@ -181,9 +183,17 @@ class Trainer:
         return arrays_to_transitions(items) if self._spec.draw else arrays_to_chunk(items)
 
     def _check_finite(self) -> None:
-        spoiled = checkpoint.not_finite(self.agent.model.state_dict())
-        if spoiled:
+        saves = bool(self._asked) or self._is_due(self.next_version.update)
+        if spoiled := self._spoiled(saves):
             raise _NotFiniteError(spoiled)
+
+    def _spoiled(self, saves: bool) -> str:
+        """The name of a weight that is not finite; "" if all are. saves: they are about to be saved, with targets,
+        optimizers and whatever else `save_model` gives."""
+        spoiled = checkpoint.not_finite(self.agent.model.state_dict())
+        if not spoiled and saves:
+            spoiled = checkpoint.not_finite_in(self.agent.save_model())
+        return spoiled
 
     def _go_back(self, spoiled: str) -> None:
         """Restore the newest good checkpoint, because the tensor `spoiled` is not finite. Raises DivergedError.
@@ -253,6 +263,11 @@ class Trainer:
             self._save_asked()
         if self._saved == self.version:
             return None
+        if spoiled := self._spoiled(saves=True):  # an update that was cut short, or one without a check of its own
+            self._unwritten = f"{spoiled} is not finite"
+            self._advice = "choose a smaller learning rate"
+            logger.warning("checkpoint {} is not written: {}", self.version, self._unwritten)
+            return None
         path = self._write(self._folder, self._keep)
         self._saved_at = time.monotonic()
         if path is not None:
@@ -267,14 +282,20 @@ class Trainer:
             raise UnsavedError(
                 f"{self._folder}: the last checkpoint {self.version} could not be written ({self._unwritten}), so "
                 f"{self.env_steps - self._saved_env_steps} env steps of training since the newest good checkpoint are "
-                "lost; make room on this disk before the next start"
+                f"lost; {self._advice}"
             )
 
     def _save_due(self) -> None:
         """Write what is to be written of the weights that have just got their number."""
         self._save_asked()
-        if self.version.update % self._dump_freq == 0 or time.monotonic() - self._saved_at > _SAVE_WITHIN_S:
+        if self._is_due(self.version.update):
             self.save()
+
+    def _is_due(self, update: int) -> bool:
+        """Whether a checkpoint is due after so many updates."""
+        if self._dump_freq and update % self._dump_freq == 0:
+            return True
+        return time.monotonic() - self._saved_at > (_SAVE_WITHIN_S if self._dump_freq else _SAVE_EVERY_S)
 
     def _save_asked(self) -> None:
         for folder, keep in self._asked:
@@ -292,7 +313,7 @@ class Trainer:
                 self.agent.saved(path)
             return path
         except OSError as error:
-            self._unwritten = str(error)
+            self._unwritten, self._advice = str(error), "make room on this disk before the next start"
             if time.monotonic() - self._warned_at > _WARN_EVERY_S:
                 self._warned_at = time.monotonic()
                 logger.warning("checkpoint {} could not be written, training goes on: {}", self.version, error)

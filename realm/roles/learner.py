@@ -26,7 +26,7 @@ def run(job: Job) -> None:
     if plan.publish_early:
         check_yields(agent)
     trainer = Trainer(
-        agent, job.spec, job.run_dir / "ckpt", app.dump_model_freq, app.modelpool_max_save_model_count, link.meters
+        agent, job.spec, job.run_dir / "ckpt", int(app.dump_model_freq), app.modelpool_max_save_model_count, link.meters
     )
     trainer.start(job.epoch, find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
     to_pool, to_buffer = job.client("model_pool"), job.client("buffer")
