@@ -1,10 +1,15 @@
-"""Realm: an open, fast and readable distributed PPO training framework. See docs/architecture.md."""
+"""Realm: an open, fast and readable distributed PPO training framework. See docs/architecture.md.
+
+Importing it registers the game `Realm-v0` with gymnasium and loads nothing else: see docs/library.md.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import gymnasium
 
 if TYPE_CHECKING:
     from realm.learn.policy import TrainedPolicy
@@ -14,6 +19,12 @@ __version__ = "0.1.0"
 # Set before anything imports torch, because OpenMP reads it only once. Threads that wait by spinning starve each other
 # on a busy machine: next to one other program `realm eval` took 52 s, and 9 s with this setting.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+gymnasium.register(
+    id="Realm-v0",
+    entry_point="realm.env.realm_env:RealmEnv",
+    vector_entry_point="realm.env.realm_env:RealmVectorEnv",
+)
 
 
 def load_policy(model: str | Path = "", number: str = "latest") -> TrainedPolicy:

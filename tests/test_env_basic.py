@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import realm.env  # noqa: F401  (registers Realm-v0)
+import realm  # noqa: F401  (registers Realm-v0)
 from realm.env.games import episode_stats
 from realm.env.options import OptionError
 from realm.env.realm_env import RealmEnv, RealmVectorEnv

@@ -14,7 +14,7 @@ from gymnasium import wrappers
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import vector as vector_wrappers
 
-import realm.env  # noqa: F401  (registers Realm-v0)
+import realm  # noqa: F401  (registers Realm-v0)
 from realm.env import map as maps
 from realm.env.options import OptionError
 from realm.env.realm_env import RealmEnv, RealmVectorEnv
@@ -23,9 +23,39 @@ CONF = {"treasure_num": 3, "max_step": 25}
 
 
 def test_importing_the_package_is_light() -> None:
-    code = "import sys, realm.env; print([m for m in ('numba', 'yaml', 'torch') if m in sys.modules])"
+    code = "import sys, realm; print([m for m in ('numba', 'yaml', 'torch') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]"
+
+
+def test_it_is_made_by_the_packages_name() -> None:
+    """In a fresh process, where nothing has imported it."""
+    code = """
+import gymnasium
+one, many = gymnasium.make("realm:Realm-v0"), gymnasium.make_vec("realm:Realm-v0", num_envs=2)
+print(type(one.unwrapped).__name__, type(many.unwrapped).__name__)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.split() == ["RealmEnv", "RealmVectorEnv"]
+
+
+def test_action_masks_are_those_of_the_observation() -> None:
+    """As sb3-contrib's MaskablePPO asks: by `get_wrapper_attr`, of an environment in wrappers."""
+    one = wrappers.RecordEpisodeStatistics(gymnasium.make("Realm-v0", usr_conf=CONF))
+    many: Any = gymnasium.make_vec("Realm-v0", num_envs=3, observation="vector", usr_conf=CONF).unwrapped
+    rng, seen = np.random.default_rng(0), set[int]()
+    obs, rows = one.reset(seed=1)[0], many.reset(seed=1)[0]
+    for _ in range(60):
+        mask, masks = one.get_wrapper_attr("action_masks")(), many.action_masks()
+        assert (mask.dtype, mask.shape, masks.dtype, masks.shape) == (np.bool_, (16,), np.bool_, (3, 16))
+        assert mask.tolist() == obs["action_mask"].astype(bool).tolist()
+        assert masks.tolist() == rows["action_mask"].astype(bool).tolist()
+        seen.add(int(mask.sum()))
+        obs, _, terminated, truncated, _ = one.step(int(rng.integers(16)))
+        if terminated or truncated:
+            obs, _ = one.reset()
+        rows = many.step(rng.integers(16, size=3))[0]
+    assert seen == {8, 16}  # a flash has to wait for the next
 
 
 @pytest.mark.parametrize("observation", ["full", "vector"])

@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from numpy.typing import NDArray
 from PIL import Image
 
-import realm.env  # noqa: F401  (registers Realm-v0)
+import realm  # noqa: F401  (registers Realm-v0)
 from realm.env import map as maps
 from realm.env.draw import ansi, draw, frames, moment, pen, record, to_pixel, write_gif, write_png
 from realm.env.realm_env import RealmEnv, RealmVectorEnv

@@ -22,7 +22,7 @@ DOCUMENTS = [README, CHINESE, ARCHITECTURE]
 PAGES = [README, CHINESE, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 EXAMPLE = ROOT / "realm" / "zoo" / "cartpole"
 WRITTEN_BY_RUNS = {"eval.json", "config.toml", "run.json", "summary.json", "supervisor.log"}
-GIVEN_BY_USERS = {"map_1.json", "crab.yaml", "pip.conf", "PIP_EXTRA_INDEX_URL"}
+GIVEN_BY_USERS = {"requirements.local.txt", "map_1.json", "crab.yaml", "pip.conf", "PIP_EXTRA_INDEX_URL"}
 
 
 def text_of(document):

@@ -93,6 +93,43 @@ def test_a_definition_that_raises(tmp_path, old, new, text):
     assert text in got
 
 
+MADE = "    return CountingEnvs(num_envs, config.episode_length)\n"
+SINGLE = '    import gymnasium\n\n    return gymnasium.make("CartPole-v1")\n'
+SAME_STEP = f'{MADE[:-1].replace("return", "envs =")}\n    envs.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP\n'
+
+
+@pytest.mark.parametrize("mode", ["local", pytest.param("remote", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (
+            MADE,
+            SINGLE,
+            "make_envs returned a single environment, TimeLimit; it must return a vector environment, such as",
+        ),
+        (
+            MADE,
+            f"{SAME_STEP}    return envs\n",
+            "make_envs returned CountingEnvs with autoreset mode SameStep; it must",
+        ),
+        (
+            "ActionSpec(n=1000)",
+            "ActionSpec(n=9)",
+            "spec returned ActionSpec(n=9), but the environments' action space is",
+        ),
+    ],
+    ids=["single", "same step", "action"],
+)
+def test_environments_that_cannot_be_trained_on(tmp_path, mode, old, new, text):
+    package = tmp_path / "wrong"
+    shutil.copytree(ROOT / "tests" / "counting", package)
+    source = (package / DEFINITION).read_text()
+    assert old in source
+    (package / DEFINITION).write_text(source.replace(old, new))
+    got = refused(tmp_path, start(tmp_path, "algo=wrong", f"wrapper_type={mode}", "max_seconds=60", cwd=tmp_path))
+    assert got.startswith(f"{package / DEFINITION}: {text}")
+
+
 @pytest.mark.slow
 def test_models_of_another_network_or_other_shapes(tmp_path):
     """A refused resume leaves the run as it was: its configuration still fits its models."""

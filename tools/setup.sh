@@ -1,5 +1,6 @@
 # Makes .venv with the locked requirements, once; sourced by the other scripts, which then use "$python".
-# A second call costs nothing: .venv remembers which lock file it was made from.
+# A second call costs nothing: .venv remembers which lock file it was made from. What you need yourself belongs into
+# requirements.local.txt: it is installed next to the locked requirements, and again whenever .venv is made again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
@@ -46,6 +47,23 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     fi
     echo "$wanted" > .venv/made-from
     echo "installed"
+fi
+own=$(cksum < requirements.local.txt 2> /dev/null || true)
+if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
+    if [ -n "$own" ]; then
+        echo "installing requirements.local.txt ..."
+        # what is locked keeps its version
+        "$python" -m pip freeze --disable-pip-version-check --all > .venv/locked.txt
+        log=.venv/install-local.log
+        if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -c .venv/locked.txt \
+            -r requirements.local.txt > "$log" 2>&1; then
+            tail -n 20 "$log" >&2
+            echo "error: installing requirements.local.txt failed (the last lines are above, all of it in $log)" >&2
+            exit 2
+        fi
+        echo "installed"
+    fi
+    echo "$own" > .venv/made-from-local
 fi
 exec 9>&-
 export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}"

@@ -1,7 +1,6 @@
 """The realm as gymnasium environments: `RealmEnv` (one) and `RealmVectorEnv` (E in one call).
 
-Made by `gymnasium.make("Realm-v0")` and `gymnasium.make_vec("Realm-v0", num_envs=E)` after `import
-realm.env`, or directly.
+Made by `gymnasium.make("Realm-v0")` and `gymnasium.make_vec("Realm-v0", num_envs=E)` after `import realm`, or directly.
 
 Observation, a dict: `image` u8 [4, 51, 51] (obstacle, memory, treasures, end around the hero, times 255;
     row 0 south; left out with observation="vector"), `vector` f32 [31] (the reference features, 0..1),
@@ -105,6 +104,13 @@ def step_obs(games: Games, actions: NDArray[np.int64], out: Obs) -> None:
         observe.step_and_write(state, world, episodes, actions, vector, mask)
 
 
+def legal_actions(state: physics.State) -> NDArray[np.bool_]:
+    """Which actions are legal now, bool [E, 16]."""
+    legal = np.ones((len(state.x), physics.ACTIONS), dtype=np.bool_)
+    legal[:, physics.DIRECTIONS :] = (state.flash_wait == 0)[:, None]
+    return legal
+
+
 def follow(routes: Routes, state: physics.State) -> None:
     """Add the places where the heroes are now; a new episode begins a new route."""
     for e, route in enumerate(routes):
@@ -179,6 +185,10 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
         if terminated or truncated:
             info["stats"] = {name: value[0].item() for name, value in episode_stats(state).items()}
         return first_row(obs), float(state.reward[0]), terminated, truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions are legal now, bool [16]: what sb3-contrib's MaskablePPO asks for."""
+        return legal_actions(self.state)[0]
 
     def render(self) -> Picture | None:
         """A picture of the current moment in `render_mode`; None, with a warning, without one."""
@@ -298,6 +308,10 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
         if over.any():
             info["stats"], info["_stats"] = episode_stats(state), over
         return self._given(obs), state.reward.copy(), terminated, truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions are legal now, bool [E, 16]."""
+        return legal_actions(self.state)
 
     def render(self) -> tuple[Picture, ...] | None:
         """Pictures of the current moment, one for each environment as in gymnasium's SyncVectorEnv; None, with a

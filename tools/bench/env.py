@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import realm.env  # noqa: F401  (registers Realm-v0)
+import realm  # noqa: F401  (registers Realm-v0)
 from realm.env import physics
 from realm.env.physics import State, World
 from realm.env.realm_env import RealmVectorEnv, make_observation_space, observation_names, step_obs

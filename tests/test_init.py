@@ -1,0 +1,192 @@
+"""`realm init`: every kind of space becomes numbers that a package trains on; refusals; a package that trains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from cluster import ROOT
+from commands import realm
+from gymnasium import spaces
+
+from realm.commands.main import main
+from realm.contract import ActionSpec
+from realm.errors import ConfigError
+from realm.zoo.gym import action_spec, make_vec, obs_fields
+
+FLOATS = spaces.Box(-1, 1, (3,), np.float64)
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Any spaces; refuses actions that are not of its own."""
+
+    def __init__(self, obs: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = obs, action
+        self.seen: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1], 1.0, False, self.steps == 5, {}
+
+
+def made(obs: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
+    name = f"Odd{len(gymnasium.registry)}-v0"
+    gymnasium.register(name, entry_point=Odd, kwargs={"obs": obs, "action": action}, disable_env_checker=True)
+    return make_vec(2, {"id": name}, "")
+
+
+def hot(counts: list[int], chosen: Any) -> list[float]:
+    return [float(i == value) for count, value in zip(counts, chosen, strict=True) for i in range(count)]
+
+
+OBSERVATIONS: list[tuple[spaces.Space[Any], Any]] = [
+    (FLOATS, lambda x: {"state": x.astype(np.float32)}),
+    (spaces.Discrete(4, start=1), lambda x: {"state": hot([4], [x - 1])}),
+    (spaces.MultiDiscrete([2, 3]), lambda x: {"state": hot([2, 3], x)}),
+    (spaces.MultiBinary(4), lambda x: {"state": x}),
+    (spaces.Box(0, 255, (40, 44, 3), np.uint8), lambda x: {"state": x}),
+    (spaces.Box(0, 255, (4, 40, 44), np.uint8), lambda x: {"state": np.moveaxis(x, 0, -1)}),
+    (spaces.Box(0, 255, (40, 44), np.uint8), lambda x: {"state": x[:, :, None]}),
+    (spaces.Box(0, 255, (8, 8, 3), np.uint8), lambda x: {"state": x}),
+    (
+        spaces.Dict({"a": FLOATS, "b": spaces.Dict({"c": spaces.Discrete(3)})}),
+        lambda x: {"a": x["a"].astype(np.float32), "b.c": hot([3], [x["b"]["c"]])},
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "wanted"), OBSERVATIONS, ids=lambda one: str(one)[:30])
+def test_observations_become_numbers(space: spaces.Space[Any], wanted: Any) -> None:
+    envs = made(space, spaces.Discrete(2))
+    inner, fields = envs.unwrapped.envs, obs_fields(envs)
+    obs, _ = envs.reset(seed=1)
+    for _ in range(8):
+        for e, env in enumerate(inner):
+            literal = wanted(env.unwrapped.seen[-1])
+            assert obs.keys() == literal.keys() == fields.keys()
+            for name, value in literal.items():
+                array = obs[name][e]
+                assert (array.shape, str(array.dtype)) == (fields[name].shape, fields[name].dtype)
+                assert np.array_equal(array, value)
+        assert envs.observation_space.contains(obs)
+        obs = envs.step(envs.action_space.sample())[0]
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (spaces.Discrete(3), ActionSpec(n=3)),
+        (spaces.Discrete(3, start=-1), ActionSpec(n=3)),
+        (spaces.MultiDiscrete([2, 3]), ActionSpec(n=6)),
+        (spaces.MultiDiscrete([2, 3], start=[1, -1]), ActionSpec(n=6)),
+        (spaces.MultiBinary(3), ActionSpec(n=8)),
+        (spaces.Box(-2, 3, (2,)), ActionSpec(low=(-2.0, -2.0), high=(3.0, 3.0))),
+    ],
+    ids=str,
+)
+def test_actions_are_of_the_environments_space(space: spaces.Space[Any], action: ActionSpec) -> None:
+    envs = made(FLOATS, space)
+    assert action_spec(envs) == action
+    envs.reset(seed=1)
+    for number in range(24):  # the environment itself checks them
+        envs.step(np.full(2, number % action.n) if action.n else envs.action_space.sample())
+
+
+def test_spaces_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"observation space is or has Tuple.*it must be a Box, Discrete"):
+        made(spaces.Tuple((FLOATS, FLOATS)), spaces.Discrete(2))
+    for space in (spaces.Dict({"a": FLOATS}), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, 1, (2, 2))):
+        with pytest.raises(ConfigError, match=r"the action space is .*it must be Discrete"):
+            action_spec(made(FLOATS, space))
+    with pytest.raises(ConfigError, match="8192 combinations, more than 4096"):
+        made(FLOATS, spaces.MultiBinary(13))
+
+
+# ---- the command ----
+
+MODULE = '''
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Pick(gymnasium.Env):
+    """Name the number that is shown."""
+
+    observation_space, action_space = spaces.Dict({"shown": spaces.Discrete(3)}), spaces.MultiBinary(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.shown = 0, self.np_random.integers(3)
+        return {"shown": self.shown}, {}
+
+    def step(self, action):
+        reward = float(action[0] * 2 + action[1] == self.shown)
+        self.steps, self.shown = self.steps + 1, self.np_random.integers(3)
+        return {"shown": self.shown}, reward, False, self.steps == 10, {}
+
+
+gymnasium.register("Pick-v0", entry_point=Pick)
+'''
+
+
+def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, text in {
+        "": "say for which environment: --env with an id of gymnasium, like --env CartPole-v1",
+        "--env No-v0": "--env 'No-v0': Environment `No` doesn't exist",
+        "--env no_such_module:No-v0": "No module named 'no_such_module'",
+        "random --env CartPole-v1": "NAME is 'random', which is the name of another Python module",
+        "my-agent --env CartPole-v1": "NAME is 'my-agent'; it must be the name of a Python package",
+        "--env CartPole-v1 --from td3": "--from td3 does not fit the actions of CartPole-v1; it must be ppo or dqn",
+        "--env CartPole-v1 --from realm": "--env CartPole-v1: cannot be given with --from realm",
+    }.items():
+        assert main(["init", *arguments.split()]) == 2
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert text in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_a_module_of_ones_own_trains(tmp_path: Path) -> None:
+    (tmp_path / "pick.py").write_text(MODULE)  # so the package needs another name
+    code, out, err = realm("init", "--env", "pick:Pick-v0", cwd=tmp_path)
+    assert code == 0, err
+    assert "pick_agent/ and pick_agent.toml are written: pick:Pick-v0 with ppo" in out
+    settings = ("--set", "max_env_steps=6000", "eval_every_steps=3000")
+    code, _, err = realm("start", "--config", "pick_agent.toml", *settings, cwd=tmp_path)
+    assert code == 0, err
+    code, _, err = realm("start", "--config", "pick_agent.toml", "--set", "wrapper_type=remote", "run_name=cluster",
+                         "max_env_steps=2000", "eval_every_steps=0", cwd=tmp_path)  # fmt: skip
+    assert code == 0, err
+    assert (tmp_path / "train" / "cluster" / "summary.json").exists()
+
+
+def test_a_copy_of_the_games_agent_is_a_package(tmp_path: Path) -> None:
+    code, out, err = realm("init", "mine", "--from", "realm", cwd=tmp_path)
+    assert code == 0, err
+    assert "mine/ and mine.toml are written" in out
+    code = (
+        "from mine.feature.definition import make_envs; from mine.config import Config; make_envs(1, 0, Config(), {})"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    texts = [(tmp_path / "mine.toml").read_text(), *(file.read_text() for file in (tmp_path / "mine").rglob("*.py"))]
+    assert not [text for text in texts if "from diy" in text or "[diy]" in text or 'algo = "diy"' in text]
+    code, out, err = realm("config", "mine.lr_start", "--config", "mine.toml", cwd=tmp_path)
+    assert code == 0, err
+    assert "mine.lr_start = " in out
