@@ -386,7 +386,7 @@ class PredictRequest(NamedTuple):
 class Prediction(NamedTuple):
     """A policy's answer: action [E, ...], extra name -> [E, ...], the version that gave it, and its env steps.
 
-    state: the policy's memory before this answer, name -> [E, ...].
+    state: the policy's memory before this answer, name -> [E, ...]. memory_size: as in PredictContext.
     """
 
     action: Array
@@ -394,6 +394,7 @@ class Prediction(NamedTuple):
     version: Version
     env_steps: int = 0
     state: Arrays = {}  # noqa: RUF012 (nobody writes into it)
+    memory_size: int = 0
 
 
 class PredictContext(NamedTuple):
@@ -401,6 +402,7 @@ class PredictContext(NamedTuple):
 
     slot i64 [N], first bool [N], explore f32 [N], as in PredictRequest. env_steps: played before the weights that act
     were published; a schedule of exploration follows it. state: name -> [N, ...], the memory that `Spec.state` names.
+    memory_size: samples in the buffer or replay memory at the last update before that.
     """
 
     slot: Array
@@ -408,6 +410,7 @@ class PredictContext(NamedTuple):
     explore: Array
     env_steps: int = 0
     state: Arrays = {}  # noqa: RUF012
+    memory_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -432,13 +435,16 @@ class SampleInfo:
 
 @dataclass(frozen=True)
 class ModelTag:
-    """Names one published model: its version, how many env steps it was trained on, its bytes' sha256, and when."""
+    """Names one published model: its version, how many env steps it was trained on, its bytes' sha256, when, and how
+    many samples the buffer held.
+    """
 
     version: Version
     env_steps: int
     sha256: str
     published_ns: int
     """The learner's monotonic clock."""
+    memory_size: int = 0
 
 
 @dataclass(frozen=True)

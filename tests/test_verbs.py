@@ -251,13 +251,15 @@ class Models:
         self.agents[version] = make_agent(100 * version.epoch + version.update)
         weights = to_bytes(self.agents[version].model)
         with self._one_at_a_time:
-            self.writer.publish(version, 10 * version.update, weights)
+            self.writer.publish(version, 10 * version.update, weights, 7 * version.update)
 
     def check(self, prediction: Any, obs: Arrays) -> None:
         """The answer is what the agent of the version that it names says to these very observations."""
         context = PredictContext(np.arange(len(obs["x"])), np.zeros(len(obs["x"]), bool), np.zeros(len(obs["x"])))
         action, extra = self.agents[prediction.version].predict(obs, context)
         assert (prediction.action == action).all()
+        update = prediction.version.update
+        assert (prediction.env_steps, prediction.memory_size) == (10 * update, 7 * update)
         assert (prediction.extra["seen"] == obs["x"]).all()
         assert prediction.extra["value"] == pytest.approx(extra["value"], abs=1e-5)
 
@@ -291,7 +293,9 @@ def make_policy(request: pytest.FixtureRequest, cluster: Cluster, models: Models
         reader = ModelReader(
             cluster.client("model_pool", f"aisrv-{worker}"), lambda weights: load_bytes(agent.model, weights)
         )
-        return LocalPolicy(agent, SPEC, 2, gate, lambda: (reader.wait(gate.minimum, ticked), reader.env_steps))
+        return LocalPolicy(
+            agent, SPEC, 2, gate, lambda: (reader.wait(gate.minimum, ticked), reader.env_steps, reader.memory_size)
+        )
 
     return make
 
@@ -924,7 +928,7 @@ def test_a_model_published_while_the_pool_is_away(cluster: Cluster, models: Mode
 def test_damaged_weights_are_never_served(cluster: Cluster, models: Models) -> None:
     pool = cluster.roles["model_pool"]
     client, weights = cluster.client("model_pool", "learner-7"), np.arange(8, dtype=np.uint8)
-    meta = {"version": [1, 5], "env_steps": 0, "sha256": "0" * 64, "published_ns": 0}
+    meta = {"version": [1, 5], "env_steps": 0, "sha256": "0" * 64, "published_ns": 0, "memory_size": 0}
     for bad, arrays in (
         (meta, {"weights": weights}), (meta, {}), ({}, {"weights": weights}),
         ({"version": [1, 5]}, {"weights": weights}),

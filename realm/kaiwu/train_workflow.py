@@ -172,7 +172,7 @@ class _LocalSide(_Calls):
 
     def _update(self, samples: Any) -> None:
         count, steps = max(1, len(samples)), self.steps()
-        version, _ = self.policy.refresh()
+        version = self.policy.refresh()[0]
         items: Arrays = {**_origin(self.context, 0, count, version), "samples": samples}
         ones = np.ones(count)
         info = SampleInfo(ones.astype(np.uint64), ones, ones.astype(np.int64), steps, count)
@@ -215,7 +215,7 @@ class _WorkerSide(_Calls):
             self._refreshed_at = now
             self.tick()
             if self._chosen == _NEWEST:
-                self.version, _ = self.through(self.policy.refresh)
+                self.version = self.through(self.policy.refresh)[0]
 
     def learn(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
         if inside():
@@ -290,7 +290,7 @@ class _WorkerSide(_Calls):
         self._chosen = number
         self.policy.agent.choose_model(number)
         if number == _NEWEST:
-            self.version, _ = self.policy.refresh()
+            self.version = self.policy.refresh()[0]
 
 
 class _RemoteSide(_WorkerSide):

@@ -82,7 +82,11 @@ def run(prepared: Prepared) -> End:
         buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         # no version bound: each batch is trained on at once, so the newest weights always act
         gate = VersionGate(None, plan.batch, plan.round_size)
-        policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, lambda: (trainer.version, trainer.env_steps))
+
+        def refresh() -> tuple[Version, int, int]:
+            return trainer.version, trainer.env_steps, trainer.memory_size
+
+        policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
         curves, resources = Curves(prepared.run_dir), Resources(prepared.run_dir)
         curves.begin(board, trainer.env_steps)
         loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, signals)

@@ -53,6 +53,8 @@ class Trainer:
         self.agent = agent
         self.version = Version(0, 0)
         self.env_steps = 0
+        self.memory_size = 0
+        """Samples in the buffer when the last batch was drawn."""
         self.origin = ""
         """Where training goes on, or with what it begins: a sentence for the user."""
         self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
@@ -133,7 +135,7 @@ class Trainer:
         """
         started = time.monotonic()
         self._measure_lag(items["version"])
-        steps = info.new_env_steps
+        steps, self.memory_size = info.new_env_steps, info.size
         made, restored = self.next_version, False
 
         def go_out() -> bool:

@@ -47,6 +47,7 @@ def run(job: Job) -> None:
             explore=_joined([request.explore for request in requests]),
             env_steps=models.env_steps,
             state={name: _joined([request.state[name] for request in requests]) for name in requests[0].state},
+            memory_size=models.memory_size,
         )
         predicted = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
         row = 0
@@ -54,7 +55,8 @@ def run(job: Job) -> None:
             rows = slice(row, row + len(request.first))
             row = rows.stop
             arrays = {name: array[rows] for name, array in predicted.items()}
-            meta = {"version": list(models.version), "env_steps": models.env_steps}
+            known = {"env_steps": models.env_steps, "memory_size": models.memory_size}
+            meta = {"version": list(models.version), **known}
             server.send(peer, Message("action", request.seq, meta, arrays))
         meters.count("actions", row)
         meters.count("forwards")

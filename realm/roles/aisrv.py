@@ -98,11 +98,11 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
     parts = acting(agent)
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))
 
-    def refresh() -> tuple[Version, int]:
+    def refresh() -> tuple[Version, int, int]:
         started = time.monotonic()
         version = models.wait(gate.minimum, tick)
         job.link.meters.count("predict_wait_s", time.monotonic() - started)
         job.link.meters.totals["models_loaded"] = models.loaded
-        return version, models.env_steps
+        return version, models.env_steps, models.memory_size
 
     return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, gate, refresh), to_pool

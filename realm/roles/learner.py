@@ -41,7 +41,7 @@ def run(job: Job) -> None:
 
     def publish(version: Version, env_steps: int) -> None:
         started = time.monotonic()
-        models.publish(version, env_steps, trainer.weights())
+        models.publish(version, env_steps, trainer.weights(), trainer.memory_size)
         link.meters.totals["published"] = models.published
         link.meters.count("publish_s", time.monotonic() - started)
 

@@ -30,8 +30,8 @@ class ModelReader:
     def __init__(self, client: Client, load: Callable[[bytes], object]) -> None:
         self._client, self._load = client, load
         self.version = NO_VERSION
-        self.env_steps = 0
-        """Played before the loaded model was published."""
+        self.env_steps = self.memory_size = 0
+        """Played before the loaded model was published, and samples in the buffer at that time."""
         self.loaded = 0
         self.delay_s = 0.0
         """From the learner's publishing to the newest load; all processes of a machine share the monotonic clock."""
@@ -46,7 +46,7 @@ class ModelReader:
         changed = tag.version > self.version
         if changed:
             self._load(message.array("weights").tobytes())
-            self.version, self.env_steps = tag.version, tag.env_steps
+            self.version, self.env_steps, self.memory_size = tag.version, tag.env_steps, tag.memory_size
             self.loaded += 1
             self.delay_s = time.monotonic() - message.integer("published_ns") / 1e9
         self._client.ask("latest", {"have": list(self.version)})
@@ -77,8 +77,9 @@ class ModelWriter:
     def newest(self) -> Version:
         return self._tag.version
 
-    def publish(self, version: Version, env_steps: int, weights: bytes) -> None:
-        self._tag = ModelTag(version, env_steps, hashlib.sha256(weights).hexdigest(), time.monotonic_ns())
+    def publish(self, version: Version, env_steps: int, weights: bytes, memory_size: int = 0) -> None:
+        digest = hashlib.sha256(weights).hexdigest()
+        self._tag = ModelTag(version, env_steps, digest, time.monotonic_ns(), memory_size)
         self._weights = np.frombuffer(weights, np.uint8)
         self.published += 1
         self._send()
@@ -102,7 +103,8 @@ def parse_model(message: Message) -> ModelTag:
     digest, named = hashlib.sha256(message.array("weights").data).hexdigest(), message.text("sha256")
     if digest != named:
         raise WireError(f"{message.kind} from {message.sender}: sha256 {digest[:8]} instead of {named[:8]}")
-    return ModelTag(message.version(), message.integer("env_steps"), digest, message.integer("published_ns"))
+    numbers = (message.integer(name) for name in ("published_ns", "memory_size"))
+    return ModelTag(message.version(), message.integer("env_steps"), digest, *numbers)
 
 
 def tag_meta(tag: ModelTag) -> dict[str, Any]:

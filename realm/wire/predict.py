@@ -31,16 +31,24 @@ from realm.errors import ContractError
 from realm.wire.codec import Message, WireError
 from realm.wire.sockets import Client, wait_any
 
+Refresh = Callable[[], tuple[Version, int, int]]
+"""Loads newer weights if there are any, waits for the gate's minimum, and returns the agent's version, its env steps
+and the memory's size."""
+
 
 class LocalPolicy:
     """`predict` by a plain call to an agent in this process.
 
-    refresh: called before each prediction; loads newer weights if there are any, waits for the gate's minimum, and
-    returns the agent's version and its env steps.
+    refresh: called before each prediction.
     """
 
     def __init__(
-        self, agent: Agent, spec: Spec, num_envs: int, gate: VersionGate, refresh: Callable[[], tuple[Version, int]]
+        self,
+        agent: Agent,
+        spec: Spec,
+        num_envs: int,
+        gate: VersionGate,
+        refresh: Callable[[], tuple[Version, int, int]],
     ) -> None:
         self.agent, self._gate, self.refresh = agent, gate, refresh
         self._fields = reply_fields(spec)
@@ -49,15 +57,15 @@ class LocalPolicy:
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
-        version, env_steps = self.refresh()
+        version, env_steps, size = self.refresh()
         self._gate.see(version)
         state = self._state.before(self._slot, first)
-        context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps, state)
+        context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps, state, size)
         predicted = self.agent.predict(obs, context)
         checked_answer(predicted, self._fields, len(first))
         self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})
         self.actions += len(first)
-        return Prediction(predicted[0], predicted[1], version, env_steps, state)
+        return Prediction(predicted[0], predicted[1], version, env_steps, state, size)
 
 
 class RemotePolicy:
@@ -104,7 +112,8 @@ class RemotePolicy:
         self._gate.see(version)
         extra, after = _group(reply.arrays, "extra."), _group(reply.arrays, "state.")
         self._state.after(self._slot, after)
-        return Prediction(reply.array("action"), extra, version, reply.integer("env_steps"), state)
+        env_steps, size = reply.integer("env_steps"), reply.integer("memory_size")
+        return Prediction(reply.array("action"), extra, version, env_steps, state, size)
 
     def _wait(self, seq: int, minimum: Version) -> Message | None:
         """Wait for the answer; None if a refund changed the minimum version meanwhile, so that it must ask again."""

@@ -262,7 +262,13 @@ class Pool:
     """Stands for the model pool, which sends a model once."""
 
     def __init__(self, weights: bytes) -> None:
-        tag = {"version": [1, 1], "env_steps": 1, "sha256": hashlib.sha256(weights).hexdigest(), "published_ns": 1}
+        tag = {
+            "version": [1, 1],
+            "env_steps": 1,
+            "sha256": hashlib.sha256(weights).hexdigest(),
+            "published_ns": 1,
+            "memory_size": 0,
+        }
         self._models = [Message("model", 1, tag, {"weights": np.frombuffer(weights, np.uint8)})]
 
     def ask(self, kind: str, meta: dict[str, Any]) -> int:
@@ -321,7 +327,13 @@ def models(cases: Cases, folder: Path) -> None:
     """The model pool's port, behind its real loop."""
     plan, spec = counting()
     weights = b"w" * 500
-    tag = {"version": [1, 1], "env_steps": 1, "sha256": hashlib.sha256(weights).hexdigest(), "published_ns": 1}
+    tag = {
+        "version": [1, 1],
+        "env_steps": 1,
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        "published_ns": 1,
+        "memory_size": 0,
+    }
     good = [
         Message("publish", 1, tag, {"weights": np.frombuffer(weights, np.uint8)}),
         Message("offer", 1, {"version": [1, 1]}),
