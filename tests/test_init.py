@@ -68,7 +68,7 @@ OBSERVATIONS: list[tuple[spaces.Space[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("space", "wanted"), OBSERVATIONS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("space", "wanted"), OBSERVATIONS, ids=[str(space)[:30] for space, _ in OBSERVATIONS])
 def test_observations_become_numbers(space: spaces.Space[Any], wanted: Any) -> None:
     envs = made(space, spaces.Discrete(2))
     inner, fields = envs.unwrapped.envs, obs_fields(envs)

@@ -188,7 +188,8 @@ class RealmEnv(gymnasium.Env[Obs, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are legal now, bool [16]: what sb3-contrib's MaskablePPO asks for."""
-        return legal_actions(self.state)[0]
+        legal: NDArray[np.bool_] = legal_actions(self.state)[0]
+        return legal
 
     def render(self) -> Picture | None:
         """A picture of the current moment in `render_mode`; None, with a warning, without one."""
