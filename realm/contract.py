@@ -27,6 +27,7 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -349,11 +350,14 @@ def check_arrays(arrays: Arrays, fields: Fields, leading: tuple[int, ...], label
         raise ContractError(f"{label}: missing {missing}, unknown {unknown}")
     for name, expected in fields.items():
         array = arrays[name]
-        if array.dtype != expected.dtype or array.shape != (*leading, *expected.shape):
+        if array.dtype != _dtype(expected.dtype) or array.shape != (*leading, *expected.shape):
             raise ContractError(
                 f"{label}: {name} must be {expected.dtype}{[*leading, *expected.shape]}, "
                 f"got {array.dtype}{list(array.shape)}"
             )
+
+
+_dtype = lru_cache(np.dtype)  # to read a name takes longer than all else here
 
 
 def check_finite(arrays: Arrays, label: str) -> None:
@@ -361,26 +365,6 @@ def check_finite(arrays: Arrays, label: str) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ContractError(f"{label}: {name} holds NaN or infinity")
-
-
-class PredictRequest(NamedTuple):
-    """One question of a worker to a policy.
-
-    slot i64 [E] is each row's environment (the key of recurrent state), first bool [E], obs name -> [E, ...],
-    explore f32 [E]: 1 samples the action, 0 takes the greedy one. The answer waits until the policy serves
-    `min_version` or newer. state: the policy's memory, name -> [E, ...]: it travels with each question, so a question
-    that is asked twice moves it once.
-    """
-
-    worker: int
-    incarnation: int
-    seq: int
-    slot: Array
-    first: Array
-    obs: Arrays
-    explore: Array
-    min_version: Version
-    state: Arrays
 
 
 class Prediction(NamedTuple):
@@ -400,9 +384,10 @@ class Prediction(NamedTuple):
 class PredictContext(NamedTuple):
     """What `Agent.predict` gets besides the observations.
 
-    slot i64 [N], first bool [N], explore f32 [N], as in PredictRequest. env_steps: played before the weights that act
-    were published; a schedule of exploration follows it. state: name -> [N, ...], the memory that `Spec.state` names.
-    memory_size: samples in the buffer or replay memory at the last update before that.
+    slot i64 [N] is each row's environment, first bool [N], explore f32 [N]: 1 samples the action, 0 takes the greedy
+    one. env_steps: played before the weights that act were published; a schedule of exploration follows it. state:
+    name -> [N, ...], the memory that `Spec.state` names: it travels with each question, so a question that is asked
+    twice moves it once. memory_size: samples in the buffer or replay memory at the last update before that.
     """
 
     slot: Array

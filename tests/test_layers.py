@@ -71,7 +71,7 @@ OWNERS = {
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
     "contract", "chunk", "rollout", "returned", "returns", "algorithms/ppo",
-    "wire/codec", "wire/sockets", "wire/predict", "wire/samples", "wire/models",
+    "wire/codec", "wire/sockets", "wire/line", "wire/predict", "wire/samples", "wire/models",
     "data/gate", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
 )  # fmt: skip

@@ -37,10 +37,11 @@ from realm.wire import models as model_verbs
 from realm.wire import sockets
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import Link, Stopped
+from realm.wire.line import Frame, Layout, Line, LineLost, connect
 from realm.wire.models import ModelReader, ModelWriter
-from realm.wire.predict import LocalPolicy, RemotePolicy
+from realm.wire.predict import LocalPolicy, RemotePolicy, reply_fields, request_fields
 from realm.wire.samples import BatchReader, ItemSender
-from realm.wire.sockets import Client, Server
+from realm.wire.sockets import Client, Server, Traffic
 
 SPEC = Spec(
     obs={"x": Field((4,), "float32"), "legal": Field((3,), "bool")},
@@ -468,22 +469,43 @@ def test_requests_that_break_the_contract(
         with pytest.raises(ContractError, match=text):
             policy.predict(obs, FIRST)
 
-    arrays = {"slot": np.arange(2), "first": FIRST, "explore": np.zeros(2, np.float32)}
-    arrays |= {f"obs.{name}": array for name, array in good.items()}
-    meta = {"worker": 3, "min_version": [0, 0]}
-    stranger, sent = cluster.client("actor", "aisrv-3"), 0
-    bad: list[tuple[dict[str, Any], Arrays]] = [
-        ({}, arrays), ({**meta, "worker": "3"}, arrays), ({**meta, "worker": -1}, arrays),
-        ({**meta, "worker": 2**40}, arrays), ({**meta, "min_version": 5}, arrays), (meta, {}),
-        (meta, {**arrays, "first": np.zeros((), bool)}), (meta, {name: array[:0] for name, array in arrays.items()}),
-        (meta, {**arrays, "slot": np.zeros(2)}), (meta, {**arrays, "obs.x": good["x"][:, :3]}),
-    ]  # fmt: skip
-    for one, other in bad:
-        stranger.forget(stranger.ask("predict", one, other))
-        sent += 1
     server = cluster.roles["actor"].server
-    until(lambda: (policy.predict(good, FIRST), sum(server.traffic.bad_frames.values()) == sent)[1])
+    stranger, sent = cluster.client("actor", "aisrv-3"), 0
+    for meta in ({}, {"worker": "3"}, {"worker": -1}, {"worker": 2**40}):
+        stranger.forget(stranger.ask("line", meta))
+        sent += 1
+    until(lambda: sum(server.traffic.bad_frames.values()) == sent)
+
+    question = Frame(Layout(request_fields(SPEC)), 2)
+    arrays = {"first": FIRST, "explore": np.zeros(2, np.float32), **{f"obs.{name}": good[name] for name in good}}
+    question.put(arrays, "")
+    question.address(7, NO_VERSION)
+    whole = bytes(question.bytes)
+    line = open_line(stranger)
+    line.send(question)
+    until(lambda: line.receive() is not None)
+    none, many = (whole[:4] + rows.to_bytes(4, "little") + whole[8:] for rows in (0, 2**31))
+    for bad in (b"GET / HTTP/1.1" + whole, none, many, whole + whole[::-1]):
+        line = open_line(stranger)
+        line._socket.sendall(bad)
+        sent += 1
+        until(lambda: lost(line))  # noqa: B023
+        until(lambda: sum(server.traffic.bad_frames.values()) == sent)  # noqa: B023
     models.check(policy.predict(good, FIRST, explore=0.0), good)
+
+
+def open_line(client: Client, worker: int = 3) -> Line:
+    return connect(
+        client.wait(client.ask("line", {"worker": worker}), patience()), Layout(reply_fields(SPEC)), 1 << 22, Traffic()
+    )
+
+
+def lost(line: Line) -> bool:
+    try:
+        line.receive()
+    except LineLost:
+        return True
+    return False
 
 
 def test_many_small_requests_share_a_forward_pass(
@@ -495,20 +517,21 @@ def test_many_small_requests_share_a_forward_pass(
     role = cluster.roles["actor"]
     clients = [cluster.client("actor", f"aisrv-{worker}") for worker in range(20)]
     before = role.totals["forwards"], role.totals["actions"]
-    first = np.zeros(100, np.bool_)
-    arrays = {
-        "slot": np.arange(100), "first": first, "explore": np.zeros(100, np.float32),
-        "obs.x": np.zeros((100, 4), np.float32), "obs.legal": np.ones((100, 3), bool),
-    }  # fmt: skip
-    seqs = [
-        client.ask("predict", {"worker": worker, "min_version": [1, 1]}, arrays)
-        for worker, client in enumerate(clients)
-    ]
-    parked = role.server.traffic.messages_in + 20 - sum(client.traffic.messages_out for client in clients)
-    until(lambda: all(client.collect() is None for client in clients) and role.server.traffic.messages_in >= parked)
+    question = Frame(Layout(request_fields(SPEC)), 100)
+    question.arrays["obs.legal"][:] = True
+    question.address(1, Version(1, 1))
+    lines = [open_line(client, worker) for worker, client in enumerate(clients)]
+    parked = role.server.traffic.messages_in + 20
+    for line in lines:
+        line.send(question)
+    until(lambda: role.server.traffic.messages_in >= parked)
     models.publish(Version(1, 1))  # all of them were parked until now
-    for seq, client in zip(seqs, clients, strict=True):
-        assert client.wait(seq, models.tick).version() == Version(1, 1)
+    for line in lines:
+        answer = None
+        while answer is None:
+            models.tick()
+            answer = line.receive()
+        assert answer[0] == (100, 1, Version(1, 1), 10, 7)
     until(lambda: role.totals["actions"] - before[1] >= 2000)
     forwards, actions = role.totals["forwards"] - before[0], role.totals["actions"] - before[1]
     assert actions / forwards <= 1024

@@ -7,23 +7,23 @@ process that steps environments.
 
 from __future__ import annotations
 
-import os
 import time
+from functools import lru_cache
 
 import numpy as np
 
-from realm.contract import NO_VERSION, Array, PredictContext, PredictRequest
-from realm.errors import ContractError
+from realm.contract import NO_VERSION, Array, Arrays, PredictContext, Version
 from realm.learn.checkpoint import acting, load_bytes
 from realm.roles.job import Job
 from realm.user import load_agent, load_hyper
 from realm.wire.codec import Message, WireError
+from realm.wire.line import Frame, Lines, Question
 from realm.wire.models import ModelReader
-from realm.wire.predict import checked_answer, parse_request, reply_fields, request_fields
-from realm.wire.sockets import wait_any
+from realm.wire.predict import checked_answer, reply_fields, request_fields
+from realm.wire.sockets import Server
 
-_AWAKE_S = 0.001
-"""After an answer the actor looks for requests this long without sleeping: a core that slept answers more slowly."""
+_LOOK_MS = 20
+"""So often, and whenever something has arrived there, the actor looks beyond its lines."""
 
 
 def run(job: Job) -> None:
@@ -33,31 +33,18 @@ def run(job: Job) -> None:
     to_pool = job.client("model_pool")
     parts = acting(agent)
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))
-    fields, answer_fields = request_fields(job.spec), reply_fields(job.spec)
-    waiting: dict[int, tuple[bytes, PredictRequest]] = {}  # by worker, so that a repeated request counts once
+    answer_fields = reply_fields(job.spec)
 
-    def answer(batch: list[tuple[bytes, PredictRequest]]) -> None:
-        """Run one forward pass over these requests and send each worker its rows."""
+    def answer(batch: list[Question]) -> None:
+        """Run one forward pass over these questions and send each worker its rows."""
         started = time.perf_counter()
-        requests = [request for _, request in batch]
-        obs = {name: _joined([request.obs[name] for request in requests]) for name in requests[0].obs}
-        context = PredictContext(
-            slot=_joined([request.slot + (request.worker << 32) for request in requests]),
-            first=_joined([request.first for request in requests]),
-            explore=_joined([request.explore for request in requests]),
-            env_steps=models.env_steps,
-            state={name: _joined([request.state[name] for request in requests]) for name in requests[0].state},
-            memory_size=models.memory_size,
-        )
-        predicted = checked_answer(agent.predict(obs, context), answer_fields, len(context.first))
+        served = models.version, models.env_steps, models.memory_size
+        given, context = joined(batch, models.env_steps, models.memory_size)
+        predicted = checked_answer(agent.predict(given, context), answer_fields, len(context.first))
         row = 0
-        for peer, request in batch:
-            rows = slice(row, row + len(request.first))
-            row = rows.stop
-            arrays = {name: array[rows] for name, array in predicted.items()}
-            known = {"env_steps": models.env_steps, "memory_size": models.memory_size}
-            meta = {"version": list(models.version), **known}
-            server.send(peer, Message("action", request.seq, meta, arrays))
+        for question in batch:
+            lines.answer(question, served, predicted, row)
+            row += question.head.rows
         meters.count("actions", row)
         meters.count("forwards")
         meters.put("batch_rows", row)
@@ -65,56 +52,84 @@ def run(job: Job) -> None:
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 
-    rows = max(app.predict_batch_size, job.plan.envs_per_worker)
-    server.expect(rows * sum(field.nbytes for field in fields.values()))
-    link.ready([server, to_pool])
-    awake_until = 0.0
-    while True:
-        while (received := server.receive()) is not None:
-            peer, message = received
-            try:
-                request = parse_request(message, fields)
-            except (WireError, ContractError) as error:
-                server.reject(peer, error)
+    lines = Lines(server, request_fields(job.spec), answer_fields)
+    server.expect(0)  # who asks for a line sends little
+    try:
+        link.ready([server, to_pool])
+        looked_at, again = 0.0, True
+        while True:
+            others = lines.receive([server, to_pool], 0 if again else _LOOK_MS)
+            batch = take_batch(lines.waiting, models.version, app.predict_batch_size)
+            if batch:
+                answer(batch)
+            again = bool(batch and lines.waiting)  # more than a batch was there
+            now = time.perf_counter()
+            if not others and now - looked_at < 1e-3 * _LOOK_MS:
                 continue
-            waiting[request.worker] = (peer, request)
-        batch = _take_batch(waiting, models, app.predict_batch_size)
-        if batch:
-            answer(batch)
-            awake_until = time.perf_counter() + _AWAKE_S
-        link.tick()  # after the answers, which workers wait for
-        if models.poll():
-            meters.totals["models_loaded"] = models.loaded
-            meters.put("publish_to_use_ms", 1e3 * models.delay_s)
-            meters.totals["version_epoch"], meters.totals["version_update"] = models.version
-        elif not batch:
-            if time.perf_counter() < awake_until:
-                os.sched_yield()  # give this core to any process that wants it
-            else:
-                wait_any([server, to_pool], 20)
+            looked_at = now
+            link.tick()
+            invite(server, lines)
+            if models.poll():
+                again = True  # what waited for these weights
+                meters.totals["models_loaded"] = models.loaded
+                meters.put("publish_to_use_ms", 1e3 * models.delay_s)
+                meters.totals["version_epoch"], meters.totals["version_update"] = models.version
+    finally:
+        lines.close()
 
 
-def _joined(arrays: list[Array]) -> Array:
-    """Concatenate [n, ...] each -> [N, ...], read-only like arrays from a socket; no copy if only one worker asks."""
-    joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    joined.setflags(write=False)
-    return joined
-
-
-def _take_batch(
-    waiting: dict[int, tuple[bytes, PredictRequest]], models: ModelReader, max_rows: int
-) -> list[tuple[bytes, PredictRequest]]:
-    """Remove from `waiting` and return the requests of the next forward pass: those that this version may answer."""
-    if models.version == NO_VERSION:
-        return []
-    batch: list[tuple[bytes, PredictRequest]] = []
-    rows = 0
-    for worker, (peer, request) in list(waiting.items()):
-        if request.min_version > models.version:
+def invite(server: Server, lines: Lines) -> None:
+    """Answer workers that ask for a line."""
+    while (received := server.receive()) is not None:
+        peer, message = received
+        try:
+            worker = message.integer("worker")
+            if not 0 <= worker < 1 << 31:  # `joined` shifts it into the upper half of a slot
+                raise WireError(f"line for {message.sender}: worker must be from 0 to 2**31 - 1, got {worker}")
+        except WireError as error:
+            server.reject(peer, error)
             continue
-        if batch and rows + len(request.first) > max_rows:
+        server.send(peer, Message("line", message.seq, lines.invite(worker)))
+
+
+def joined(batch: list[Question], env_steps: int, memory_size: int) -> tuple[Arrays, PredictContext]:
+    """Observations name -> [N, ...] and context of these questions, one after the other. No copy if only one worker
+    asks."""
+    frames = [question.frame for question in batch]
+    context = PredictContext(
+        slot=_together([_slots(question.caller, question.head.rows) for question in batch]),
+        first=_together([frame.arrays["first"] for frame in frames]),
+        explore=_together([frame.arrays["explore"] for frame in frames]),
+        env_steps=env_steps,
+        state=_group(frames, "state"),
+        memory_size=memory_size,
+    )
+    return _group(frames, "obs"), context
+
+
+def _group(frames: list[Frame], name: str) -> Arrays:
+    return {inner: _together([frame.group(name)[inner] for frame in frames]) for inner in frames[0].group(name)}
+
+
+def _together(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+@lru_cache(maxsize=256)
+def _slots(worker: int, rows: int) -> Array:
+    return np.arange(rows) + (worker << 32)
+
+
+def take_batch(waiting: dict[int, Question], version: Version, max_rows: int) -> list[Question]:
+    """Remove from `waiting` and return the questions of the next forward pass: those that this version may answer."""
+    batch: list[Question] = []
+    rows = 0
+    for worker, question in list(waiting.items()) if version != NO_VERSION else ():
+        if question.head.version > version:
+            continue
+        if batch and rows + question.head.rows > max_rows:
             break
-        batch.append((peer, request))
-        rows += len(request.first)
+        batch.append(question)
+        rows += question.head.rows
         del waiting[worker]
     return batch

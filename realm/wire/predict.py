@@ -1,7 +1,7 @@
 """The verb `predict`: observations to actions, by a call or over a socket. User code sees no difference.
 
 LocalPolicy     calls an agent in this process
-RemotePolicy    asks the actor, which reads the question with `parse_request`
+RemotePolicy    asks the actor over a line
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from loguru import logger
 
 from realm.chunk import PolicyState
 from realm.contract import (
@@ -21,15 +22,15 @@ from realm.contract import (
     Fields,
     PredictContext,
     Prediction,
-    PredictRequest,
     Spec,
     Version,
     check_arrays,
 )
 from realm.data.gate import VersionGate
 from realm.errors import ContractError
-from realm.wire.codec import Message, WireError
-from realm.wire.sockets import Client, wait_any
+from realm.wire.codec import WireError
+from realm.wire.line import Frame, Head, Layout, Line, LineLost, connect
+from realm.wire.sockets import Client
 
 Refresh = Callable[[], tuple[Version, int, int]]
 """Loads newer weights if there are any, waits for the gate's minimum, and returns the agent's version, its env steps
@@ -81,49 +82,75 @@ class RemotePolicy:
         tick: Callable[[], None],
         timing: Callable[[float], None],
     ) -> None:
-        """tick: called while waiting; raises to give up. timing: gets each answer's delay in seconds."""
+        """client: asks for a line. tick: called while waiting; raises to give up. timing: gets each answer's delay in
+        seconds."""
         self._client, self._gate, self._tick, self._worker = client, gate, tick, worker
         self._timing = timing
-        self._request_fields, self._reply_fields = request_fields(spec), reply_fields(spec)
+        self._questions, self._answers = Layout(request_fields(spec)), Layout(reply_fields(spec))
         self._slot = np.arange(num_envs)
         self._state = PolicyState(spec.state, num_envs)
+        self._question = Frame(self._questions, num_envs)
+        self._line: Line | None = None
+        self._seq = 0
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
         started = time.perf_counter()
         state = self._state.before(self._slot, first)
         arrays = {
-            "slot": self._slot if len(first) == len(self._slot) else np.arange(len(first)),
             "first": first,
             "explore": _per_row(explore, len(first)),
             **{f"obs.{name}": array for name, array in obs.items()},
             **{f"state.{name}": array for name, array in state.items()},
         }
-        check_arrays(arrays, self._request_fields, (len(first),), "the workflow's arguments of predict")
-        reply = None
-        while reply is None:
-            minimum = self._gate.minimum()
-            seq = self._client.ask("predict", {"worker": self._worker, "min_version": list(minimum)}, arrays)
-            reply = self._wait(seq, minimum)
-        check_arrays(reply.arrays, self._reply_fields, (len(first),), "the actor's reply")
+        if len(first) != self._question.rows:
+            self._question = Frame(self._questions, len(first))
+        self._question.put(arrays, "the workflow's arguments of predict")
+        while (answer := self._ask()) is None:
+            pass
+        head, frame = answer
         self.actions += len(first)
         self._timing(time.perf_counter() - started)
-        version = reply.version()
-        self._gate.see(version)
-        extra, after = _group(reply.arrays, "extra."), _group(reply.arrays, "state.")
-        self._state.after(self._slot, after)
-        env_steps, size = reply.integer("env_steps"), reply.integer("memory_size")
-        return Prediction(reply.array("action"), extra, version, env_steps, state, size)
+        self._gate.see(head.version)
+        self._state.after(self._slot, frame.group("state"))
+        extra = {name: array.copy() for name, array in frame.group("extra").items()}  # the next answer overwrites them
+        return Prediction(frame.arrays["action"].copy(), extra, head.version, head.env_steps, state, head.memory_size)
 
-    def _wait(self, seq: int, minimum: Version) -> Message | None:
-        """Wait for the answer; None if a refund changed the minimum version meanwhile, so that it must ask again."""
-        while (reply := self._client.collect()) is None:
-            self._tick()
-            if self._gate.minimum() != minimum:
-                self._client.forget(seq)
-                return None
-            wait_any([self._client], 50)
-        return reply
+    def _ask(self) -> tuple[Head, Frame] | None:
+        """The answer; None to ask again: a refund has changed the minimum version meanwhile, or the line was lost."""
+        minimum, question = self._gate.minimum(), self._question
+        self._seq += 1
+        question.address(self._seq, minimum)
+        try:
+            if self._line is None:
+                self._line = self._opened()
+            self._line.send(question)
+            while True:
+                answer = self._line.receive()
+                if answer is None:
+                    self._tick()
+                    self._line.flush()
+                    if self._gate.minimum() != minimum and not self._line.unsent:
+                        return None
+                elif answer[0].seq == self._seq:
+                    if answer[0].rows != question.rows:
+                        raise WireError(f"the actor's reply: {answer[0].rows} rows; must be {question.rows}")
+                    return answer
+        except LineLost as error:
+            logger.info("the line to the actor is lost: {}", error)
+        except WireError as error:
+            self._client.traffic.count_bad(str(error))
+        self._client.traffic.resent += 1
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        return None
+
+    def _opened(self) -> Line:
+        """A new line, once the actor is there."""
+        client = self._client
+        invitation = client.wait(client.ask("line", {"worker": self._worker}), self._tick)
+        return connect(invitation, self._answers, client.codec.max_bytes, client.traffic)
 
 
 def _per_row(explore: float | Array, rows: int) -> Array:
@@ -134,9 +161,8 @@ def _per_row(explore: float | Array, rows: int) -> Array:
 
 
 def request_fields(spec: Spec) -> Fields:
-    """Name -> Field of a `predict` message, without its leading E."""
+    """Name -> Field of a question, without its leading E."""
     return {
-        "slot": Field((), "int64"),
         "first": Field((), "bool"),
         "explore": Field((), "float32"),
         **{f"obs.{name}": field for name, field in spec.obs.items()},
@@ -151,10 +177,6 @@ def reply_fields(spec: Spec) -> Fields:
         **{f"extra.{name}": field for name, field in spec.extra.items()},
         **{f"state.{name}": field for name, field in spec.state.items()},
     }
-
-
-def _group(arrays: Arrays, prefix: str) -> Arrays:
-    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
@@ -173,25 +195,3 @@ def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
         raise ContractError(f"{label}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
     check_arrays(answer, fields, (rows,), label)
     return answer
-
-
-def parse_request(message: Message, fields: Fields) -> PredictRequest:
-    """Read the request in a `predict` message. Raises WireError or ContractError."""
-    first = message.array("first")
-    if first.ndim != 1 or len(first) == 0:
-        raise WireError(f"predict from {message.sender}: first must be of shape [E] with E at least 1")
-    check_arrays(message.arrays, fields, (len(first),), f"predict from {message.sender}")
-    worker = message.integer("worker")
-    if not 0 <= worker < 1 << 31:  # the actor shifts it into the upper half of a slot
-        raise WireError(f"predict from {message.sender}: worker must be from 0 to 2**31 - 1, got {worker}")
-    return PredictRequest(
-        worker=worker,
-        incarnation=message.incarnation,
-        seq=message.seq,
-        slot=message.array("slot"),
-        first=first,
-        obs=_group(message.arrays, "obs."),
-        explore=message.array("explore"),
-        min_version=message.version("min_version"),
-        state=_group(message.arrays, "state."),
-    )

@@ -146,26 +146,17 @@ def make_rules_step(game: RealmVectorEnv) -> Callable[[], tuple[Any, ...]]:
     return lambda: game.step(next(turns))
 
 
-def asked(bench: Bench) -> tuple[Arrays, Message]:
-    """Observations of ASKED environments, and a worker's question about them."""
-    obs = limits.observations(bench.setting, ASKED)
-    arrays = {"slot": np.arange(ASKED), "first": np.zeros(ASKED, np.bool_), "explore": np.ones(ASKED, np.float32)}
-    arrays |= {f"obs.{name}": array for name, array in obs.items()}
-    return obs, Message("predict", 1, {"worker": 0, "min_version": [1, 0]}, arrays)
-
-
 def codec_lines(bench: Bench) -> Iterator[Line]:
-    """Encode and decode a question, and a round of chunks with its crc32."""
-    codec, envs = bench.stage.codec("aisrv-0"), bench.plan.envs_per_worker
-
-    def line(what: str, message: Message, checksum: bool) -> Line:
-        def call() -> None:
-            codec.decode(codec.encode(message, checksum))
-
-        return Line(f"encode, decode {what}", 1, "messages", call, *copying(message.arrays))
-
-    yield line(f"a question of {ASKED} envs", asked(bench)[1], False)
-    yield line(f"{envs} chunks, with crc32", Message("add", 1, {}, bench.round()), True)
+    """Encode and decode a round of chunks with its crc32."""
+    codec, envs, message = (
+        bench.stage.codec("aisrv-0"),
+        bench.plan.envs_per_worker,
+        Message("add", 1, {}, bench.round()),
+    )
+    yield Line(
+        f"encode, decode {envs} chunks, with crc32", 1, "messages", lambda: codec.decode(codec.encode(message, True)),
+        *copying(message.arrays),
+    )  # fmt: skip
 
 
 def forward_lines(bench: Bench) -> Iterator[Line]:
@@ -202,7 +193,7 @@ def roundtrip_lines(bench: Bench) -> Iterator[Line]:
         writer.tick()
     client = stage.client("aisrv-0", stage.start("actor"))
     policy = RemotePolicy(client, bench.spec, 0, ASKED, VersionGate(None, 1, 1), stage.tick, lambda seconds: None)
-    obs, first = asked(bench)[0], np.zeros(ASKED, np.bool_)
+    obs, first = limits.observations(bench.setting, ASKED), np.zeros(ASKED, np.bool_)
     yield Line(
         f"worker, actor, worker, {ASKED} envs", ASKED, "rows", lambda: policy.predict(obs, first),
         f"predict, {ASKED} rows", limits.make_predict(bench.agent, obs),

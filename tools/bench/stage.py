@@ -1,4 +1,4 @@
-"""Roles without a run, for tools/bench/parts.py: real processes with real sockets, whose supervisor is this process."""
+"""Roles without a run, for parts.py and actor.py: real processes and sockets, whose supervisor is this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.roles.table import holds_weights
 from realm.wire.codec import Codec, Message
-from realm.wire.control import CONTROL_MAX_BYTES
+from realm.wire.control import CONTROL_MAX_BYTES, parse_report
 from realm.wire.sockets import Client, Server, wait_any
 from tools.bench import limits
 
@@ -31,7 +31,9 @@ class Stage:
     def __init__(self, setting: limits.Setting, folder: Path) -> None:
         self._setting, self._folder, self._run_id = setting, folder, secrets.token_hex(8)
         self._server = Server(Codec(self._run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), "127.0.0.1")
-        self._processes: list[BaseProcess] = []
+        self._processes: dict[str, BaseProcess] = {}
+        self.totals: dict[str, dict[str, float]] = {}
+        """Role -> what its last report counted."""
         self._book: dict[str, str] = {}
         self._ready: set[str] = set()
         (folder / "log").mkdir(parents=True)
@@ -50,13 +52,18 @@ class Stage:
             run_role, arguments, role_environment(role, setting.plan), log, role, imports_torch=torch,
             own_network=own_network,
         )  # fmt: skip
-        self._processes.append(process)
+        self._processes[role] = process
         while role not in self._ready:
             wait_any([self._server], 100)
             self.tick()
             if process.exitcode is not None or time.monotonic() > until:
                 raise ConfigError(f"the {role} did not get ready: {log.read_text()[-2000:]}")
         return self._book[role]
+
+    def pid(self, role: str) -> int:
+        pid = self._processes[role].pid
+        assert pid
+        return pid
 
     def tick(self) -> None:
         """Answer what roles tell their supervisor."""
@@ -70,6 +77,8 @@ class Stage:
             elif message.kind != "next":  # that question stays open
                 self._server.send(peer, Message("ok", message.seq))
                 self._ready |= {role} if message.kind == "ready" else set()
+                if message.kind == "report":
+                    self.totals[role] = parse_report(message).totals
 
     def client(self, sender: str, address: str) -> Client:
         """A client that is connected."""
@@ -83,7 +92,7 @@ class Stage:
         return Codec(self._run_id, self._setting.spec.schema, sender, 1, MAX_BYTES)
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
             process.join()
         self._server.close()

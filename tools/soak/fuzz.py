@@ -28,7 +28,7 @@ from loguru import logger
 from realm.config.keys import AppConfig
 from realm.config.load import load_config
 from realm.config.plan import Machine, Plan, decide, make_plan
-from realm.contract import Spec, chunk_fields
+from realm.contract import Spec, Version, chunk_fields
 from realm.data.buffer import make_replay_buffer
 from realm.env import map as maps
 from realm.env.map import MapError
@@ -42,6 +42,8 @@ from realm.user import load_definition, load_hyper
 from realm.watch.meters import Meters
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, Stopped
+from realm.wire.line import Frame, Layout, Line, connect
+from realm.wire.predict import reply_fields, request_fields
 from realm.wire.sockets import Traffic, Waker
 from tests.broken import JUNK, mutate
 from tools import common
@@ -225,8 +227,8 @@ class Fed:
     """Stands for a role's server and its link: every turn of the role's loop gets the next broken message."""
 
     def __init__(self, cases: Cases, codec: Codec, good: list[Message]) -> None:
-        self.traffic, self.meters = Traffic(), Meters()
-        self._cases, self._codec, self._good = cases, codec, good
+        self.traffic, self.meters, self.codec = Traffic(), Meters(), codec
+        self._cases, self._good = cases, good
         self._frames: list[bytes] | None = None
         self._awake = Waker()  # so that the loop never sleeps
         self._awake.handle()()
@@ -234,14 +236,14 @@ class Fed:
     def tick(self) -> None:
         if not self._cases.more():
             raise Stopped
-        self._frames = broken_frames(self._cases.draw, self._codec, self._cases.draw.choice(self._good))
+        self._frames = broken_frames(self._cases.draw, self.codec, self._cases.draw.choice(self._good))
 
     def receive(self) -> tuple[bytes, Message] | None:
         frames, self._frames = self._frames, None
         if frames is None:
             return None
         try:
-            return b"peer", self._codec.decode(frames)
+            return b"peer", self.codec.decode(frames)
         except WireError as error:
             self.reject(b"peer", error)
             return None
@@ -250,7 +252,9 @@ class Fed:
         self._cases.refused += 1
 
     def send(self, peer: bytes, message: Message, checksum: bool = False) -> None:
-        self._codec.encode(message, checksum)
+        self.codec.encode(message, checksum)
+
+    def expect(self, most_bytes: int) -> None: ...
 
     def ready(self, sockets: Any) -> None: ...
 
@@ -312,15 +316,41 @@ def data_codec(spec: Spec) -> Codec:
     return Codec("run", spec.schema, "server", 1, MANY)
 
 
+class FedLines(Fed):
+    """As Fed; whoever is told where its line is goes there and sends broken frames."""
+
+    def __init__(self, cases: Cases, codec: Codec, spec: Spec) -> None:
+        super().__init__(cases, codec, [Message("line", 1, {"worker": worker}) for worker in range(3)])
+        self._lines: list[Line] = []
+        self._spec, self._seen = spec, self.traffic.totals()["refused_peers"]
+        self._frame = Frame(Layout(request_fields(spec)), 4)
+
+    def send(self, peer: bytes, message: Message, checksum: bool = False) -> None:
+        super().send(peer, message, checksum)
+        draw = self._cases.draw
+        if draw.random() < 0.2:
+            message = Message(
+                message.kind, message.seq, {**message.meta, "key": draw.randbytes(draw.randrange(20)).hex()}
+            )
+        line = connect(message, Layout(reply_fields(self._spec)), MANY, Traffic())
+        for _ in range(draw.randrange(4)):
+            self._frame.address(draw.randrange(2**62), Version(1, draw.randrange(3)))
+            good = bytes(self._frame.bytes)
+            with contextlib.suppress(OSError):
+                line._socket.sendall(good if draw.random() < 0.4 else broken_bytes(draw, good))
+        self._lines = [*self._lines[-5:], line]
+        if draw.random() < 0.3:
+            draw.choice(self._lines).close()
+
+
 def predict(cases: Cases, folder: Path) -> None:
-    """The actor's port, behind its real loop and the counting agent."""
+    """The actor's port and its lines, behind its real loop and the counting agent."""
     plan, spec = counting()
-    arrays = {"slot": np.arange(4), "first": np.zeros(4, bool), "explore": np.ones(4, np.float32)}
-    arrays |= {f"obs.{name}": np.zeros((4, *field.shape), field.dtype) for name, field in spec.obs.items()}
-    good = [Message("predict", 1, {"worker": w, "min_version": [1, w]}, arrays) for w in range(3)]
     weights = checkpoint.to_bytes(torch.nn.Linear(1, 1))
+    fed = FedLines(cases, data_codec(spec), spec)
     with contextlib.suppress(Stopped):
-        actor.run(FedJob(Fed(cases, data_codec(spec), good), config_of(folder), plan, spec, weights))  # type: ignore[arg-type]
+        actor.run(FedJob(fed, config_of(folder), plan, spec, weights))  # type: ignore[arg-type]
+    cases.refused += fed.traffic.refused_peers
 
 
 def models(cases: Cases, folder: Path) -> None:
