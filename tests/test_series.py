@@ -147,8 +147,10 @@ def test_no_code_of_a_run_is_imported_by_a_resume(tmp_path: Path, monkeypatch: p
 def test_runs_of_several_seeds_are_one_group(tmp_path: Path) -> None:
     paths = {name: a_run(tmp_path / name, 1, "") for name in ("a-seed1", "a-seed2", "b", "c-seed1")}
     log_dir = str(tmp_path)
-    assert groups_of(["a", "b"], log_dir) == {"a": [paths["a-seed1"], paths["a-seed2"]], "b": [paths["b"]]}
-    assert groups_of([str(tmp_path / "a"), "a-seed1"], log_dir) == {"a": [paths["a-seed1"], paths["a-seed2"]]}
+    assert groups_of(["a", "b"], log_dir) == {"b": [paths["b"]], "a, 2 seeds": [paths["a-seed1"], paths["a-seed2"]]}
+    assert groups_of([str(tmp_path / "a"), "a-seed1"], log_dir) == {"a, 2 seeds": [paths["a-seed1"], paths["a-seed2"]]}
+    paths["a"] = a_run(tmp_path / "a", 1, "")
+    assert list(groups_of(["a"], log_dir).values()) == [[paths["a"]], [paths["a-seed1"], paths["a-seed2"]]]
     assert groups_of(["c-seed1", "a-seed2"], log_dir) == {"c-seed1": [paths["c-seed1"]], "a-seed2": [paths["a-seed2"]]}
 
 

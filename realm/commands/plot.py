@@ -36,16 +36,27 @@ def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:
 
 
 def groups_of(names: Sequence[str], log_dir: str | None) -> dict[str, list[Path]]:
-    """Label -> its runs: those that differ in -seed1, -seed2, ... belong together. Raises ConfigError for a name that
-    no run has."""
+    """Label -> its runs: those that differ in -seed1, -seed2, ... belong together.
+
+    A name means the run of that name and its seeds. Raises ConfigError for a name that no run has.
+    """
+    seeds: dict[str, list[Path]] = {}
     groups: dict[str, list[Path]] = {}
     for name in names:
-        for path in _seeds_of(name, log_dir) or [run_folder(name, log_dir)]:
+        of_name = _seeds_of(name, log_dir)
+        try:
+            of_name = [run_folder(name, log_dir), *of_name]
+        except ConfigError:
+            if not of_name:
+                raise
+        for path in of_name:
             match = _SEED.fullmatch(path.name)
-            group = groups.setdefault(match[1] if match else path.name, [])
+            group = seeds.setdefault(match[1], []) if match else groups.setdefault(path.name, [])
             if path not in group:
                 group.append(path)
-    return {label if len(runs) > 1 else runs[0].name: runs for label, runs in groups.items()}
+    for name, runs in seeds.items():
+        groups[f"{name}, {len(runs)} seeds" if len(runs) > 1 else runs[0].name] = runs
+    return groups
 
 
 def _seeds_of(name: str, log_dir: str | None) -> list[Path]:
@@ -67,10 +78,9 @@ def draw(groups: Mapping[str, Sequence[Path]], out: Path, tag: str = "") -> None
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot(xlabel="env steps", ylabel=ylabel)
     for number, (label, runs) in enumerate(read.items()):
-        several = f", {len(runs)} runs" if len(runs) > 1 else ""
         for one, (what, style) in tags.items():
             there = [curves[one] for curves in runs if one in curves]
-            _draw_line(axes, there, color=f"C{number}", label=f"{label}{what}{several}", **style)
+            _draw_line(axes, there, color=f"C{number}", label=f"{label}{what}", **style)
     axes.grid(alpha=0.3)
     axes.legend()
     with writing(out):

@@ -57,19 +57,7 @@ def add_train(commands: Commands) -> None:
     resume.add_argument("--log-dir", help=LOG_DIR_HELP)
     resume.set_defaults(run=_resume)
 
-    text = "look for the best settings: many runs with values that Optuna chooses"
-    example = "realm sweep --trials 20 --set run_name=my-sweep max_env_steps=200_000"
-    sweep = commands.add_parser("sweep", help=text, example=example)
-    _add_configuration(sweep)
-    sweep.add_argument(
-        "--trials", type=int, default=20, metavar="N", help="runs in all, with earlier ones (default 20)"
-    )
-    sweep.add_argument(
-        "--space", type=Path, metavar="FILE",
-        help="TOML file with the table [sweep] (default: the configuration, else sweep.toml)",
-    )  # fmt: skip
-    sweep.set_defaults(run=_sweep)
-
+    _add_sweep(commands)
     stop = commands.add_parser("stop", help="end all runs, or one role of them", example="realm stop all")
     stop.add_argument("what", choices=("all", *ROLES))
     stop.add_argument("--log-dir", help=LOG_DIR_HELP)
@@ -88,6 +76,21 @@ def add_train(commands: Commands) -> None:
     new = actions.add_parser("new", help="make the keys of this machine", example="realm keys new keys")
     new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
     new.set_defaults(run=_new_keys)
+
+
+def _add_sweep(commands: Commands) -> None:
+    text = "look for the best settings: many runs with values that Optuna chooses"
+    example = "realm sweep --trials 20 --set run_name=my-sweep max_env_steps=200_000"
+    sweep = commands.add_parser("sweep", help=text, example=example)
+    _add_configuration(sweep)
+    sweep.add_argument(
+        "--trials", type=int, default=20, metavar="N", help="runs in all, with earlier ones (default 20)"
+    )
+    sweep.add_argument(
+        "--space", type=Path, metavar="FILE",
+        help="TOML file with the table [sweep] (default: the configuration, else sweep.toml)",
+    )  # fmt: skip
+    sweep.set_defaults(run=_sweep)
 
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:

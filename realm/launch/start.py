@@ -98,6 +98,12 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
         place = config.places.get("app.log_dir", "[app]")
         reason = f"{error.filename or config.app.log_dir}: {error.strerror}"
         raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
+    _tell(config, decided, plan, run_file.beginning)
+    return Prepared(config, plan, spec, run_dir, run_file, keys, former)
+
+
+def _tell(config: RunConfig, decided: Decided, plan: Plan, beginning: list[str]) -> None:
+    """Say what was chosen and why, what is unwise, and how the run begins."""
     for warning in config.warnings:
         logger.warning(warning)
     for key, reason in decided.why.items():
@@ -111,9 +117,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
             "reverb's port listens on all interfaces of this machine, without a password, as this system allows no "
             "network namespace; close the port at the firewall, or set buffer_backend = native"
         )
-    for sentence in run_file.beginning:
+    for sentence in beginning:
         logger.info("{}", sentence)
-    return Prepared(config, plan, spec, run_dir, run_file, keys, former)
 
 
 def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
