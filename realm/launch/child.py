@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from realm.wire.keys import Keys
 from realm.wire.sockets import Server
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_DIVERGED = 0, 1, UserError.exit_code, DivergedError.exit_code
+_NICE = 10  # of an optional role
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,18 @@ class ChildArgs:
     keys: Keys | None = None
 
 
+def _give_way() -> None:
+    """Lower this process's priority, also where the kernel shares CPU time by session (autogroup). Not for the
+    supervisor to do: before the new process leads its session, that would slow down the terminal's."""
+    with suppress(OSError):  # the kernel has no autogroups
+        os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
+        Path("/proc/self/autogroup").write_text(str(_NICE))
+
+
 def run_role(args: ChildArgs) -> int:
     """Run one role to its end; return the exit code."""
+    if ROLES[args.role].optional:
+        _give_way()
     gc.disable()  # imports make no garbage; `Link.ready` enables it again
     # the supervisor asks a silent role for its stacks. Only this thread's, which sends the reports: to walk the frames
     # of others that run, as in a process that was stopped and goes on, crashes now and then

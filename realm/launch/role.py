@@ -19,7 +19,6 @@ from loguru import logger
 
 from realm.config.keys import AppConfig
 
-_NICE = 10  # of an optional role
 _SPARE = 300  # thousandths of all memory that a spare role counts as larger
 _SLOW_START_S = 30.0
 _MOST_PAUSE_S = 30.0
@@ -122,13 +121,6 @@ def kill(process: BaseProcess) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # it may not have reached its setsid yet
-
-
-def give_way(pid: int) -> None:
-    """Lower a role's priority, also where the kernel shares CPU time by session (autogroup)."""
-    with suppress(OSError):  # it has ended, or the kernel has no autogroups
-        os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
 
 
 def spare(pid: int) -> None:

@@ -23,7 +23,7 @@ from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs
 from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
-from realm.launch.role import Key, Role, give_way, heed_silence, kill, pid, signal_name, spare
+from realm.launch.role import Key, Role, heed_silence, kill, pid, signal_name, spare
 from realm.launch.rundir import RunFile, start_of
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
@@ -290,8 +290,6 @@ class Supervisor:
             imports_torch=holds_weights(role.name, self.plan),
             own_network=own_network,
         )
-        if ROLES[role.name].optional:
-            give_way(pid(role))
         if ROLES[role.name].spare:
             spare(pid(role))
         self._write_run_file()

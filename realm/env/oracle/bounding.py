@@ -22,6 +22,7 @@ from realm.env.oracle.lengths import fill, fill_all
 
 FLASH_PERIOD = physics.FLASH_COOLDOWN + 1  # steps from a flash to the next one, at least
 BUFF_PERIOD = physics.BUFF_RETURN + 1  # the same for the buff
+_LEGS = 0.8  # share of the legs in the work; the tables over all sets are the rest
 
 
 class Oracle(NamedTuple):
@@ -79,7 +80,8 @@ def make_oracle(
     """
     ids = tuple(i for i in range(1, POINTS) if i not in (start, end)) if treasures is None else tuple(sorted(treasures))
     flashes = buffs = 1
-    block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache, report)
+    of_legs = report and (lambda share: report(_LEGS * share))
+    block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache, of_legs)
     while True:
         value = np.full((flashes + 1, buffs + 1, 2 ** len(ids), leg.shape[-1]), FAR, dtype=np.int32)
         fill_all(leg, last, block, value)
@@ -95,7 +97,7 @@ def make_oracle(
             return Oracle(map_, start, end, ids, max_step, block, leg, last, value, fast, steps)
         flashes, buffs = flashes + more_flashes, buffs + more_buffs
         if more_flashes:
-            block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache, report)
+            block, leg, last = find_legs(map_, start, end, ids, flashes, fine, cache, of_legs)
 
 
 def least_steps(length: NDArray[np.int32], max_step: int) -> NDArray[np.int32]:
