@@ -7,6 +7,8 @@ class Config:
     GAMMA = 0.98
     LR = 5e-4
     TARGET_UPDATE_FREQ = 200
+    MEMORY = 20_000
+    BATCH = 128
     EPSILON = 0.05
     EPSILON_START = 0.6
     EPSILON_STEPS = 20_000

@@ -1,5 +1,6 @@
 import copy
 import random
+from collections import deque
 
 import numpy as np
 import torch
@@ -27,9 +28,13 @@ class Algorithm:
         ).to(device)
         self.target_q = copy.deepcopy(self.q)
         self.optim = torch.optim.Adam(self.q.parameters(), lr=Config.LR)
+        self.memory = deque(maxlen=Config.MEMORY)
         self.steps = 0
 
-    def train(self, samples):
+    def train(self, new_samples):
+        # a memory of our own: in one process new samples come in the order in which they were played
+        self.memory.extend(new_samples)
+        samples = random.sample(self.memory, min(Config.BATCH, len(self.memory)))
         obs = torch.tensor(np.array([s.obs for s in samples]), dtype=torch.float32, device=self.device)
         next_obs = torch.tensor(np.array([s._obs for s in samples]), dtype=torch.float32, device=self.device)
         act = torch.LongTensor(np.array([int(s.act) for s in samples])).view(-1, 1)
