@@ -42,9 +42,11 @@ class Agent:
         self.model = Model(spec.obs, spec.action.n, config).to(device)
         self.q_learning = QLearning(self.model, config, torch.device(device), seed)
 
-    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
-        seen = {name: with_frames(x, context.state[name], context.first) for name, x in obs.items() if context.state}
-        action = self.q_learning.act(seen or obs, context.explore, context.env_steps)
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays] | tuple[Array, Arrays, Arrays]:
+        if not context.state:
+            return self.q_learning.act(obs, context.explore, context.env_steps), {}
+        seen = {name: with_frames(x, context.state[name], context.first) for name, x in obs.items()}
+        action = self.q_learning.act(seen, context.explore, context.env_steps)
         return action, {}, {name: frames[:, 1:] for name, frames in seen.items()}
 
     def greedy(self, obs: Obs) -> Obs:
