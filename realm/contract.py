@@ -165,6 +165,11 @@ class Spec:
         return self.sample or chunk_fields(self)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes that a replay memory keeps of a step."""
+        return -(-sum(field.nbytes for field in row_fields(self).values()) // self.chunk_length)
+
+    @property
     def sample_dim(self) -> int:
         """Numbers in one item (KaiwuDRL's SAMPLE_DIM): derived, never configured."""
         return sum(entry.size for entry in self.sample_fields.values())
@@ -303,6 +308,11 @@ def chunk_fields(spec: Spec) -> Fields:
         **ORIGIN_FIELDS,
         "version": Field((t, 2), "int64"),
     }
+
+
+def row_fields(spec: Spec) -> Fields:
+    """The fields of a Chunk that a replay memory keeps: a policy's memory is in no row (`Transitions`)."""
+    return {name: field for name, field in chunk_fields(spec).items() if not name.startswith("state.")}
 
 
 def chunk_to_arrays(chunk: Chunk) -> Arrays:

@@ -14,11 +14,25 @@ from torch import nn
 
 from realm.algorithms import q_learning, sac, td3
 from realm.algorithms.continuous import Scale
-from realm.algorithms.networks import follow
+from realm.algorithms.networks import beside, follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
 from realm.algorithms.rows import to_rows
-from realm.contract import ActionSpec, Draw, Field, PredictContext, SampleInfo, Spec, Transitions, arrays_to_transitions
+from realm.chunk import ChunkBuilder
+from realm.contract import (
+    ActionSpec,
+    Draw,
+    Field,
+    PredictContext,
+    SampleInfo,
+    Spec,
+    Transitions,
+    Version,
+    arrays_to_transitions,
+    chunk_to_arrays,
+)
+from realm.data.gate import VersionGate
 from realm.data.memory import ReplayMemory
+from realm.wire.predict import LocalPolicy
 from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
 from realm.zoo.dqn.config import Config as DQNConfig
 from realm.zoo.sac.algorithm.agent import Agent as SACAgent
@@ -353,3 +367,29 @@ def test_actions_without_bounds_are_refused() -> None:
         Scale(ActionSpec(n=3))
     with pytest.raises(ValueError, match="low below high"):
         Scale(ActionSpec(low=(0.0, 1.0), high=(1.0, 1.0)))
+
+
+def test_frames_are_the_same_where_it_acts_and_where_it_learns() -> None:
+    """An episode of 9 steps: what `predict` saw at each step is the row that the memory's `look_back` cuts out."""
+    config = DQNConfig(frames=3, chunk_length=5)
+    x, before = Field((2,), "float32"), Field((2, 2), "float32")
+    own = Spec({"x": x}, ActionSpec(n=2), {}, 5, state={"x": before}, draw=Draw(1, 0.9, look_back=2))
+    agent, seen = DQNAgent(own, config, "cpu", 0), []
+    agent.q_learning.act = lambda obs, *_: seen.append(obs["x"][0]) or np.zeros(1, np.int64)  # type: ignore
+    policy = LocalPolicy(agent, own, 1, VersionGate(None, 1, 1), lambda: (Version(1, 0), 0, 0))  # type: ignore[arg-type]
+    memory, chunks = ReplayMemory(own, 64, False, 1.0, 0), ChunkBuilder(own, {"x": np.zeros((1, 2), np.float32)})
+    obs = np.zeros((1, 2), np.float32)
+    for step in range(1, 16):
+        prediction = policy.predict({"x": obs}, chunks.first)
+        obs = np.full((1, 2), step, np.float32)
+        over = np.array([step == 9])
+        chunks.step(prediction, np.ones(1), over, over & False, {"x": obs})
+        if chunks.full:
+            memory.add(chunk_to_arrays(chunks.take()))
+    rows = arrays_to_transitions(memory.sample(300)[0])
+    drawn = {tuple(one[:, 0]) for one in rows.obs["x"]}
+    acted = {tuple(one[:, 0]) for one in seen}
+    assert drawn == acted - {(7.0, 8.0, 9.0)}  # the final observation is asked about, too, but its action is ignored
+    assert {(0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (10.0, 10.0, 10.0), (12.0, 13.0, 14.0)} <= drawn
+    stacked = beside({"x": torch.from_numpy(rows.obs["x"])})["x"]
+    assert torch.equal(stacked, torch.from_numpy(rows.obs["x"].reshape(300, 6)))

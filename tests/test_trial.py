@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from realm.config.load import load_config
 from realm.contract import Spec
-from realm.errors import UserCodeError
+from realm.errors import ConfigError, UserCodeError
 from realm.launch.trial import try_user_code
 from realm.user import load_hyper
 
@@ -55,6 +56,22 @@ def test_a_workflow_that_cannot_work_is_one_sentence_at_the_start(tried, body, t
         tried(body)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "env", "command"),
+    [
+        ("ale_py", "ALE/Pong-v5", "run `pip install 'gymnasium[atari]' ale-py`"),
+        ("mujoco", "Hopper-v5", 'run `pip install "gymnasium[mujoco]"`'),
+    ],
+)
+def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it(package, env, command):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    config = load_config(ROOT / "conf" / "classic.toml", [f"env.id={env}"])
+    with pytest.raises(ConfigError) as caught:
+        try_user_code(config, load_hyper("realm.zoo.dqn", {}))
+    assert command in str(caught.value)
 
 
 def test_what_is_no_fault_of_the_workflow_ends_the_trial(tried):

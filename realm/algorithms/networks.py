@@ -62,6 +62,11 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+def beside(obs: Obs) -> Obs:
+    """Observations that look back, [n, frames, ..., k], with the frames next to each other: [n, ..., frames * k]."""
+    return {name: torch.cat(x.unbind(1), -1) for name, x in obs.items()}
+
+
 def is_image(field: Field) -> bool:
     return field.dtype == "uint8" and len(field.shape) == 3 and min(field.shape[:2]) >= 36
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from realm.contract import Array, Arrays, SampleInfo, Spec, chunk_fields
+from realm.contract import Array, Arrays, SampleInfo, Spec, row_fields
 from realm.data.native import as_array, ring_places
 from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
@@ -38,9 +38,7 @@ class ReplayMemory:
         self._own_discount = "discount" in spec.step
         chunks = max(1, capacity // spec.chunk_length)
         make, steps = (shelf or Shelf(None)).array, (chunks, spec.chunk_length)
-        self._rows = {
-            name: make(name, (chunks, *field.shape), field.dtype) for name, field in chunk_fields(spec).items()
-        }
+        self._rows = {name: make(name, (chunks, *field.shape), field.dtype) for name, field in row_fields(spec).items()}
         self._key = make("key", (chunks,), np.int64)  # 0: free place
         self._before, self._after = make("before", (chunks,), np.int64), make("after", (chunks,), np.int64)  # 0: none
         self._ready = np.zeros(steps, np.bool_)

@@ -69,7 +69,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
         place = config.places.get("app.save_replay", "[app]")
         raise ConfigError(f"{place}: key 'save_replay': it keeps rows, but the spec has no draw; it must be false")
     if spec.draw:
-        decided = with_replay(decided, -(-spec.sample_bytes // spec.chunk_length), usable)
+        decided = with_replay(decided, spec.row_bytes, usable)
         config, plan = dataclasses.replace(config, app=decided.app), make_plan(decided.app)
         check_rows(
             policy=config.app.algorithm_on_policy_or_off_policy,

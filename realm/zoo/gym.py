@@ -2,12 +2,13 @@
 
 A package of the zoo takes its environment's name from the table `[env]`: `id = "Pendulum-v1"`, or `id =
 "my_module:MyEnv-v0"` for one that a module registers; the other keys of that table go to `gymnasium.make_vec`. Workers
-call this, so it imports no torch.
+call this, so it imports no torch. Atari's `id = "ALE/Pong-v5"` gives single grey frames of 84 x 84, made by ale_py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -30,8 +31,14 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
     `{"state": ...}` where they were no dicts. options: the table `[env]`; default: the id if it names none."""
     given = dict(options)
     name = given.pop("id", default)
+    mode = "sync"
+    if str(name).startswith("ALE/"):
+        # its own vector environment; what is stacked there would be stored several times, `Draw.look_back` stacks anew
+        name, mode, given = f"ale_py:{name}", "vector_entry_point", {"stack_num": 1, **given}
     try:
-        envs: Any = gymnasium.make_vec(name, num_envs, vectorization_mode="sync", **given)
+        if mode != "sync" and find_spec("ale_py") is None:
+            raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
+        envs: Any = gymnasium.make_vec(name, num_envs, vectorization_mode=mode, **given)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"[env] id is {name}, which needs a package that is not installed: {error}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:

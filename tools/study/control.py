@@ -96,15 +96,15 @@ def points(run: Path, every: int) -> list[Point]:
     begins: dict[int, int] = {}  # epoch -> where it went on
     for line in lines:
         begins.setdefault(line["version"][0], line["env_steps"])
-    good: dict[int, Any] = {}
+    good: dict[int, Point] = {}
+    minutes, began, now = 0.0, 0.0, 0
     for line in lines:
-        epoch, steps = line["version"][0], line["env_steps"]
+        (epoch, _), steps, time_s = line["version"], line["env_steps"], line.get("time", 0.0)
+        if epoch != now:  # a new session of the run
+            minutes, began, now = max((one.minutes for one in good.values()), default=0.0), time_s, epoch
         if all(steps < begin for later, begin in begins.items() if later > epoch):
-            good.setdefault(steps // every, line)
-    if not good:
-        return []
-    clock = common.read_curves(run).get(common.CLOCK, common.NO_CURVE)
-    return [Point(one["env_steps"], common.minutes_at(clock, one["env_steps"]), one["score"]) for one in good.values()]
+            good.setdefault(steps // every, Point(steps, minutes + (time_s - began) / 60, line["score"]))
+    return list(good.values())
 
 
 class Result(NamedTuple):
@@ -167,6 +167,13 @@ mean return of ten greedy episodes (Pendulum: a hundred). "last" is the mean of 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
 """
 
+FOOT = """
+
+In italics: runs that are not finished. They go on with the same command, from their checkpoint and their replay memory.
+Hyper-parameters: `conf/` and `tools/study/control.toml`. Written by `tools/study/control.py`, {date}, {machine}. Other
+work ran on the same cores, so minutes are upper bounds.
+"""
+
 
 def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
     lines = [HEAD, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
@@ -179,10 +186,7 @@ def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
             f"| {study.known or '-'} | {verdict(study, seeds)} |"
         )
-    return "\n".join(lines) + (
-        f"\n\nHyper-parameters: `conf/` and `tools/study/control.toml`. Written by `{machine['command']}`, "
-        f"{machine['date']}, {machine['machine']}; other work ran on the same cores, so minutes are upper bounds.\n"
-    )
+    return "\n".join(lines) + FOOT.format(**machine)
 
 
 def verdict(study: Study, seeds: Sequence[Result]) -> str:

@@ -12,4 +12,5 @@ class Config(QSettings):
     hidden: int = 128  # width of the two hidden layers
     chunk_length: int = 20  # steps between two sends to the buffer
     dueling: bool = False  # a head that adds up the state's value and each action's advantage
+    frames: int = 1  # observations that the network sees at once, the newest last
     noisy: bool = False  # the head explores by learned noise, instead of by random actions

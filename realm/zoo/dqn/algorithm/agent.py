@@ -2,25 +2,38 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Encoder, Obs, mlp
+from realm.algorithms.networks import Encoder, Obs, beside, mlp
 from realm.algorithms.q_learning import Dueling, NoisyLinear, QLearning
-from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
+from realm.contract import Array, Arrays, Field, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.config import Config
 
 
 class Model(nn.Module):
     def __init__(self, fields: Fields, actions: int, config: Config) -> None:
         super().__init__()
+        self.frames = config.frames
+        if self.frames > 1:
+            fields = {
+                name: Field((*it.shape[:-1], it.shape[-1] * self.frames), it.dtype) for name, it in fields.items()
+            }
         linear, encoder = NoisyLinear if config.noisy else nn.Linear, Encoder(fields)
         layers = mlp((encoder.features, config.hidden, config.hidden))
         self.trunk = nn.Sequential(encoder, layers, nn.ReLU())
         self.head = Dueling(config.hidden, actions, linear) if config.dueling else linear(config.hidden, actions)
 
     def values(self, obs: Obs) -> Tensor:
-        return self.head(self.trunk(obs))  # type: ignore[no-any-return]
+        return self.head(self.trunk(beside(obs) if self.frames > 1 else obs))  # type: ignore[no-any-return]
+
+
+def with_frames(now: Array, before: Array, first: Array) -> Array:
+    """Observations [N, ...] behind those before them [N, frames - 1, ...], for which an episode's first one stands in
+    where first, bool [N]."""
+    begins = first.reshape(-1, *[1] * now.ndim)
+    return np.concatenate([np.where(begins, now[:, None], before), now[:, None]], 1)
 
 
 class Agent:
@@ -29,8 +42,12 @@ class Agent:
         self.model = Model(spec.obs, spec.action.n, config).to(device)
         self.q_learning = QLearning(self.model, config, torch.device(device), seed)
 
-    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
-        return self.q_learning.act(obs, context.explore, context.env_steps), {}
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays] | tuple[Array, Arrays, Arrays]:
+        if not context.state:
+            return self.q_learning.act(obs, context.explore, context.env_steps), {}
+        seen = {name: with_frames(x, context.state[name], context.first) for name, x in obs.items()}
+        action = self.q_learning.act(seen, context.explore, context.env_steps)
+        return action, {}, {name: frames[:, 1:] for name, frames in seen.items()}
 
     def greedy(self, obs: Obs) -> Obs:
         return self.q_learning.greedy(obs)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from realm.contract import Draw, Spec
+from realm.contract import Draw, Field, Spec
 from realm.zoo.dqn.config import Config
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
@@ -12,4 +12,7 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 
 def spec(envs: Any, config: Config) -> Spec:
-    return Spec(obs_fields(envs), action_spec(envs), {}, config.chunk_length, draw=Draw(config.n_step, config.gamma))
+    obs, before = obs_fields(envs), config.frames - 1
+    draw = Draw(config.n_step, config.gamma, look_back=before)
+    seen = {name: Field((before, *field.shape), field.dtype) for name, field in obs.items()} if before else {}
+    return Spec(obs, action_spec(envs), {}, config.chunk_length, state=seen, draw=draw)
