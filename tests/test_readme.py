@@ -21,7 +21,7 @@ README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architectu
 DOCUMENTS = [README, CHINESE, ARCHITECTURE]
 PAGES = [README, CHINESE, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 EXAMPLE = ROOT / "realm" / "zoo" / "cartpole"
-WRITTEN_BY_RUNS = {"eval.json", "config.toml", "run.json", "summary.json", "supervisor.log"}
+WRITTEN_BY_RUNS = {"eval.json", "config.toml", "run.json", "summary.json", "supervisor.log", "realm/builtin"}
 GIVEN_BY_USERS = {"requirements.local.txt", "map_1.json", "crab.yaml", "pip.conf", "PIP_EXTRA_INDEX_URL"}
 
 

@@ -388,7 +388,7 @@ def samples(cases: Cases, folder: Path) -> None:
     good.append(Message("sample", 9, {"count": plan.batch, "version": [1, 5]}, priorities))
     while cases.more():
         if cases.done % 500 == 0:  # a version from far away makes all that follows too old
-            keeper = Keeper(make_replay_buffer(plan, spec, "x", 0), Meters())
+            keeper = Keeper(make_replay_buffer(plan, spec, "x", 0), Meters(), 8)
         try:
             message = codec.decode(broken_frames(cases.draw, codec, cases.draw.choice(good)))
         except WireError:
