@@ -696,7 +696,7 @@ def test_lost_answers_are_repeated_and_nothing_comes_twice(cluster: Cluster, doo
 
 def test_arrays_may_be_used_again_while_rounds_are_under_way(cluster: Cluster, door: Callable[..., Role]) -> None:
     """With several rounds unanswered each is sent, and sent again, as it was when it was handed over."""
-    door(capacity=64, preload=20, batch=20)
+    door(capacity=64, preload=20, batch=20, max_unacked_rounds=10)
     producer = cluster.client("buffer", "aisrv-0")
     sender, arrays = ItemSender(producer, 10, FREE, patience()), played(0)
     lost = losing(producer, 5)
@@ -793,7 +793,7 @@ def test_a_buffer_that_comes_back_empty(cluster: Cluster, door: Callable[..., Ro
     assert where_from(reader.receive()[0]) == [(0, seq, env) for seq in (2, 3) for env in range(2)]
 
 
-def keeper(capacity: int, lag: int | None = None, batch: int = 4, most_held: int = 8) -> Keeper:
+def keeper(capacity: int, lag: int | None = None, batch: int = 4, most_held: int = 64) -> Keeper:
     storage = NativeStorage(SPEC.sample_fields, capacity, "Fifo", "Fifo", True, 1.0, 0)
     return Keeper(
         ReplayBuffer(SPEC, storage, Limiter(True, capacity, batch, batch, 1.0, capacity), lag), Meters(), most_held

@@ -43,8 +43,8 @@ def run(job: Job) -> None:
     # not the run id: it is secret, and reverb shows the table's name to anyone
     folder = job.run_dir / "replay" if job.config.app.save_replay else None
     buffer = make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed, folder)
-    # a worker that was killed leaves its own behind, until there is room
-    keeper = Keeper(buffer, link.meters, 4 * job.plan.workers * job.plan.max_unacked_rounds)
+    # workers that are killed leave theirs behind, until there is room
+    keeper = Keeper(buffer, link.meters, 16 * job.plan.workers * job.plan.max_unacked_rounds)
     thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
     thread.start()
     server.expect(max(job.plan.batch, job.plan.envs_per_worker) * job.spec.sample_bytes)
