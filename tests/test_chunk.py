@@ -166,7 +166,7 @@ def test_random_streams(length: int, envs: int, steps: int, rate: float, seed: i
 
 
 def test_the_drawing_in_the_contract() -> None:
-    """The example of realm/contract.py, number by number: T = 4 and an end at step 1."""
+    """The example of realm/contract, number by number: T = 4 and an end at step 1."""
     none = np.array([False])
     names = ["o0", "o1", "o2*", "p0", "p1"]
     obs = [{"x": np.full((1, 2), n, np.float32), "legal": np.ones((1, 3), bool)} for n in range(len(names))]

@@ -1,4 +1,4 @@
-"""realm/contract.py: specs that survive JSON, a schema that tells shapes apart, and errors that name both sides."""
+"""realm/contract: specs that survive JSON, a schema that tells shapes apart, and errors that name both sides."""
 
 from __future__ import annotations
 

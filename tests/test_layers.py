@@ -70,7 +70,8 @@ OWNERS = {
 }
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
-    "contract", "chunk", "rollout", "returned", "returns", "algorithms/ppo",
+    "contract/arrays", "contract/versions", "contract/spec", "contract/samples", "contract/package", "chunk",
+    "rollout/rounds", "rollout/returned", "returns", "algorithms/ppo",
     "wire/codec", "wire/sockets", "wire/line", "wire/predict", "wire/samples", "wire/models",
     "data/gate", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
@@ -90,7 +91,7 @@ def layer(module: str) -> str:
         return "base"
     if room in CONTRACT:
         return "contract"
-    return {"returns": "algorithms", "rollout": "user", "returned": "user", "__main__": "commands"}.get(room, room)
+    return {"returns": "algorithms", "rollout": "user", "__main__": "commands"}.get(room, room)
 
 
 def modules(package: str) -> dict[str, Path]:

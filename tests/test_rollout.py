@@ -13,10 +13,10 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from diy.train_workflow import workflow
-from realm import rollout
 from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext
 from realm.errors import RunError, UserCodeError
-from realm.rollout import RestartingEnvs, rounds
+from realm.rollout import rounds as rollout
+from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.watch.meters import Meters
 
 LENGTH, T = 5, 4  # of an episode, of a chunk

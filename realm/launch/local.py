@@ -24,7 +24,7 @@ from realm.learn.checkpoint import find
 from realm.learn.judge import Judge, next_due
 from realm.learn.trainer import Trainer
 from realm.roles.job import seed_of
-from realm.rollout import RestartingEnvs, rounds
+from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import enter, load_agent, load_definition, load_hyper, load_workflow
 from realm.watch.board import Board
 from realm.watch.curves import Curves

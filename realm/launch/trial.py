@@ -25,8 +25,8 @@ from realm.contract import (
     check_arrays,
 )
 from realm.errors import UserCodeError
-from realm.returned import check_action_space, check_envs
-from realm.rollout import RestartingEnvs, rounds
+from realm.rollout.returned import check_action_space, check_envs
+from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow
 from realm.watch.meters import Meters
 

@@ -12,7 +12,7 @@ from realm.contract import Arrays, Version, WorkflowContext, count_env_steps
 from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
-from realm.rollout import RestartingEnvs, rounds
+from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import load_agent, load_definition, load_hyper, load_workflow
 from realm.wire.models import ModelReader
 from realm.wire.predict import LocalPolicy, RemotePolicy

@@ -38,7 +38,7 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
 
 def environment_faults(board: Board) -> dict[str, int]:
-    """What failures of environments have cost in all workers: restarts, and what was thrown away (`rollout.py`)."""
+    """What failures of environments have cost in all workers: restarts, what was thrown away (`rollout/rounds.py`)."""
     return {name: int(board.total("aisrv", name)) for name in ("env_restarts", "dropped_episodes", "dropped_chunks")}
 
 

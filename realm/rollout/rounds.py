@@ -22,9 +22,9 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from loguru import logger
 
-from realm import returned
 from realm.contract import Arrays, Chunk, Policy, Spec, WorkflowContext, check_arrays, chunk_to_arrays
 from realm.errors import ContractError, RunError, UserCodeError
+from realm.rollout import returned
 
 MOST_FAILURES = 3
 _PAUSE_S = 1.0  # before the second restart in a row; the first comes at once

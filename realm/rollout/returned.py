@@ -1,6 +1,6 @@
 """Checks what a user's environment returns, and names the environment that returned something else.
 
-`rollout.py` calls it at each step. Every error is a UserCodeError: `file:line: Class.step returned reward None; ...`.
+`rounds.py` calls it at each step. Every error is a UserCodeError: `file:line: Class.step returned reward None; ...`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,46 @@
+"""What roles tell each other, besides samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realm.contract.versions import Version
+
+
+@dataclass(frozen=True)
+class Report:
+    """A role's report to the supervisor, sent every `report_interval_s`.
+
+    env_steps  learner: trained on so far, over all epochs; worker: collected since its start
+    totals     name -> counted since the start of the process
+    means      name -> [sum, count] since the last report
+    """
+
+    role: str
+    index: int
+    env_steps: int
+    totals: dict[str, float]
+    means: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The evaluator's result for one model, sent to the supervisor.
+
+    env_steps           steps that the model was trained on
+    statistic, score    the statistic that compares models, and its mean over the episodes
+    best, best_version  the greatest score in this run's directory so far, and its model
+    means               statistic -> mean over the episodes
+    """
+
+    version: Version
+    env_steps: int
+    statistic: str
+    score: float
+    best: float
+    best_version: Version
+    means: dict[str, float]
+
+
+Book = dict[str, str]
+"""Role name ("actor", "buffer", "model_pool") -> address; every role gets it before it runs."""

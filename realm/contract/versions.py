@@ -1,0 +1,35 @@
+"""How weights are numbered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Version(NamedTuple):
+    """Names one set of weights; ordered as a pair. Each start of a learner raises `epoch`; each published update raises
+    `update`."""
+
+    epoch: int
+    update: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.update}"
+
+
+NO_VERSION = Version(0, 0)
+"""Older than every published model (the first learner starts at epoch 1)."""
+
+
+@dataclass(frozen=True)
+class ModelTag:
+    """Names one published model: its version, how many env steps it was trained on, its bytes' sha256, when, and how
+    many samples the buffer held.
+    """
+
+    version: Version
+    env_steps: int
+    sha256: str
+    published_ns: int
+    """The learner's monotonic clock."""
+    memory_size: int = 0

@@ -1,0 +1,1 @@
+"""What is asked of environments, and what happens when one fails."""
