@@ -18,11 +18,21 @@ from realm.errors import ConfigError
 from realm.user import load_config_class
 
 
-class _Key(NamedTuple):
+class Key(NamedTuple):
+    """A key of the configuration."""
+
     name: str  # as `--set` takes it
     default: str
     meaning: str
     hint: Any
+
+    @property
+    def in_full(self) -> str:
+        """Its meaning, and what it must be."""
+        must = expected(self.hint)
+        if not must:
+            return self.meaning
+        return f"{self.meaning}{'' if self.meaning.endswith('.') else '.'} It must be {must}.".removeprefix(". ")
 
 
 def show_config(word: str, path: str) -> int:
@@ -42,12 +52,23 @@ def show_config(word: str, path: str) -> int:
     return 0
 
 
-def _keys(config: RunConfig) -> list[_Key]:
+def _keys(config: RunConfig) -> list[Key]:
     """The keys of [app], those of the package's own table, and the options of [env] that are set."""
+    of_env = "An option of the environments, which the package's make_envs takes."
+    options = [Key(f"env.{name}", toml_value(value), of_env, None) for name, value in config.env.items()]
+    return [*framework_keys(), *package_keys(config.app.algo), *options]
+
+
+def framework_keys() -> list[Key]:
+    """The keys of [app]."""
     said = meanings(AppConfig)
     default = settings_of(RunConfig(AppConfig(), {}, {}, {}))
-    keys = [_Key(name, default[name], said.get(name, ""), hint) for name, hint in HINTS.items()]
-    own = load_config_class(config.app.algo)
+    return [Key(name, default[name], said.get(name, ""), hint) for name, hint in HINTS.items()]
+
+
+def package_keys(algo: str) -> list[Key]:
+    """The hyper-parameters of a package."""
+    own, keys = load_config_class(algo), []
     said, hints = meanings(own), typing.get_type_hints(own, include_extras=True)
     for field in dataclasses.fields(own):
         value = "no default"
@@ -56,20 +77,14 @@ def _keys(config: RunConfig) -> list[_Key]:
             with suppress(TypeError):  # TOML has no such value
                 value = toml_value(field.default)
         if field.init:
-            keys.append(
-                _Key(f"{config.app.hyper_table}.{field.name}", value, said.get(field.name, ""), hints[field.name])
-            )
-    of_env = "An option of the environments, which the package's make_envs takes."
-    keys += [_Key(f"env.{name}", toml_value(value), of_env, None) for name, value in config.env.items()]
+            name = f"{algo.rpartition('.')[2]}.{field.name}"
+            keys.append(Key(name, value, said.get(field.name, ""), hints[field.name]))
     return keys
 
 
-def _show(key: _Key, value: str, in_full: bool) -> None:
+def _show(key: Key, value: str, in_full: bool) -> None:
     width = terminal_width(100)
     line = f"{key.name} = {value}" + (f"   (default {key.default})" if value != key.default else "")
     print(line if in_full or len(line) <= width else f"{line[: width - 4]} ...")
-    text = key.meaning
-    if in_full and expected(key.hint):
-        text = f"{text}{'' if text.endswith('.') else '.'} It must be {expected(key.hint)}.".removeprefix(". ")
-    if text:
+    if text := key.in_full if in_full else key.meaning:
         print(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
