@@ -36,7 +36,7 @@ production_consume_ratio = {ratio}           # how often a step is drawn on aver
 """
 _TABLES = {
     "ppo": "",
-    "dqn": "",
+    "dqn": "lr = 1e-3\ntarget_every = 50                        # gradient steps between two targets\n",
     "td3": "lr = 1e-3\nrandom_steps = 1000                      # env steps with uniform actions at first\n",
     "sac": "lr = 1e-3\nrandom_steps = 1000                      # env steps with uniform actions at first\n",
 }
