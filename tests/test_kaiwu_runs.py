@@ -127,7 +127,8 @@ def test_wrong_code_ends_the_run_with_one_sentence(
 def test_killed_roles_come_back_and_a_stopped_run_goes_on_with_its_optimizer(tmp_path: Path) -> None:
     config = str(PROJECTS / "counting" / "conf" / "configure_app.toml")
     learnt = tmp_path / "runs" / "one" / "user_log" / "learnt.json"
-    with Run(tmp_path, "predict_local_or_remote=remote", config=config, variables={"ROUNDS": "1000000"}) as run:
+    remote = "predict_local_or_remote=remote"
+    with Run(tmp_path, remote, config=config, variables={"ROUNDS": "1000000"}) as run:
         run.wait_trained(20)
         for role in ("buffer-0", "aisrv-1", "actor-0", "learner-0"):
             run.kill(role)
@@ -136,7 +137,7 @@ def test_killed_roles_come_back_and_a_stopped_run_goes_on_with_its_optimizer(tmp
         assert run.interrupt() == 0, run.text()
         assert run.processes() == []
     before = json.loads(learnt.read_text())["calls"]
-    with Run(tmp_path, config=config) as run:
+    with Run(tmp_path, remote, config=config) as run:
         assert run.finish() == 0, run.text()
         assert "training goes on from" in run.text()
     assert json.loads(learnt.read_text())["calls"] > before

@@ -77,6 +77,10 @@ def load(agent: Any, folder: Path, number: int | str) -> None:
         there = ", ".join(map(str, numbers_in(folder))) or "none"
         raise UserCodeError(f"{folder}: has no model {number} (no file model.ckpt-{number}*); it has: {there}")
     _wait_until_written(folder, number)
+    _read(agent, folder, number)
+
+
+def _read(agent: Any, folder: Path, number: int | str) -> None:
     try:
         with calling(f"loading model {number} from {folder}"):
             plain(agent, "load_model", path=str(folder), id=str(number))
@@ -116,7 +120,7 @@ def load_files(agent: Any, files: dict[str, bytes]) -> None:
     try:
         for name, body in files.items():
             (folder / Path(name).name).write_bytes(body)
-        load(agent, folder, numbers_in(folder)[-1])
+        _read(agent, folder, numbers_in(folder)[-1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

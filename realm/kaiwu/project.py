@@ -282,7 +282,13 @@ def _checked(hyper: dict[str, Any], remote: bool) -> dict[str, Any]:
         command = [sys.executable, "-B", "-m", "realm.kaiwu.check", str(file)]
         path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_WITHIN_S, env=environment)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_WITHIN_S, env=environment)
+        except subprocess.TimeoutExpired as error:
+            raise UserCodeError(
+                f"{hyper['project']}: its code was not imported within {_CHECK_WITHIN_S} s; look for what takes so "
+                "long when it is imported, or for what keeps this machine busy"
+            ) from error
         found: dict[str, Any] = json.loads(file.read_text())
     if "error" in found:
         raise UserCodeError(found["error"])
