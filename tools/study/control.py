@@ -162,8 +162,8 @@ HEAD = """# Control
 
 TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is the
 mean return of ten greedy episodes (Pendulum: a hundred). "last" is the mean of the last ten evaluations of a run;
-"first" is the env steps at the first evaluation that reaches the mark, with the minutes of that run until then; a later one may be below it again,
-as the picture shows.
+"first" is the env steps at the first evaluation that reaches the mark, with the minutes of that run until then. A later
+one may be below it again, as the picture shows.
 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
 """
