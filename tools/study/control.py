@@ -162,7 +162,8 @@ HEAD = """# Control
 
 TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is the
 mean return of ten greedy episodes (Pendulum: a hundred). "last" is the mean of the last ten evaluations of a run;
-"first" is the env steps at the first evaluation that reaches the mark, with the minutes of that run until then.
+"first" is the env steps at the first evaluation that reaches the mark, with the minutes of that run until then. A later
+one may be below it again, as the picture shows.
 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
 """
@@ -170,8 +171,8 @@ mean return of ten greedy episodes (Pendulum: a hundred). "last" is the mean of 
 FOOT = """
 
 In italics: runs that are not finished. They go on with the same command, from their checkpoint and their replay memory.
-Hyper-parameters: `conf/` and `tools/study/control.toml`. Written by `tools/study/control.py`, {date}, {machine}. Other
-work ran on the same cores, so minutes are upper bounds.
+Hyper-parameters: `conf/` and `tools/study/control.toml`. Written by `tools/study/control.py` ({date}, {machine}).
+Other work ran on the same cores, so minutes are upper bounds.
 """
 
 
