@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from realm.errors import ConfigError
+from tools import common
 from tools.bench import limits, parts
 
 CONFIG = parts.NETWORKS["default"]
@@ -134,3 +138,15 @@ def test_the_limits_step_is_diys_own_loss():
     agents_steps(other, obs, 8)
     for one, two in zip(mine.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(one, two)
+
+
+@pytest.mark.slow
+def test_the_way_to_the_actor(tmp_path: Path) -> None:
+    out, script = tmp_path / "actor.json", common.ROOT / "tools" / "bench" / "actor.py"
+    settings = ["--workers", "2", "--envs", "4", "--rounds", "1", "--seconds", "0.2", "--out", str(out)]
+    done = subprocess.run([sys.executable, str(script), *settings], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line = json.loads(out.read_text())["lines"][0]
+    assert (line["workers"], line["envs"]) == (2, 4)
+    assert all(line[name] > 0 for name in ("questions_s", "actor_us", "worker_us", "raw_us", "at_once"))
+    assert 4 <= line["rows_a_forward"] <= 8

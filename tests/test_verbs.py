@@ -27,7 +27,7 @@ from realm.contract import NO_VERSION, ActionSpec, Arrays, Field, PredictContext
 from realm.data.buffer import INVALID, OLD_EPOCH, STALE, Limiter, ReplayBuffer
 from realm.data.gate import VersionGate
 from realm.data.native import NativeStorage
-from realm.errors import ContractError
+from realm.errors import ContractError, RunError
 from realm.learn.checkpoint import load_bytes, to_bytes
 from realm.roles import actor, buffer, model_pool
 from realm.roles.buffer import Keeper
@@ -37,7 +37,7 @@ from realm.wire import models as model_verbs
 from realm.wire import sockets
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import Link, Stopped
-from realm.wire.line import Frame, Layout, Line, LineLost, connect
+from realm.wire.line import Frame, Layout, Line, LineLost, Lines, connect
 from realm.wire.models import ModelReader, ModelWriter
 from realm.wire.predict import LocalPolicy, RemotePolicy, reply_fields, request_fields
 from realm.wire.samples import BatchReader, ItemSender
@@ -449,6 +449,15 @@ def test_an_actor_that_comes_back_answers(
     assert len(began) >= 5
     assert len(delays) == 2
     until(lambda: cluster.roles["actor"].totals["models_loaded"] == 1)
+
+
+def test_a_line_that_cannot_be_reached_is_one_sentence(
+    remote: Callable[..., RemotePolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from another network namespace, where the actor's name means nothing."""
+    monkeypatch.setattr(Lines, "invite", lambda self, caller: {"address": "realm-nobody", "key": "00"})
+    with pytest.raises(RunError, match=r"realm-nobody cannot be reached: .*; worker and actor must be on one"):
+        remote().predict(observe(np.random.default_rng(0)), FIRST)
 
 
 def test_requests_that_break_the_contract(

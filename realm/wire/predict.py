@@ -27,10 +27,12 @@ from realm.contract import (
     check_arrays,
 )
 from realm.data.gate import VersionGate
-from realm.errors import ContractError
+from realm.errors import ContractError, RunError
 from realm.wire.codec import WireError
 from realm.wire.line import Frame, Head, Layout, Line, LineLost, connect
 from realm.wire.sockets import Client
+
+_MOST_FAILED, _PAUSE_S = 20, 0.05  # attempts to open a line, and the pause after each
 
 Refresh = Callable[[], tuple[Version, int, int]]
 """Loads newer weights if there are any, waits for the gate's minimum, and returns the agent's version, its env steps
@@ -91,7 +93,7 @@ class RemotePolicy:
         self._state = PolicyState(spec.state, num_envs)
         self._question = Frame(self._questions, num_envs)
         self._line: Line | None = None
-        self._seq = 0
+        self._seq = self._failed = 0
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
@@ -147,10 +149,21 @@ class RemotePolicy:
         return None
 
     def _opened(self) -> Line:
-        """A new line, once the actor is there."""
+        """A new line, once the actor is there. Raises LineLost, or RunError where that happens again and again."""
         client = self._client
         invitation = client.wait(client.ask("line", {"worker": self._worker}), self._tick)
-        return connect(invitation, self._answers, client.codec.max_bytes, client.traffic)
+        try:
+            line = connect(invitation, self._answers, client.codec.max_bytes, client.traffic)
+        except LineLost as error:
+            self._failed += 1
+            if self._failed == _MOST_FAILED:
+                raise RunError(
+                    f"the actor gives lines, but {error}; worker and actor must be on one machine"
+                ) from error
+            time.sleep(_PAUSE_S)  # an actor that died a moment ago
+            raise
+        self._failed = 0
+        return line
 
 
 def _per_row(explore: float | Array, rows: int) -> Array:
