@@ -48,7 +48,8 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     echo "$wanted" > .venv/made-from
     echo "installed"
 fi
-own=$(cksum < requirements.local.txt 2> /dev/null || true)
+own=""
+if [ -e requirements.local.txt ]; then own=$(cksum < requirements.local.txt); fi
 if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
     if [ -n "$own" ]; then
         echo "installing requirements.local.txt ..."
