@@ -227,7 +227,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> 
     tmp_path/deep/cache."""
     calls: list[tuple[Any, ...]] = []
 
-    def make(map_: maps.Map, *rest: Any) -> Oracle:
+    def make(map_: maps.Map, *rest: Any, report: Any = None) -> Oracle:
         assert np.array_equal(map_.road, prepared.map.road)
         calls.append(rest)
         return prepared
