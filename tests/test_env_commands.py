@@ -175,6 +175,7 @@ def test_options_of_one_certain_episode() -> None:
             treasure_ids(text)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_record_a_trained_model(tmp_path: Path) -> None:
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny", "--set", "env.max_step=60",

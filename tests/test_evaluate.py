@@ -106,6 +106,7 @@ def test_every_layout_is_played_once_and_told_from_the_others(num_envs: int) -> 
     assert again.actions == []
 
 
+@pytest.mark.slow
 def test_the_walker_is_a_good_judge() -> None:
     """Its episodes end in all ways, at many lengths."""
     literal = played_literally(layouts_of_all_kinds(40))
@@ -333,6 +334,7 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
     check(Request())
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",

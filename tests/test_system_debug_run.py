@@ -65,6 +65,7 @@ def test_debug_run_fails_if_the_agent_restores_wrongly(tmp_path):
     assert "differ from the saved ones" in done.stderr
 
 
+@pytest.mark.slow
 def test_eval_counts_each_environment_equally(tmp_path):
     """Counting episodes last 11 to 15 steps, by environment: playing until N are over would favour the short ones."""
     trained = python("train_test.py", "--config", "tests/counting/counting.toml", "--set", f"log_dir={tmp_path}",
