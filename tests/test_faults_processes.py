@@ -151,7 +151,7 @@ def test_a_closed_terminal_ends_the_run_in_order(tmp_path, mode):
     assert os.waitstatus_to_exitcode(status) == 0
     assert run.file()["state"] == "stopped"
     assert run.file()["cause"] == "SIGHUP received"
-    assert run.checkpoints()[-1] > before
+    assert run.checkpoints()[-1] >= before  # no later one if the signal came right after it
     assert run.processes() == []
     if mode != LOCAL:
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
