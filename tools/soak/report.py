@@ -67,7 +67,7 @@ def covered(parts: dict[str, Any]) -> list[str]:
         if not fault.tests:
             continue
         names = ", ".join(f"`{one.partition('::')[2] or one}`" for one in fault.tests)
-        result = entry.get("result", "by `tools/test.sh --all`").strip("= ") if not entry.get("failed") else "**failed**"
+        result = "**failed**" if entry.get("failed") else entry.get("result", "by `tools/test.sh --all`").strip("= ")
         lines.append(f"| {name} {fault.title} | {names} | {result} |")
     return [*lines, ""]
 
