@@ -1,15 +1,16 @@
 """Realm: an open, fast and readable distributed PPO training framework. See docs/architecture.md.
 
-Importing it registers the game `Realm-v0` with gymnasium and loads nothing else: see docs/library.md.
+Importing it registers the game `Realm-v0` with gymnasium, which it does not load itself: see docs/library.md.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import gymnasium
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from realm.learn.policy import TrainedPolicy
@@ -20,11 +21,38 @@ __version__ = "0.1.0"
 # on a busy machine: next to one other program `realm eval` took 52 s, and 9 s with this setting.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-gymnasium.register(
-    id="Realm-v0",
-    entry_point="realm.env.realm_env:RealmEnv",
-    vector_entry_point="realm.env.realm_env:RealmVectorEnv",
-)
+
+def _register(gymnasium: Any) -> None:
+    gymnasium.register(
+        id="Realm-v0",
+        entry_point="realm.env.realm_env:RealmEnv",
+        vector_entry_point="realm.env.realm_env:RealmVectorEnv",
+    )
+
+
+class _WithGymnasium(MetaPathFinder):
+    """Registers the game when gymnasium is imported; buffer, model_pool and most commands never do."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "gymnasium":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: Any) -> None:
+                load(module)
+                _register(module)
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "gymnasium" in sys.modules:
+    _register(sys.modules["gymnasium"])
+else:
+    sys.meta_path.insert(0, _WithGymnasium())
 
 
 def load_policy(model: str | Path = "", number: str = "latest") -> TrainedPolicy:

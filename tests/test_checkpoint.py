@@ -560,14 +560,16 @@ from tests.test_checkpoint import Agent
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
 agent, draw = Agent(1, width=4000), random.Random(0)
+begin = time.monotonic()
 save(folder, agent, Version(1, 0), 0, "s", keep=2)
+longest = max(0.06, 4 * (time.monotonic() - begin))  # on a busy machine a save takes long
 for _ in range(kills):
     newest = load_newest(folder)[0]
     child = os.fork()
     if child == 0:
         for update in range(newest.version.update + 1, 10**6):
             save(folder, agent, Version(1, update), update, "s", keep=2)
-    time.sleep(draw.uniform(0, 0.06))
+    time.sleep(draw.uniform(0, longest))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     after, skipped = load_newest(folder)
@@ -597,7 +599,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         assert skipped == []
         assert finals >= 1  # killed between the new one's coming and the old one's going leaves one more
         assert len(drafts) <= 2
-    assert rounds[-1][1] > rounds[0][0]  # some saves came through
+    assert rounds[-1][1] > 5
     assert sum(".writing" in one[4] for one in rounds) >= 5  # the kills did hit saves
     save(tmp_path / "ckpt", Agent(1), Version(2, 0), 0, "s", keep=2)
     assert len(list((tmp_path / "ckpt").iterdir())) == 2  # what killed ones left is cleared away

@@ -455,7 +455,7 @@ def test_wrong_hyper_parameters_by_override(tmp_path: Path) -> None:
 
 
 def test_the_configuration_loads_nothing_heavy() -> None:
-    heavy = {"torch", "tensorflow", "reverb", "numba", "pydantic", "diy"}  # gymnasium: realm registers its game
+    heavy = {"torch", "tensorflow", "reverb", "numba", "gymnasium", "pydantic", "diy"}
     code = f"import sys, realm.user; sys.exit(len({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=False).returncode == 0
 

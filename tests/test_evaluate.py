@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -187,15 +186,11 @@ def cache(bounds_folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
-    """For all sets of three treasures; those of all thirteen take minutes (`tools/study/ship_bounds.py`)."""
-    ids, some = [point for point in range(1, 16) if point not in (2, 1)], [3, 7, 12]
+    ids = [point for point in range(1, 16) if point not in (2, 1)]
     shares: list[float] = []
-    known = oracle.make_oracle(maps.default(), 2, 1, some, 2000, report=shares.append)
+    steps = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, report=shares.append).steps
     with np.load(report.shipped_bounds(maps.default(), 2, 1, ids, 2000)) as shipped:
-        steps = shipped["steps"]
-    for chosen in (list(one) for number in range(4) for one in itertools.combinations(some, number)):
-        place = sum(1 << ids.index(point) for point in chosen)
-        assert steps[place] == known.steps[oracle.set_index(known, chosen)]
+        assert np.array_equal(shipped["steps"], steps)
     assert shares == sorted(shares)
     assert len(shares) > 20
     assert 0 < shares[0] < 0.1 < 0.7 < shares[-1] <= 1

@@ -16,6 +16,7 @@ import hanging
 import psutil
 import pytest
 from cluster import ROOT, Run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from realm.config.keys import AppConfig
 from realm.launch.role import Role
@@ -153,6 +154,10 @@ def test_a_closed_terminal_ends_the_run_in_order(tmp_path, mode):
     assert run.file()["cause"] == "SIGHUP received"
     assert run.checkpoints()[-1] >= before  # no later one if the signal came right after it
     assert run.processes() == []
+    curves = EventAccumulator(str(run.dir / "log" / "tensorboard"), {"scalars": 0})
+    curves.Reload()
+    # the last checkpoint is the run's end, in both modes
+    assert run.checkpoints()[-1] == (1, curves.Scalars("system/learner/version_update")[-1].value)
     if mode != LOCAL:
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
 

@@ -72,7 +72,7 @@ class Values:
 
 
 def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | None) -> int:
-    """Run trials until there are so many in all, and print the best ones; return the exit code."""
+    """Run trials until there are `trials` in all, and print the best ones; return the exit code."""
     try:
         import optuna
     except ImportError:

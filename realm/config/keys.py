@@ -140,7 +140,7 @@ class AppConfig:
     """The run ends after this many environment steps, those before a resume with them; 0 is no limit."""
     max_seconds: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
     """The run ends after this many seconds of training; 0 is no limit. They count from when everything is ready for the
-    first env step, in each session of a run anew."""
+    first env step, from 0 in each session of a run."""
     restart_budget: Annotated[int, Meta(ge=0, le=1000)] = 3
     """How often a role is started again within restart_window_s before the whole run stops."""
     restart_window_s: Seconds = 300.0

@@ -52,7 +52,7 @@ class Modules(torch.nn.Module):
         return dict(self._saved)
 
     def expire(self) -> None:
-        """Save an agent that travels as files anew at the next `state_dict`."""
+        """Have an agent that travels as files saved again at the next `state_dict`."""
         self._saved = {}
 
     def hold(self) -> None:

@@ -294,7 +294,7 @@ class Trainer:
             self.save()
 
     def _is_due(self, update: int) -> bool:
-        """Whether a checkpoint is due after so many updates."""
+        """Whether a checkpoint is due after this update."""
         if self._dump_freq and update % self._dump_freq == 0:
             return True
         return time.monotonic() - self._saved_at > (_SAVE_WITHIN_S if self._dump_freq else _SAVE_EVERY_S)

@@ -186,7 +186,7 @@ class Line:
                 return head, self._frame
 
     def _resize(self, rows: int) -> None:
-        """Make room for a frame of so many rows, whose head was read into one of others."""
+        """Make room for a frame of `rows` rows, whose head was read into one of others."""
         if not 0 < rows <= self._most_rows:
             raise WireError(f"a line: {rows} rows; must be from 1 to {self._most_rows}")
         frame = Frame(self._layout, rows)

@@ -51,7 +51,7 @@ class LocalPolicy:
         spec: Spec,
         num_envs: int,
         gate: VersionGate,
-        refresh: Callable[[], tuple[Version, int, int]],
+        refresh: Refresh,
     ) -> None:
         self.agent, self._gate, self.refresh = agent, gate, refresh
         self._fields = reply_fields(spec)

@@ -33,7 +33,7 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
     name = given.pop("id", default)
     mode = "sync"
     if str(name).startswith("ALE/"):
-        # its own vector environment; what is stacked there would be stored several times, `Draw.look_back` stacks anew
+        # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
         name, mode, given = f"ale_py:{name}", "vector_entry_point", {"stack_num": 1, **given}
     try:
         if mode != "sync" and find_spec("ale_py") is None:

@@ -147,12 +147,12 @@ class Bench:
         return self.stage.totals["actor"]
 
     def forward(self, rows: int, seconds: float) -> tuple[float, float]:
-        """Seconds, and CPU seconds, of a forward of so many rows alone, on one thread."""
+        """Seconds, and CPU seconds, of a forward over this many rows alone, on one thread."""
         call = limits.make_predict(self.agent, limits.observations(self.setting, rows))
         return timed(call, seconds)
 
     def together(self, workers: Workers, envs: int, seconds: float) -> dict[str, float]:
-        """The figures of workers that ask as fast as they can, each about so many environments."""
+        """The figures of workers that ask as fast as they can, each about this many environments."""
         before, cpu = self.reported(), cpu_s(self.pid)
         took, worker_s = workers.ask(seconds)
         actor_s, after = cpu_s(self.pid) - cpu, self.reported()
@@ -211,7 +211,7 @@ class AtOnce:
 
 
 class Raw:
-    """A process that gives a few bytes back for so many: what the kernel takes for a question and its answer."""
+    """A process that gives a few bytes back for many: what the kernel takes for a question and its answer."""
 
     def __init__(self, size: int, answer: int) -> None:
         self._here, there = socket.socketpair()
@@ -247,7 +247,7 @@ HEADS = {
 
 
 def measure(bench: Bench, count: int, envs: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """The figures of a number of workers, each with so many environments: medians over the rounds, and their lists."""
+    """The figures of `count` workers with `envs` environments each: medians over the rounds, and their lists."""
     spec, progress = bench.setting.spec, common.Progress()
     question, answer = (Frame(Layout(of(spec)), envs) for of in (request_fields, reply_fields))
     raw, once = Raw(len(question.bytes), len(answer.bytes)), AtOnce(bench, count, envs)
