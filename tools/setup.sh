@@ -1,5 +1,5 @@
 # Makes .venv with the locked requirements, once; sourced by the other scripts, which then use "$python".
-# A second call costs nothing: .venv remembers which lock file it was made from. What you need yourself belongs into
+# A second call costs nothing: .venv remembers which lock files it was made from. What you need yourself belongs into
 # requirements.local.txt: it is installed next to the locked requirements, and again whenever .venv is made again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,7 +10,7 @@ mkdir -p .cache
 exec 9> .cache/setup.lock
 if command -v flock > /dev/null; then flock 9; fi
 
-wanted=$(cksum < requirements.lock)
+wanted=$(cat requirements.lock requirements.torch.lock | cksum)
 if [ -e .venv ] && [ ! -e .venv/made-by-realm ]; then
     echo "error: there is a .venv here that Realm did not make; move it away and try again" >&2
     exit 2
@@ -29,7 +29,7 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
         exit 2
     fi
     if [ -e .venv ] && pgrep -f "$PWD/.venv/bin/python -m realm start" > /dev/null 2>&1; then
-        echo "error: requirements.lock has changed, but a run still uses .venv; end it first: .venv/bin/python -m realm stop all" >&2
+        echo "error: the locked requirements have changed, but a run still uses .venv; end it first: .venv/bin/python -m realm stop all" >&2
         exit 2
     fi
     echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes) ..."
@@ -40,11 +40,17 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     touch .venv/made-by-realm
     log=.venv/install.log
     # PIP_USER=0: a pip.conf that asks for --user would install outside of the environment
-    if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -r requirements.lock > "$log" 2>&1; then
-        tail -n 20 "$log" >&2
-        echo "error: installing requirements.lock failed (the last lines are above, all of it in $log)" >&2
-        exit 2
-    fi
+    install() { PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input "$@" >> "$log" 2>&1; }
+    # The lock names every file by its hash, and everything that a package needs. Torch has no hash: its CPU build and its
+    # CUDA build have one number, and pip would take a build that is listed before a better one in a folder of wheels.
+    for wheels in "requirements.lock --require-hashes --no-deps" requirements.torch.lock; do
+        # shellcheck disable=SC2086 # a file and its options
+        if ! install -r $wheels; then
+            tail -n 20 "$log" >&2
+            echo "error: installing ${wheels%% *} failed (the last lines are above, all of it in $log)" >&2
+            exit 2
+        fi
+    done
     echo "$wanted" > .venv/made-from
     echo "installed"
 fi

@@ -136,17 +136,21 @@ def _needed() -> list[str]:
         except (ConfigError, LookupError, TypeError):
             return []
     try:
-        return metadata.requires("realm") or []
+        return metadata.requires("realm-rl") or []
     except metadata.PackageNotFoundError:
         return []
 
 
 def _locked() -> list[str]:
     try:
-        lines = (_ROOT / "requirements.lock").read_text().splitlines()
+        lines = [
+            line.strip(" \\")  # a hash follows
+            for name in ("requirements.lock", "requirements.torch.lock")
+            for line in (_ROOT / name).read_text().splitlines()
+        ]
     except OSError:
         return []
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith(("#", "-"))]
+    return [line for line in lines if line and not line.startswith(("#", "-"))]
 
 
 def _version(name: str) -> str | None:
