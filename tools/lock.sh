@@ -12,7 +12,7 @@ uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-
     --extra dev --extra reverb -o requirements.lock pyproject.toml
 
 # what CI installs besides, on its Python and system alone
-there=$(sed -nE 's/^([a-z0-9-]+)==.*/--no-emit-package \1/p' $torch requirements.lock)
+there=$(sed -nE "/win32|< '3.11'/d; s/^([a-z0-9-]+)==.*/--no-emit-package \1/p" $torch requirements.lock)
 # shellcheck disable=SC2086 # each word is an argument
 uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes $there \
     -c $torch -c requirements.lock "$@" --extra ci -o requirements.ci.lock pyproject.toml
