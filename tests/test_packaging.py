@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import yaml
 from cluster import ROOT
+
+from realm import __version__
 
 IN_VENV = {".venv/bin/tensorboard": "tensorboard"}
 
@@ -52,3 +57,17 @@ def test_nothing_private_goes_into_the_container() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     kept = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split()]
     assert {".git"} | {one for one in kept if one != "*.egg-info" and one != "__pycache__"} <= set(ignored)
+
+
+def test_the_command_of_a_checkout_works_from_any_folder(tmp_path: Path) -> None:
+    """`.venv/bin/realm`, which tools/setup.sh writes."""
+    text = re.search(r"<< 'END'\n(.*?)^END$", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)
+    assert text
+    folder = tmp_path / "a checkout" / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (tmp_path / "a checkout" / "realm").symlink_to(ROOT / "realm")
+    for name, content in (("realm", text[1]), ("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o755)
+    done = subprocess.run([folder / "realm", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"realm {__version__}\n", "")

@@ -136,7 +136,7 @@ def _needed() -> list[str]:
         except (ConfigError, LookupError, TypeError):
             return []
     try:
-        return metadata.requires("realm") or []
+        return metadata.requires("realm-rl") or []
     except metadata.PackageNotFoundError:
         return []
 

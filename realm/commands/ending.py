@@ -56,9 +56,15 @@ def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
 
 
 def called() -> str:
-    """How a user calls the command line here: as it was called now."""
-    if Path(sys.argv[0]).name == "realm":
-        return "realm"
-    python = Path(sys.executable)
-    here = Path(os.getcwd())
-    return f"{python.relative_to(here) if python.is_relative_to(here) else python} -m realm"
+    """How the command line can be called here: what is printed with it can be copied."""
+    here, python = Path(os.getcwd()), Path(sys.executable)
+    command = Path(sys.argv[0]) if Path(sys.argv[0]).name == "realm" else python.with_name("realm")
+    if not command.is_file():
+        return f"{_from(here, python)} -m realm"
+    on_path = shutil.which("realm")
+    return "realm" if on_path and Path(on_path).absolute() == command.absolute() else _from(here, command)
+
+
+def _from(here: Path, file: Path) -> str:
+    """The file as somebody who stands in `here` names it."""
+    return shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))
