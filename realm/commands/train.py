@@ -137,7 +137,8 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                 if run.state == "running":
                     print(*run.beginning, sep="\n")
                     print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                    print(f"watch it: {called()} attach {shlex.quote(str(run_dir))}")
+                    watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
+                    print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
                     print(f"end it:   {called()} stop all")
                     return 0
         time.sleep(0.1)
