@@ -83,7 +83,7 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     assert (found.path, found.update, found.env_steps) == (newest, 12, 1200)
     assert good.scored == Scored("r", 98.76, 1, 10)
     *said, _, how, _, further = ending(run_dir, STATUS, 0, 500)
-    assert f"return 98.8, model of update 10: {best}" in "\n".join(said)
+    assert f"return 98.8, update 10: {best}" in "\n".join(said)
     assert how.endswith(f" eval {run_dir} --id best")
     assert further.endswith(f" resume {run_dir}")
     assert resuming(run_dir, 1000, 1000).endswith(f" resume {run_dir} --set max_env_steps=2000")

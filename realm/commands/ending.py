@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from realm.watch.outcome import best_model, newest_model
-from realm.watch.status import Status, clock, in_columns, in_rows, model_name, named, scores
+from realm.watch.status import Status, clock, in_columns, in_rows, named, scores, update_name
 
 
 def say_ending(run_dir: Path, status: Status, code: int) -> None:
@@ -32,10 +32,10 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
     best, newest = best_model(run_dir), newest_model(run_dir)
     if best and best.scored:
         scored = best.scored
-        text = f"{named(scored.statistic)} {scored.score:.1f}, {model_name(best.epoch, best.update)}: {best.path}"
+        text = f"{named(scored.statistic)} {scored.score:.1f}, {update_name(best.epoch, best.update)}: {best.path}"
         models.append(("best model", text))
     if newest:
-        models.append(("newest model", f"{model_name(newest.epoch, newest.update)}: {newest.path}"))
+        models.append(("newest model", f"{update_name(newest.epoch, newest.update)}: {newest.path}"))
     lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]
     path = shlex.quote(str(run_dir))
     if code:
