@@ -30,6 +30,7 @@ def test_each_help_has_an_example_that_works(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(ROOT)
     for parser in leaves(cli._parser()):
         assert parser.epilog, f"{parser.prog} has no example"
+        assert parser.description, f"{parser.prog} does not say what it does"
         line = parser.epilog.partition("example:\n  ")[2]
         words = shlex.split(line.removeprefix('eval "$(').removesuffix(')"'))
         assert " ".join(words).startswith(parser.prog)

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
 from realm.contract import Report
 from realm.watch.board import Board
 from realm.watch.curves import Curves
@@ -24,6 +26,7 @@ Stream = list[tuple[int, int, dict[str, float]]]
 
 HEALTHY: dict[str, Stream] = json.loads((Path(__file__).parent / "healthy.json").read_text())
 NAN = float("nan")
+CONFIG = RunConfig(AppConfig(), {}, {}, {})
 
 
 def warned(stream: Iterable[tuple[int, int, dict[str, float]]]) -> list[str]:
@@ -154,7 +157,7 @@ def logged() -> Iterator[list[str]]:
 
 
 def test_warnings_are_in_the_terminal_and_in_a_file(tmp_path: Path, logged: list[str]) -> None:
-    board, curves = Board(), Curves(tmp_path)
+    board, curves = Board(), Curves(tmp_path, CONFIG)
     (tmp_path / "log").mkdir()
     curves.write(board)  # before there is a learner
     assert list((tmp_path / "log").iterdir()) == []
@@ -173,7 +176,7 @@ def test_warnings_are_in_the_terminal_and_in_a_file(tmp_path: Path, logged: list
 
 def test_a_warning_that_cannot_be_kept_is_shown_all_the_same(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / "log" / "warnings.log").mkdir(parents=True)
-    board, curves = Board(), Curves(tmp_path)
+    board, curves = Board(), Curves(tmp_path, CONFIG)
     curves.begin(board, 0)
     for update in range(1, 10):
         board.take(Report("learner", 0, update, {"updates": float(update)}, {"loss": [NAN, 1]}), 1)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from loguru import logger
 
+from realm.config.load import load_config
 from realm.watch import tensorboard
 from realm.watch.board import Board
 from realm.watch.curves import Curves
@@ -221,8 +222,9 @@ def test_the_configuration_is_a_page_and_hyper_parameters(tmp_path: Path) -> Non
     from tensorboard.plugins.hparams import metadata
 
     (tmp_path / "config.toml").write_text('[app]\nseed = 3\nmax_version_lag = "part"\n[diy]\nhidden = [64, 32]\n')
+    config = load_config(tmp_path / "config.toml")
     for env_steps in (0, 500):
-        curves, board = Curves(tmp_path), Board()
+        curves, board = Curves(tmp_path, config), Board()
         curves.begin(board, env_steps)
         curves.begin(board, env_steps + 100)  # a learner that was started again has the same settings
         curves.close()

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from realm import __version__
 from realm.commands.doctor import _locked
 from realm.config.toml import read_toml
 
@@ -154,3 +155,17 @@ def test_the_source_distribution_is_the_checkout(tmp_path: Path) -> None:
         inside = set(wheel.namelist())
     assert {name for name in tracked if name.startswith("realm/")} <= inside
     assert {f"realm/builtin/{name}" for name in tracked if name.startswith(("conf/", "diy/"))} <= inside
+
+
+def test_the_command_of_a_checkout_works_from_any_folder(tmp_path: Path) -> None:
+    """`.venv/bin/realm`, which tools/setup.sh writes."""
+    text = re.search(r"<< 'END'\n(.*?)^END$", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)
+    assert text
+    folder = tmp_path / "a checkout" / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (tmp_path / "a checkout" / "realm").symlink_to(ROOT / "realm")
+    for name, content in (("realm", text[1]), ("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o755)
+    done = subprocess.run([folder / "realm", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"realm {__version__}\n", "")

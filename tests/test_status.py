@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from realm.commands.ending import ending, resuming
+from realm.commands.ending import called, ending, resuming
 from realm.watch.display import heading
 from realm.watch.outcome import best_model, newest_model
 from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table, wrapped
@@ -82,7 +83,21 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     assert (found.path, found.update, found.env_steps) == (newest, 12, 1200)
     assert good.scored == Scored("r", 98.76, 1, 10)
     *said, _, how, _, further = ending(run_dir, STATUS, 0, 500)
-    assert f"return 98.8, model of update 10: {best}" in "\n".join(said)
+    assert f"return 98.8, update 10: {best}" in "\n".join(said)
     assert how.endswith(f" eval {run_dir} --id best")
     assert further.endswith(f" resume {run_dir}")
     assert resuming(run_dir, 1000, 1000).endswith(f" resume {run_dir} --set max_env_steps=2000")
+
+
+def test_what_is_printed_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkout whose .venv has the command or not, and is activated or not."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr(sys, "argv", ["realm/__main__.py"])
+    assert called() == ".venv/bin/python -m realm"
+    (folder / "realm").touch(0o755)
+    assert called() == ".venv/bin/realm"
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    assert called() == "realm"

@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # Makes .venv with the locked requirements, once; sourced by the other scripts, which then use "$python".
 # A second call costs nothing: .venv remembers which lock files it was made from. What you need yourself belongs into
 # requirements.local.txt: it is installed next to the locked requirements, and again whenever .venv is made again.
@@ -71,6 +72,15 @@ if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
         echo "installed"
     fi
     echo "$own" > .venv/made-from-local
+fi
+if [ ! -x .venv/bin/realm ]; then
+    # the command `realm` of this checkout, from any folder; PYTHONPATH for the processes that it starts
+    cat > .venv/bin/realm << 'END'
+#!/bin/sh
+bin=$(cd "$(dirname "$0")" && pwd)
+PYTHONPATH="${bin%/.venv/bin}${PYTHONPATH:+:$PYTHONPATH}" exec "$bin/python" -m realm "$@"
+END
+    chmod +x .venv/bin/realm
 fi
 exec 9>&-
 export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}"

@@ -17,7 +17,7 @@ from realm.launch.ports import check_ports
 from realm.watch.resources import in_words, low_disk, low_memory
 from realm.wire.keys import load_keys
 
-_SETUP = "call tools/setup.sh, or install requirements.lock"
+_SETUP = "in a checkout call tools/setup.sh, else install realm-rl again"
 _JUMP_S = 0.5
 _FUTURE_S = 60.0
 _FEW_FILES, _ENOUGH_FILES = 256, 4096
@@ -209,7 +209,7 @@ def check_runs(orphans: Sequence[str], killed: Sequence[str], left: Sequence[str
     left: files that a killed process left behind.
     """
     if orphans:
-        return Finding("runs", "bad", f"processes without a supervisor: {_some(orphans)}", "tools/stop.sh all")
+        return Finding("runs", "bad", f"processes without a supervisor: {_some(orphans)}", "`realm stop all` ends them")
     if killed:
         what = f"killed, or the machine went down: {_some(killed)}"
         return Finding("runs", "warn", what, "start it again with its run_name to go on, or delete it")

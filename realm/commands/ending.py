@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from realm.watch.outcome import best_model, newest_model
-from realm.watch.status import Status, clock, in_columns, in_rows, model_name, named, scores
+from realm.watch.status import Status, clock, in_columns, in_rows, named, scores, update_name
 
 
 def say_ending(run_dir: Path, status: Status, code: int) -> None:
@@ -32,10 +32,10 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
     best, newest = best_model(run_dir), newest_model(run_dir)
     if best and best.scored:
         scored = best.scored
-        text = f"{named(scored.statistic)} {scored.score:.1f}, {model_name(best.epoch, best.update)}: {best.path}"
+        text = f"{named(scored.statistic)} {scored.score:.1f}, {update_name(best.epoch, best.update)}: {best.path}"
         models.append(("best model", text))
     if newest:
-        models.append(("newest model", f"{model_name(newest.epoch, newest.update)}: {newest.path}"))
+        models.append(("newest model", f"{update_name(newest.epoch, newest.update)}: {newest.path}"))
     lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]
     path = shlex.quote(str(run_dir))
     if code:
@@ -56,9 +56,15 @@ def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
 
 
 def called() -> str:
-    """How a user calls the command line here: as it was called now."""
-    if Path(sys.argv[0]).name == "realm":
-        return "realm"
-    python = Path(sys.executable)
-    here = Path(os.getcwd())
-    return f"{python.relative_to(here) if python.is_relative_to(here) else python} -m realm"
+    """How the command line can be called here: what is printed with it can be copied."""
+    here, python = Path(os.getcwd()), Path(sys.executable)
+    command = Path(sys.argv[0]) if Path(sys.argv[0]).name == "realm" else python.with_name("realm")
+    if not command.is_file():
+        return f"{_from(here, python)} -m realm"
+    on_path = shutil.which("realm")
+    return "realm" if on_path and Path(on_path).absolute() == command.absolute() else _from(here, command)
+
+
+def _from(here: Path, file: Path) -> str:
+    """The file as somebody who stands in `here` names it."""
+    return shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import realm
+from realm.commands.ending import called
 from realm.commands.models import DEFAULT_CONFIG
 from realm.contract import Spec
 from realm.errors import ConfigError
@@ -73,8 +74,8 @@ def init(name: str, env: str, package: str) -> None:
         (folder / file).write_text(text)
     config.write_text(settings)
     print(f"{folder}/ and {config} are written: {what}")
-    print(f"train it:     realm start --config {config}")
-    print(f"evaluate it:  realm eval train/{name}")
+    print(f"train it:     {called()} start --config {config}")
+    print(f"evaluate it:  {called()} eval {name}")
 
 
 def _name_of(env: str) -> str:

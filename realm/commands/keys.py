@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from realm.commands.ending import called
 from realm.wire.keys import make_keys
 
 
@@ -14,10 +15,10 @@ def new_keys(folder: Path) -> int:
 {folder}/secret.key   proves that it is this machine: it never leaves it, and only you may read it
 {folder}/public.key   is for other machines: anybody may read it
 
-A run with these keys: tools/start.sh --set keys_dir={folder} --set bind_host=ADDRESS   (an address of this machine)
+A run with these keys: {called()} start --set keys_dir={folder} bind_host=ADDRESS   (an address of this machine)
 
 Before another machine can connect to such a run:
-  there  call `.venv/bin/python -m realm keys new`
+  there  call `realm keys new`
   here   copy its keys/public.key to {folder}/allowed/NAME.key, with any name
   there  copy {folder}/public.key of this machine to keys/server.key
 A run reads the keys once, when it starts.""")

@@ -21,7 +21,7 @@ from realm.commands.game import Commands, Game, app_here, eval_parser, load_game
 from realm.commands.models import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, add_model_options, config_file, model_of
 from realm.commands.parser import Parser
 from realm.commands.run_commands import add_runs
-from realm.commands.train_commands import add_train
+from realm.commands.train_commands import add_rare, add_train
 from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError
 from realm.watch.status import LOG_FORMAT, wrapped
@@ -76,39 +76,43 @@ def console() -> int:
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line; with the commands of the game here, unless the command `argv[0]` needs none."""
     parser: argparse.ArgumentParser = Parser(
-        prog="realm", description="Distributed PPO training for the realm.", example="realm start"
+        prog="realm",
+        description="Distributed reinforcement learning. Each command has a --help with an example.",
+        example="realm start --set run_name=my-run max_seconds=600\n  realm eval my-run --id best",
     )
     parser.add_argument("--version", action="version", version=f"realm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_train(commands)
     add_runs(commands)
-    _add_help(commands)
     if not argv or argv[0] not in NO_GAME:
         game = load_game(app_here(Path(config_file(DEFAULT_CONFIG))))
         _add_eval(commands, game)
         if game is not None:
             game.add_commands(commands)
+    _add_help(commands)
+    add_rare(commands)
     return parser
 
 
 def _add_help(commands: Commands) -> None:
     """The commands that help to write a command line."""
-    text = "list the keys of the configuration, their defaults and meanings"
+    text = "list the keys of the configuration, or explain one"
     config = commands.add_parser("config", help=text, example="realm config max_env_steps")
     config.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a part of its name (default: all)")
     config.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
     config.set_defaults(run=_config)
 
-    text = "print a script that completes commands and options of `realm` in a shell"
-    completion = commands.add_parser("completion", help=text, example='eval "$(realm completion bash)"')
-    completion.add_argument("shell", choices=("bash", "zsh"))
-    completion.set_defaults(run=_completion)
-    text = "look at this machine, this Python and the runs for what needs mending"
+    text = "look for what needs mending: machine, Python, runs"
     doctor = commands.add_parser("doctor", help=text, example="realm doctor")
     doctor.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
     doctor.add_argument("--log-dir", help=LOG_DIR_HELP)
     doctor.add_argument("--json", action="store_true", help="print a list for programs")
     doctor.set_defaults(run=_doctor)
+
+    text = "print a script that completes `realm` in a shell"
+    completion = commands.add_parser("completion", help=text, example='eval "$(realm completion bash)"')
+    completion.add_argument("shell", choices=("bash", "zsh"))
+    completion.set_defaults(run=_completion)
 
 
 def _add_eval(commands: Commands, game: Game | None) -> None:

@@ -17,6 +17,15 @@ def terminal_width(otherwise: int) -> int:
     return shutil.get_terminal_size((otherwise, 24)).columns if sys.stdout.isatty() else otherwise
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The commands of a parser: the help of each begins with what the list of commands says about it."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        if text := options.get("help"):
+            options.setdefault("description", f"{text[0].upper()}{text[1:]}.")
+        return super().add_parser(name, **options)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises a ConfigError for a wrong command line; the parsers of commands are of this class, too."""
 
@@ -26,6 +35,7 @@ class Parser(argparse.ArgumentParser):
         if example:
             options["epilog"] = f"example:\n  {example}"
         super().__init__(*arguments, **options)
+        self.register("action", "parsers", _Commands)
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""

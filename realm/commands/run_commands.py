@@ -20,30 +20,6 @@ def add_runs(commands: Commands) -> None:
     status.add_argument("--log-dir", help=LOG_DIR_HELP)
     status.set_defaults(run=_status)
 
-    text = "list all runs: how far they came, their best model, state, size and date; or delete old ones"
-    runs = commands.add_parser("runs", help=text, example="realm runs --prune --keep 10")
-    runs.add_argument("--log-dir", help=LOG_DIR_HELP)
-    runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
-    runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
-    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
-    runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
-    runs.set_defaults(run=_runs)
-
-    text = "show in which settings runs differ and what they came to"
-    compare = commands.add_parser("compare", help=text, example="realm compare my-run other-run --out curves.png")
-    compare.add_argument("names", nargs="+", metavar="RUN", help="name or path of a run")
-    compare.add_argument("--out", type=Path, help="draw their curves to this .png, .svg or .pdf")
-    compare.add_argument("--log-dir", help=LOG_DIR_HELP)
-    compare.set_defaults(run=_compare)
-
-    text = "draw curves of runs, those of several seeds as their mean in a band"
-    plot = commands.add_parser("plot", help=text, example="realm plot my-run other-run --out curves.png")
-    plot.add_argument("names", nargs="+", metavar="RUN", help="a run, or the name before -seed1, -seed2, ...")
-    plot.add_argument("--tag", default="", help="a curve of TensorBoard (default: score or return of the episodes)")
-    plot.add_argument("--out", type=Path, default=Path("curves.png"), help="a .png (default curves.png), .svg or .pdf")
-    plot.add_argument("--log-dir", help=LOG_DIR_HELP)
-    plot.set_defaults(run=_plot)
-
     text = "show a living run as its own terminal does"
     attach = commands.add_parser("attach", help=text, example="realm attach my-run")
     attach.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
@@ -57,6 +33,30 @@ def add_runs(commands: Commands) -> None:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends or Ctrl+C")
     logs.add_argument("--log-dir", help=LOG_DIR_HELP)
     logs.set_defaults(run=_logs)
+
+    text = "list all runs, or delete old ones"
+    runs = commands.add_parser("runs", help=text, example="realm runs --prune --keep 10")
+    runs.add_argument("--log-dir", help=LOG_DIR_HELP)
+    runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
+    runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
+    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
+    runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
+    runs.set_defaults(run=_runs)
+
+    text = "show in which settings runs differ, and what they came to"
+    compare = commands.add_parser("compare", help=text, example="realm compare my-run other-run --out curves.png")
+    compare.add_argument("names", nargs="+", metavar="RUN", help="name or path of a run")
+    compare.add_argument("--out", type=Path, help="draw their curves to this .png, .svg or .pdf")
+    compare.add_argument("--log-dir", help=LOG_DIR_HELP)
+    compare.set_defaults(run=_compare)
+
+    text = "draw curves of runs; several seeds as their mean in a band"
+    plot = commands.add_parser("plot", help=text, example="realm plot my-run other-run --out curves.png")
+    plot.add_argument("names", nargs="+", metavar="RUN", help="a run, or the name before -seed1, -seed2, ...")
+    plot.add_argument("--tag", default="", help="a curve of TensorBoard (default: score or return of the episodes)")
+    plot.add_argument("--out", type=Path, default=Path("curves.png"), help="a .png (default curves.png), .svg or .pdf")
+    plot.add_argument("--log-dir", help=LOG_DIR_HELP)
+    plot.set_defaults(run=_plot)
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from realm.commands.runs import ask, warn
 from realm.errors import RunError
 from realm.launch.rundir import RunFile, find_runs, is_alive, read_run
 from realm.watch.display import display, live_lines
+from realm.watch.outcome import newest_model
 from realm.watch.status import Status, lines, table
 
 _WATCH_EVERY_S = 1.0
@@ -66,7 +67,7 @@ def attach(run_dir: Path) -> int:
     if run is None or not is_alive(run.pid, run.created, run.boot):
         raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm resume` goes on with one")
     if not run.control:
-        raise RunError(f"{run_dir}: trains in one process, which answers no questions; look at its curves instead")
+        raise RunError(f"{run_dir}: trains in one process, which answers no questions; {_saved(run_dir)}")
     with contextlib.suppress(KeyboardInterrupt), display(str(run_dir), _LEAVES) as show:
         while is_alive(run.pid, run.created, run.boot):
             answer = ask(run, "status", {})
@@ -128,11 +129,17 @@ def _lines(runs: list[Seen], width: int) -> list[str]:
     return [line for seen in runs for line in ("", *_lines_of(seen, width))][1:]
 
 
+def _saved(path: Path) -> str:
+    """How far a run had come at its newest checkpoint."""
+    newest = newest_model(path)
+    return f"its newest model has {newest.env_steps:,} env steps" if newest else "it has saved no model yet"
+
+
 def _lines_of(seen: Seen, width: int) -> list[str]:
     run = seen.run
     head = f"{seen.path}: {run.state}, pid {run.pid}"
     if seen.status is None:
-        return [head, "  in one process" if not run.control else "  its supervisor does not answer"]
+        return [head, "  its supervisor does not answer" if run.control else f"  in one process; {_saved(seen.path)}"]
     rows = [("role", "state", "pid", "starts", "messages", "memory", "address")]
     for label, role in seen.roles.items():
         totals: dict[str, float] = role["totals"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import shlex
 import subprocess
@@ -73,14 +72,7 @@ def train(config: RunConfig, fresh: bool = False) -> int:
 
     prepared = prepare(config, decided, fresh)
     run_dir = prepared.run_dir
-    supervisor = Supervisor(
-        dataclasses.replace(decided, app=prepared.config.app),
-        prepared.plan,
-        prepared.spec,
-        run_dir,
-        prepared.run_file,
-        prepared.keys,
-    )
+    supervisor = Supervisor(prepared, decided.own_network)
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
     write_summary(run_dir, supervisor.board, prepared.plan, supervisor.cause)
@@ -145,7 +137,8 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                 if run.state == "running":
                     print(*run.beginning, sep="\n")
                     print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                    print(f"watch it: {called()} attach {shlex.quote(str(run_dir))}")
+                    watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
+                    print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
                     print(f"end it:   {called()} stop all")
                     return 0
         time.sleep(0.1)

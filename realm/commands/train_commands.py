@@ -27,7 +27,7 @@ _DETACH_HELP = "leave the run in the background when it is ready"
 
 def add_train(commands: Commands) -> None:
     """Add them."""
-    text = "write a package that trains a gymnasium environment, to start from"
+    text = "write a package that trains a gymnasium environment at once"
     init = commands.add_parser("init", help=text, example="realm init cart --env CartPole-v1")
     init.add_argument("name", nargs="?", default="", metavar="NAME", help="of the package (default: the environment's)")
     init.add_argument(
@@ -37,7 +37,7 @@ def add_train(commands: Commands) -> None:
     init.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
     init.set_defaults(run=_init)
 
-    text = "train: start the cluster (or one process, if the configuration says so)"
+    text = "train, in a cluster of processes or in one process"
     example = "realm start --set run_name=my-run max_seconds=600 diy.lr_start=1e-3"
     start = commands.add_parser("start", help=text, example=example)
     _add_configuration(start)
@@ -49,7 +49,7 @@ def add_train(commands: Commands) -> None:
     )  # fmt: skip
     start.set_defaults(run=train.start)
 
-    text = "go on with a run that has ended, with the configuration in its folder"
+    text = "go on with a run, by the configuration in its folder"
     resume = commands.add_parser("resume", help=text, example="realm resume my-run --set max_env_steps=2_000_000")
     resume.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
     resume.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=_SET_HELP)
@@ -59,19 +59,21 @@ def add_train(commands: Commands) -> None:
 
     _add_sweep(commands)
     stop = commands.add_parser("stop", help="end all runs, or one role of them", example="realm stop all")
-    stop.add_argument("what", choices=("all", *ROLES))
+    stop.add_argument("what", choices=("all", *ROLES), metavar="all|ROLE", help=f"ROLE is {', '.join(ROLES)}")
     stop.add_argument("--log-dir", help=LOG_DIR_HELP)
     stop.set_defaults(run=_stop)
 
-    text = "keep the current model of the living runs in their user_ckpt/"
+
+def add_rare(commands: Commands) -> None:
+    """Add those that few users need."""
+    text = "keep the current model of each living run in its user_ckpt/"
     save = commands.add_parser("save", help=text, example="realm save")
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
     add_pack(commands)
-    keys = commands.add_parser(
-        "keys", help="keys for runs that other machines may connect to", example="realm keys new"
-    )  # fmt: skip
+    text = "make keys for runs that other machines may connect to"
+    keys = commands.add_parser("keys", help=text, example="realm keys new")
     actions = keys.add_subparsers(required=True, metavar="COMMAND")
     new = actions.add_parser("new", help="make the keys of this machine", example="realm keys new keys")
     new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
@@ -79,7 +81,7 @@ def add_train(commands: Commands) -> None:
 
 
 def _add_sweep(commands: Commands) -> None:
-    text = "look for the best settings: many runs with values that Optuna chooses"
+    text = "look for the best settings in many runs, with Optuna"
     example = "realm sweep --trials 20 --set run_name=my-sweep max_env_steps=200_000"
     sweep = commands.add_parser("sweep", help=text, example=example)
     _add_configuration(sweep)

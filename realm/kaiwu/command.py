@@ -9,7 +9,7 @@ from typing import Any
 
 def add_pack(commands: Any) -> None:
     """Add the command."""
-    text, example = "build the submission of a run of a project written for KaiwuDRL", "realm pack RUN --out x.zip"
+    text, example = "build the submission of a project written for KaiwuDRL", "realm pack RUN --out x.zip"
     parser = commands.add_parser("pack", help=text, example=example)
     parser.add_argument("run_dir", type=Path, metavar="RUN")
     parser.add_argument("--id", default="latest", help="train steps of the model (default: latest)")

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,31 +95,8 @@ def run_role(args: ChildArgs) -> int:
             netns.enter()  # the sockets above were opened outside
         if ROLES[args.role].weights or args.role == "aisrv":
             enter(config, args.role, args.run_dir)
-        match args.role:
-            case "aisrv":
-                from realm.roles import aisrv
-
-                aisrv.run(job)
-            case "actor":
-                from realm.roles import actor
-
-                actor.run(job)
-            case "buffer":
-                from realm.roles import buffer
-
-                buffer.run(job)
-            case "learner":
-                from realm.roles import learner
-
-                learner.run(job)
-            case "model_pool":
-                from realm.roles import model_pool
-
-                model_pool.run(job)
-            case "evaluator":
-                from realm.roles import evaluator
-
-                evaluator.run(job)
+        run = _loop_of(args.role)
+        run(job)
     except Stopped:
         pass
     except (UserError, RunError) as error:
@@ -130,6 +108,36 @@ def run_role(args: ChildArgs) -> int:
     link.close(cause, trace)
     logger.info("{} ended: {}; totals {}", name, cause, {k: round(v, 3) for k, v in sorted(link.meters.totals.items())})
     return code
+
+
+def _loop_of(role: str) -> Callable[[Job], None]:
+    """The function that is the role. Its module is imported only now, so a process loads nothing for other roles."""
+    match role:
+        case "aisrv":
+            from realm.roles import aisrv
+
+            return aisrv.run
+        case "actor":
+            from realm.roles import actor
+
+            return actor.run
+        case "buffer":
+            from realm.roles import buffer
+
+            return buffer.run
+        case "learner":
+            from realm.roles import learner
+
+            return learner.run
+        case "model_pool":
+            from realm.roles import model_pool
+
+            return model_pool.run
+        case "evaluator":
+            from realm.roles import evaluator
+
+            return evaluator.run
+    raise ValueError(f"there is no role {role!r}")
 
 
 def _one_line(error: Exception, package: Path) -> str:

@@ -87,7 +87,7 @@ def run(prepared: Prepared) -> End:
             return trainer.version, trainer.env_steps, trainer.memory_size
 
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
-        curves, resources = Curves(prepared.run_dir), Resources(prepared.run_dir)
+        curves, resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
         curves.begin(board, trainer.env_steps)
         loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, signals)
         context = WorkflowContext(spec, hyper, seed, 0, 1, played, loop.tick, loop.add, loop.save, loop.update)

@@ -26,6 +26,7 @@ from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
 from realm.user import hyper_table, load_hyper
+from realm.watch.progress import busy
 from realm.wire.keys import Keys, load_keys
 
 
@@ -61,7 +62,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     gc.disable()  # imports make no garbage, and collections would take a tenth of the start
     hyper = load_hyper(config.app.algo, config.hyper, config.places)
     config = dataclasses.replace(config, app=decided.app, hyper=hyper_table(hyper, config.hyper))
-    spec = try_user_code(config, hyper)
+    with busy(f"trying the package {config.app.algo}, which compiles it when it is new here"):
+        spec = try_user_code(config, hyper)
     gc.freeze()
     gc.enable()
     usable = usable_bytes()

@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 from loguru import logger
 
-from realm.config.plan import Decided, Plan
-from realm.contract import Evaluation, Spec
+from realm.contract import Evaluation
 from realm.errors import ConfigError
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
 from realm.launch.role import Key, Role, heed_silence, kill, pid, signal_name, spare
-from realm.launch.rundir import RunFile, start_of
+from realm.launch.rundir import start_of
+from realm.launch.start import Prepared
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.watch.board import Board
 from realm.watch.curves import Curves
@@ -32,7 +32,6 @@ from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
-from realm.wire.keys import Keys
 from realm.wire.sockets import Server, wait_any
 
 _FROZEN_S = 5.0  # no turn of the loop takes as long
@@ -41,21 +40,22 @@ _FROZEN_S = 5.0  # no turn of the loop takes as long
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
 
-    def __init__(
-        self, decided: Decided, plan: Plan, spec: Spec, run_dir: Path, run: RunFile, keys: Keys | None = None
-    ) -> None:
-        self.app, self.plan, self.spec, self.run_dir, self.run_file = decided.app, plan, spec, run_dir, run
-        self._own_network, self._keys = decided.own_network, keys
+    def __init__(self, prepared: Prepared, own_network: bool) -> None:
+        """own_network: the buffer has a network namespace of its own."""
+        self.app, self.plan, self.spec = prepared.config.app, prepared.plan, prepared.spec
+        self.run_dir, self.run_file = prepared.run_dir, prepared.run_file
+        self._own_network, self._keys = own_network, prepared.keys
+        plan, run, keys = prepared.plan, prepared.run_file, prepared.keys
         self.board = Board()
         control = Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
         self._server = Server(control, self.app.bind_host, keys=keys)
-        self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * spec.sample_bytes)
+        self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * self.spec.sample_bytes)
         self._roles: dict[Key, Role] = {}
         for name in ROLES:
             for index in range(processes(name, plan)):
                 self._roles[name, index] = Role(name, index)
-        self._curves = Curves(run_dir)
-        self._resources = Resources(run_dir)
+        self._curves = Curves(self.run_dir, prepared.config)
+        self._resources = Resources(self.run_dir)
         self._signals: list[int] = []
         self._turned_at = time.monotonic()
         self._group_since: dict[bool, float] = {}

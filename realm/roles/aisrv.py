@@ -39,24 +39,11 @@ def run(job: Job) -> None:
             if command.kind == "buffer_restarted":
                 gate.refill()
 
-    def predicted(seconds: float) -> None:
-        meters.timing("predict", seconds)
-        meters.count("predict_wait_s", seconds)
-
     policy: LocalPolicy | RemotePolicy
     if plan.predict_local:
         policy, to_policy = _policy_here(job, hyper, gate, tick)
     else:
-        to_policy = job.client("actor")
-        policy = RemotePolicy(
-            to_policy,
-            job.spec,
-            job.index,
-            plan.envs_per_worker,
-            gate,
-            tick,
-            predicted,
-        )
+        policy, to_policy = _policy_at_actor(job, gate, tick)
 
     def add(items: Arrays) -> None:
         tick()
@@ -106,3 +93,15 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
         return version, models.env_steps, models.memory_size
 
     return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, gate, refresh), to_pool
+
+
+def _policy_at_actor(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[RemotePolicy, Client]:
+    """Remote prediction: each question goes to the actor, and its time into the meters."""
+    meters, to_actor = job.link.meters, job.client("actor")
+
+    def predicted(seconds: float) -> None:
+        meters.timing("predict", seconds)
+        meters.count("predict_wait_s", seconds)
+
+    policy = RemotePolicy(to_actor, job.spec, job.index, job.plan.envs_per_worker, gate, tick, predicted)
+    return policy, to_actor

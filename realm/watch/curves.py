@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from realm.config.load import RunConfig, load_config, to_toml
+from realm.config.load import RunConfig, to_toml
 from realm.config.toml import toml_value
 from realm.watch import health
 from realm.watch.board import Board
@@ -21,7 +21,6 @@ from realm.watch.tensorboard import TensorBoard
 
 _EVERY_S = 2.0
 
-
 _NOT_TRAINING = ("run_name", "log_dir", "level", "keys_dir", "bind_host", "base_port", "report_interval_s")
 """Keys of [app] that say nothing of what is learnt."""
 
@@ -29,9 +28,9 @@ _NOT_TRAINING = ("run_name", "log_dir", "level", "keys_dir", "bind_host", "base_
 class Curves:
     """Writes the curves of one run and its configuration; folder: where TensorBoard reads them."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
         self.folder = run_dir / "log" / "tensorboard"
-        self._config = run_dir / "config.toml"
+        self._config = config
         self._warnings = run_dir / "log" / "warnings.log"
         self._tensorboard = TensorBoard(self.folder)
         self._every = Every(_EVERY_S)
@@ -42,9 +41,8 @@ class Curves:
         """A learner begins or goes on here; the curves of what a lost one had trained beyond it are dropped."""
         board.begin(env_steps)
         self._tensorboard.begin(env_steps)
-        if not self._begun and self._config.is_file():
-            config = load_config(self._config)
-            self._tensorboard.describe(to_toml(config), hyper_parameters(config), env_steps)
+        if not self._begun:
+            self._tensorboard.describe(to_toml(self._config), hyper_parameters(self._config), env_steps)
         self._begun = True
 
     def write_due(self, board: Board) -> None:

@@ -86,12 +86,12 @@ def scores(status: Status) -> list[Cell]:
 
 def judged(scored: Scored) -> str:
     """A score and its model."""
-    return f"{scored.score:.1f}, {model_name(scored.epoch, scored.update)}"
+    return f"{scored.score:.1f}, model of {update_name(scored.epoch, scored.update)}"
 
 
-def model_name(epoch: int, update: int) -> str:
+def update_name(epoch: int, update: int) -> str:
     """A version in words."""
-    return f"model of update {update:,}" + (f" in epoch {epoch}" if epoch > 1 else "")
+    return f"update {update:,}" + (f" in epoch {epoch}" if epoch > 1 else "")
 
 
 def named(statistic: str) -> str:

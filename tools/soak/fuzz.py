@@ -26,7 +26,7 @@ import torch
 from loguru import logger
 
 from realm.config.keys import AppConfig
-from realm.config.load import load_config
+from realm.config.load import RunConfig, load_config
 from realm.config.plan import Machine, Plan, decide, make_plan
 from realm.contract import Spec, Version, chunk_fields
 from realm.data.buffer import make_replay_buffer
@@ -34,6 +34,7 @@ from realm.env import map as maps
 from realm.env.map import MapError
 from realm.errors import CheckpointError, UserError
 from realm.launch.rundir import RunFile, boot_id, find_runs, living_pids, start_of
+from realm.launch.start import Prepared
 from realm.launch.supervisor import Supervisor
 from realm.learn import checkpoint
 from realm.roles import actor, model_pool
@@ -191,9 +192,8 @@ def control(cases: Cases, folder: Path) -> None:
     plan, spec = counting()
     (folder / "log").mkdir(exist_ok=True)
     app = AppConfig(algo=ALGO, aisrv_count=2, log_dir=str(folder))
-    supervisor = Supervisor(
-        decide(app, Machine(cores=2, gpus=0, has_reverb=False)), plan, spec, folder, RunFile("run", 1, 0.0)
-    )
+    config = RunConfig(decide(app, Machine(cores=2, gpus=0, has_reverb=False)).app, {}, {}, {})
+    supervisor = Supervisor(Prepared(config, plan, spec, folder, RunFile("run", 1, 0.0), None), own_network=False)
     for role in supervisor._roles.values():
         role.incarnation = 1
     who = {"role": "aisrv", "index": 0}

@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
     oracle = commands.add_parser(
         "oracle",
-        help="the highest score that an episode allows, and a play near it",
+        help="find the highest score of an episode, and a play near it",
         example="realm oracle --treasures 3,7,12 --out best.gif",
     )
     _add_episode(oracle, "the realm's own, with all treasures")
