@@ -60,6 +60,7 @@ CODE = {
             "usr_conf, but there is no .*usr_conf.py",
         ),
         ("import os\n", "import os\nraise SystemExit(3)\n", "train_workflow.py:3: SystemExit"),
+        ("    env, agent = ", "    yield\n    env, agent = ", r"train_workflow.py:\d+: workflow has a yield"),
     ],
     "diy/config.py": [
         ("SAMPLE_DIM = np.int64(3 + 50 + 4)", "SAMPLE_DIM = 57.5", "must be a whole number above 0"),

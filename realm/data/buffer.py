@@ -69,7 +69,7 @@ class Limiter:
     capacity     that the storage holds
     preload      that must arrive before the first draw
     batch        of one draw
-    ratio        draws per sample that arrived (KaiwuDRL's production_consume_ratio)
+    ratio        draws per sample that arrived (production_consume_ratio)
     ahead        that production may be ahead of that ratio; at least one item
     unbound      off-policy: no ratio, both go on as fast as they can
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from realm.errors import UserCodeError, UserError
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import describe, merge, record_fields
+from realm.kaiwu.methods import checked_answers, place_of, plain
 from realm.kaiwu.process import begin, in_project
 
 _PROBES = 20  # steps: a list of whole numbers may hold others later
@@ -72,7 +72,7 @@ def _check_codec(definition: code.Definition, dim: int) -> None:
             again = np.asarray(definition.encode(definition.decode(np.zeros(dim, np.float32))))
     except Exception:
         return
-    place = f"{definition.encode.__code__.co_filename}:{definition.encode.__code__.co_firstlineno}"
+    place = place_of(definition.encode)
     if again.ndim != 1 or again.dtype.kind not in "biuf":
         raise UserCodeError(
             f"{place}: SampleData2NumpyData must give numbers in one row, got {again.dtype}{list(again.shape)}"
@@ -86,9 +86,8 @@ def _check_codec(definition: code.Definition, dim: int) -> None:
 
 def _probe(definition: code.Definition) -> dict[str, Any]:
     """Play a few steps to find what ObsData and ActData hold."""
-    from realm.kaiwu.algorithm.agent import code_of, make_user_agent, observe
+    from realm.kaiwu.algorithm.agent import make_user_agent, observe  # late: they bring torch and the game
     from realm.kaiwu.game import Game
-    from realm.kaiwu.methods import plain
 
     agent = make_user_agent("cpu", None)
     game = Game(seed=0)
@@ -98,34 +97,22 @@ def _probe(definition: code.Definition) -> dict[str, Any]:
     for _ in range(_PROBES):
         with code.calling("trying observation_process"):
             record = observe(definition, raw, env_info)
-        _note(obs, record, "ObsData", lambda: _place(definition.observation_process))
+        _note(obs, record, f"{place_of(definition.observation_process)}: ObsData")
         with code.calling("trying Agent.predict"):
-            answers = plain(agent, "predict", [record])
-        if not isinstance(answers, (list, tuple)) or len(answers) != 1 or not hasattr(answers[0], "__dict__"):
-            raise UserCodeError(
-                f"{code_of(agent, 'predict')}: Agent.predict got a list of one ObsData and returned "
-                f"{type(answers).__name__}; it must return a list of one ActData"
-            )
-        _note(act, answers[0], "ActData", lambda: code_of(agent, "predict"))
+            (answer,) = checked_answers(type(agent).predict, plain(agent, "predict", [record]), 1)
+        _note(act, answer, f"{place_of(type(agent).predict)}: ActData")
         with code.calling("trying action_process"):
-            action = int(definition.action_process(answers[0]))
+            action = int(definition.action_process(answer))
         _, raw, _, terminated, truncated, env_info = game.step(action)
         if terminated or truncated:
             raw = game.reset()
     return {"obs": obs, "act": act}
 
 
-def _note(found: dict[str, str], record: Any, name: str, place: Callable[[], str]) -> None:
-    if not hasattr(record, "__dict__"):
-        raise UserCodeError(f"{place()}: returned {type(record).__name__}; it must be {name}")
-    for key, value in record_fields(record).items():
-        where = f"{place()}: {name}.{key}"
-        text = describe(value, where)
-        found[key] = merge(found[key], text, where) if key in found else text
-
-
-def _place(function: Callable[..., Any]) -> str:
-    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+def _note(found: dict[str, str], record: Any, where: str) -> None:
+    for key, value in record_fields(record, where).items():
+        text = describe(value, f"{where}.{key}")
+        found[key] = merge(found[key], text, f"{where}.{key}") if key in found else text
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from realm.errors import UserCodeError, UserError
 from realm.kaiwu import surface
-from realm.kaiwu.methods import METHODS
+from realm.kaiwu.methods import METHODS, is_wrapped, place_of
 from realm.kaiwu.process import current, in_project
 
 FUNCTIONS = ("observation_process", "action_process", "SampleData2NumpyData", "NumpyData2SampleData")
@@ -81,7 +82,7 @@ def load_agent() -> type[Any]:
         method = getattr(agent, name, None)
         if method is None:
             raise UserCodeError(f"{module.__file__}: Agent has no {name}; expected a method with @{name}_wrapper")
-        if getattr(method, "kaiwu_method", None) != name:
+        if not is_wrapped(method, name):
             line = _line_of(Path(str(module.__file__)), name)
             raise UserCodeError(
                 f"{module.__file__}{line}: Agent.{name} has no @{name}_wrapper; write it above the method"
@@ -97,6 +98,11 @@ def load_workflow() -> Callable[..., Any]:
     if not callable(workflow):
         raise UserCodeError(
             f"{module.__file__}: has no workflow; expected a function workflow(envs, agents, logger=None, monitor=None)"
+        )
+    if inspect.isgeneratorfunction(inspect.unwrap(workflow)):
+        raise UserCodeError(
+            f"{place_of(workflow)}: workflow has a yield, so calling it runs nothing; move the yield into a function "
+            "of its own"
         )
     return workflow
 

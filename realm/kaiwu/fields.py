@@ -52,6 +52,11 @@ def field_of(description: str) -> Field:
     return Field(tuple(map(int, shape[0].split(","))) if shape else (), dtype)
 
 
+def zeros_of(description: str) -> Array:
+    field = field_of(description)
+    return np.zeros(field.shape, field.dtype)
+
+
 def to_array(value: Any, description: str, where: str) -> Array:
     """A field's value as an array of its description. Raises UserCodeError if it is something else now."""
     field = field_of(description)
@@ -86,7 +91,10 @@ def from_array(array: Array, description: str) -> Any:
     return np.array(array)  # a copy: the code may write to it
 
 
-def record_fields(record: Any) -> Mapping[str, Any]:
+def record_fields(record: Any, where: str) -> Mapping[str, Any]:
+    """Name -> value of a record's fields. Raises UserCodeError for something without fields."""
+    if not hasattr(record, "__dict__"):
+        raise UserCodeError(f"{where} is {_shown(record)}; it must be a record, as create_cls makes")
     fields: Mapping[str, Any] = vars(record)
     return fields
 

@@ -19,8 +19,8 @@ from types import ModuleType
 from realm.errors import UserCodeError
 from realm.kaiwu import surface
 
-_SCRIPTS = ("kaiwudrl.server", "kaiwudrl.common.utils")
-"""Packages that only a project's train_test.py imports."""
+_SERVER = ("kaiwudrl.server.", "kaiwudrl.common.utils.")
+"""Only a project's train_test.py imports these."""
 
 
 def install(root: Path, package: str) -> None:
@@ -51,7 +51,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> ModuleSpec | None:
         top = fullname.partition(".")[0]
         if top in surface.PACKAGES:
-            if any(f"{fullname}.".startswith(f"{script}.") for script in _SCRIPTS[:1]):
+            if f"{fullname}.".startswith(_SERVER):
                 raise UserCodeError(
                     f"{fullname} belongs to the server of KaiwuDRL, which only its own train_test.py uses; run "
                     f"`python train_test.py --config {self._root}/conf/configure_app.toml` of Realm instead"

@@ -1,7 +1,7 @@
 """The five methods of an agent, and their wrappers: who calls decides what happens.
 
 KaiwuDRL's decorators send a method elsewhere, depending on the process. Here each process has one `Side` that says what
-a call of the project's code does. The framework itself calls the undecorated function (`plain`).
+a call of the project's code does. The framework itself calls with `plain`, and then the decorator does nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
+
+from realm.errors import UserCodeError
 
 METHODS = ("predict", "exploit", "learn", "save_model", "load_model")
 
@@ -58,11 +60,10 @@ def wrapper(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def plain(agent: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the undecorated function of an agent's method."""
-    function = getattr(type(agent), name).__wrapped__
+    """Call an agent's method past its wrapper, but not past other decorators."""
     _inside.append(name)
     try:
-        return function(agent, *args, **kwargs)
+        return getattr(agent, name)(*args, **kwargs)
     finally:
         _inside.pop()
 
@@ -72,6 +73,16 @@ def inside() -> bool:
     return bool(_inside)
 
 
+def is_wrapped(method: Any, name: str, depth: int = 5) -> bool:
+    """Whether a method has its wrapper, also below decorators that hide it."""
+    if getattr(method, "kaiwu_method", None) == name:
+        return True
+    if not inspect.isfunction(method) or depth == 0:
+        return False
+    hidden = inspect.getclosurevars(method).nonlocals.values()
+    return any(is_wrapped(inner, name, depth - 1) for inner in hidden)
+
+
 def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The one argument of predict, exploit or learn, by position or by any name."""
     if args:
@@ -79,11 +90,18 @@ def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return next(iter(kwargs.values())) if kwargs else []
 
 
-def wrong_answer(function: Callable[..., Any], answers: Any, wanted: int) -> str:
-    """What is wrong with an answer of predict or exploit that is no list of `wanted` ActData."""
-    code = inspect.unwrap(function).__code__
+def place_of(function: Callable[..., Any]) -> str:
+    """`file:line` of a function of the project, also below its decorators."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def checked_answers(function: Callable[..., Any], answers: Any, wanted: int) -> Any:
+    """What predict or exploit returned. Raises UserCodeError if that is no list of `wanted` ActData."""
+    if isinstance(answers, (list, tuple)) and len(answers) == wanted:
+        return answers
     got = f"{len(answers)} things" if isinstance(answers, (list, tuple)) else type(answers).__name__
-    return (
-        f"{code.co_filename}:{code.co_firstlineno}: Agent.{code.co_name} got {wanted} ObsData and returned {got}; it "
-        "must return a list of as many ActData (predict_batch_size bounds how many it gets)"
+    raise UserCodeError(
+        f"{place_of(function)}: Agent.{function.__name__} got {wanted} ObsData and returned {got}; it must return a "
+        "list of as many ActData (predict_batch_size bounds how many it gets)"
     )

@@ -18,9 +18,11 @@ from loguru import logger
 
 from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu.code import calling
-from realm.kaiwu.methods import plain
+from realm.kaiwu.methods import place_of, plain
 from realm.kaiwu.process import current
 
+NEWEST = -1
+"""Stands for a model's number: the weights that arrive last."""
 _NUMBER = re.compile(r"model\.ckpt-(\d+)(?!\d)")
 _UNTOUCHED_S = 0.5  # a file that was written to since may not be whole
 _WAITS = 20
@@ -65,17 +67,16 @@ def save(agent: Any, folder: Path, number: int) -> bool:
         return False
     if not files_of(folder, number):
         raise UserCodeError(
-            f"{_file_of_agent(agent)}: save_model wrote no file model.ckpt-{number}* into the folder {folder} that it "
-            "was given; it must write one or more, like f'{path}/model.ckpt-{id}.pkl'"
+            f"{place_of(type(agent).save_model)}: save_model wrote no file model.ckpt-{number}* into the folder "
+            f"{folder} that it was given; it must write one or more, like f'{{path}}/model.ckpt-{{id}}.pkl'"
         )
     return True
 
 
 def load(agent: Any, folder: Path, number: int | str) -> None:
-    """Have the agent load model `number` of a folder. Raises UserCodeError if it is not there or cannot be read."""
-    if not files_of(folder, number):
-        there = ", ".join(map(str, numbers_in(folder))) or "none"
-        raise UserCodeError(f"{folder}: has no model {number} (no file model.ckpt-{number}*); it has: {there}")
+    """Have the agent load model `number` of a folder. Raises ConfigError if it is not there, UserCodeError if it cannot
+    be read."""
+    required(folder, number, "load_model")
     _wait_until_written(folder, number)
     _read(agent, folder, number)
 
@@ -166,8 +167,3 @@ class Saves:
     def _save(self, folder: Path, number: int) -> None:
         if self._done.get(folder) != number and save(self._agent, folder, number):
             self._done[folder] = number
-
-
-def _file_of_agent(agent: Any) -> str:
-    function = type(agent).save_model.__wrapped__
-    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"

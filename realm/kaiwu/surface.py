@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -150,6 +151,33 @@ class Logger:
         log.opt(depth=1).debug("{}", text)
 
     warn, critical, exception, fatal = warning, error, error, error
+
+
+class Monitor:
+    """What agents and workflows get as `monitor`."""
+
+    def __init__(self, put: Callable[[str, float], None]) -> None:
+        """put: gets the name and the value of each curve."""
+        self._put = put
+
+    def put_data(self, data: Any) -> None:
+        """{pid: {name: value}}, where a value is a number, also a tensor of one; others are left out."""
+        for values in data.values() if isinstance(data, dict) else ():
+            for name, number in numbers(values).items():
+                self._put(name, number)
+
+
+def numbers(values: Any) -> dict[str, float]:
+    """Those entries of a dict that are finite numbers."""
+    found: dict[str, float] = {}
+    for name, value in values.items() if isinstance(values, dict) else ():
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        if math.isfinite(number):
+            found[str(name)] = number
+    return found
 
 
 # ---- generated files in conf/ import these and only hold them ----

@@ -24,12 +24,11 @@ from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
-from realm.kaiwu.methods import Side, act_as, first, inside, wrong_answer
-from realm.kaiwu.models import load, numbers_in
+from realm.kaiwu.methods import Side, act_as, checked_answers, first, inside, place_of
+from realm.kaiwu.models import NEWEST, load, numbers_in
 from realm.kaiwu.process import current
-from realm.kaiwu.surface import ATTACHED, Logger
+from realm.kaiwu.surface import ATTACHED, Logger, Monitor
 
-_NEWEST = -1
 _REFRESH_EVERY_S = 0.25
 _TICK_EVERY_S = 0.05
 _IDLE_S = 60.0
@@ -71,11 +70,22 @@ def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None
     # in one process an error reaches Python as it is, for a debugger
     named = contextlib.nullcontext() if context.update is not None else code.running("running the workflow")
     try:
-        with named:
-            function([_Guarded(game)], [agent], Logger(), _Monitor(context))
+        with named, _exit_is_return():
+            curves = Monitor(lambda name, number: context.monitor.put(f"user/{name}", number))
+            function([_Guarded(game)], [agent], Logger(), curves)
     except _Through as through:
         raise through.error from None
     side.finish()
+
+
+@contextlib.contextmanager
+def _exit_is_return() -> Iterator[None]:
+    """A workflow that calls exit() has finished, as one that returns."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 class _Calls(Side):
@@ -125,10 +135,11 @@ class _Calls(Side):
         """Call predict or exploit of the agent in this process, and check that there are as many answers."""
         answers = function(agent, *args, **kwargs)
         wanted = len(first(args, kwargs))
-        if not isinstance(answers, (list, tuple)) or len(answers) != wanted:
-            raise _Through(UserCodeError(wrong_answer(function, answers, wanted)))
         self.policy.actions += wanted
-        return answers
+        try:
+            return checked_answers(function, answers, wanted)
+        except UserCodeError as error:
+            raise _Through(error) from None
 
     def steps(self) -> int:
         """Env steps since the last call."""
@@ -151,7 +162,7 @@ class _Calls(Side):
         self.through(self.choose, agent, _model_id(wanted))
 
     def choose(self, agent: Any, number: int) -> None:
-        """Predict with this model; _NEWEST: with the newest weights from now on."""
+        """Predict with this model; NEWEST: with the newest weights from now on."""
 
 
 class _LocalSide(_Calls):
@@ -184,7 +195,7 @@ class _LocalSide(_Calls):
         self.through(saves.for_user, updates)
 
     def choose(self, agent: Any, number: int) -> None:
-        if number != _NEWEST:
+        if number != NEWEST:
             load(agent, current().restore_dir, number)
 
 
@@ -197,7 +208,7 @@ class _WorkerSide(_Calls):
         self._sent: Array = np.zeros(0)  # the newest samples that the buffer has got
         self._checked = False
         self._refreshed_at = 0.0
-        self._chosen = _NEWEST
+        self._chosen = NEWEST
         self.version = NO_VERSION
         self._most = max(1, _MOST_BYTES // (4 * context.config.sample_dim))
         self._definition = code.load_definition()
@@ -214,7 +225,7 @@ class _WorkerSide(_Calls):
         if now - self._refreshed_at > _REFRESH_EVERY_S and not inside():
             self._refreshed_at = now
             self.tick()
-            if self._chosen == _NEWEST:
+            if self._chosen == NEWEST:
                 self.version = self.through(self.policy.refresh)[0]
 
     def learn(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
@@ -282,14 +293,12 @@ class _WorkerSide(_Calls):
         return array
 
     def _about(self, fault: str) -> str:
-        function = self._definition.encode
-        place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-        return f"{place}: SampleData2NumpyData {fault}"
+        return f"{place_of(self._definition.encode)}: SampleData2NumpyData {fault}"
 
     def choose(self, agent: Any, number: int) -> None:
         self._chosen = number
         self.policy.agent.choose_model(number)
-        if number == _NEWEST:
+        if number == NEWEST:
             self.version = self.policy.refresh()[0]
 
 
@@ -305,9 +314,10 @@ class _RemoteSide(_WorkerSide):
     def _ask(self, records: Any, explore: float) -> list[Any]:
         config: Config = self.context.config
         rows = len(records)
+        given = [record_fields(record, "what predict was given") for record in records]
         obs: Arrays = {"row": np.full(rows, -1, np.int64), "model": np.full(rows, self._chosen, np.int64)}
         for name, text in config.obs.items():
-            values = [to_array(record_fields(record).get(name), text, f"ObsData.{name}") for record in records]
+            values = [to_array(fields.get(name), text, f"ObsData.{name}") for fields in given]
             obs[f"obs.{name}"] = np.stack(values)
         answer = self.policy.predict(obs, np.zeros(rows, np.bool_), explore)
         self.version = answer.version
@@ -350,24 +360,6 @@ class _Guarded:
         self._game.close()
 
 
-class _Monitor:
-    """What workflows get as `monitor`: their numbers become curves."""
-
-    def __init__(self, context: WorkflowContext) -> None:
-        self._context = context
-
-    def put_data(self, data: Any) -> None:
-        """{pid: {name: value}}."""
-        for values in data.values() if isinstance(data, dict) else ():
-            for name, value in values.items() if isinstance(values, dict) else ():
-                try:
-                    number = float(value)
-                except (TypeError, ValueError, RuntimeError):
-                    continue
-                if np.isfinite(number):
-                    self._context.monitor.put(f"user/{name}", number)
-
-
 def _origin(context: WorkflowContext, seq: int, count: int, version: Version) -> Arrays:
     numbers = {"worker": context.worker, "incarnation": context.incarnation, "env": 0, "seq": seq}
     arrays = {name: np.full(count, number, np.int64) for name, number in numbers.items()}
@@ -377,14 +369,14 @@ def _origin(context: WorkflowContext, seq: int, count: int, version: Version) ->
 def _model_id(wanted: Any) -> int:
     """Newest, or a number among the models of the run's folder."""
     if wanted == "latest" or wanted is None:
-        return _NEWEST
+        return NEWEST
     there = numbers_in(current().restore_dir)
     if wanted == "random":
-        return random.choice(there) if there else _NEWEST
+        return random.choice(there) if there else NEWEST
     try:
         number = int(wanted)
     except (TypeError, ValueError):
-        number = _NEWEST
+        number = NEWEST
     if number not in there:
         names = ", ".join(map(str, there)) or "none yet"
         raise UserCodeError(

@@ -1,12 +1,12 @@
 """A project's agent, as the framework asks for one: made in each process that holds weights.
 
-The project's own instance is `user`. The framework calls its undecorated methods; what the decorated ones do when the
-project's code calls them is `methods.py`'s matter.
+The project's own instance is `user`. What its five methods do, by who calls them, is in `methods.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +16,14 @@ import numpy as np
 import torch
 
 from realm.contract import Array, Arrays, PredictContext, SampleInfo, Spec
-from realm.errors import UserCodeError
 from realm.kaiwu import code, models, modules
 from realm.kaiwu.config import Config
-from realm.kaiwu.fields import from_array, record_fields, to_array
+from realm.kaiwu.fields import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.game import seen
-from realm.kaiwu.methods import Side, act_as, inside, plain, wrong_answer
+from realm.kaiwu.methods import Side, act_as, checked_answers, inside, plain
+from realm.kaiwu.models import NEWEST
 from realm.kaiwu.process import LEARNS, current
-from realm.kaiwu.surface import ATTACHED, Logger
-
-NEWEST = -1
+from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
 
 
 class Agent:
@@ -38,8 +36,8 @@ class Agent:
         self.config, self.updates = config, 0
         self._definition = code.load_definition()
         self.learns = current().role in LEARNS
-        self.monitor = Monitor()
-        self.user = make_user_agent(device, self.monitor)
+        self._curves: dict[str, float] = {}
+        self.user = make_user_agent(device, Monitor(self._curves.__setitem__))
         self.model = modules.Modules(
             self.user,
             lambda: models.as_files(self.user, self.updates),
@@ -60,8 +58,8 @@ class Agent:
         given = {name: array for name, array in obs.items() if name.startswith("obs.")}
         records = []
         for i in range(len(context.first)):
-            fields = {name[4:]: from_array(array[i], self.config.obs[name[4:]]) for name, array in given.items()}
-            records.append(ATTACHED["ObsData"](**fields))
+            values = {name[4:]: from_array(array[i], self.config.obs[name[4:]]) for name, array in given.items()}
+            records.append(ATTACHED["ObsData"](**values))
         answers: list[Any] = []
         asked = [(explore != 0, int(model)) for explore, model in zip(context.explore, obs["model"], strict=True)]
         start = 0
@@ -73,27 +71,19 @@ class Agent:
             self.choose_model(model)
             answers += self.ask("predict" if explore else "exploit", records[start:end])
             start = end
-        arrays = {}
-        for name, text in self.config.act.items():
-            arrays[f"act.{name}"] = np.stack(
-                [to_array(record_fields(act).get(name), text, f"ActData.{name}") for act in answers]
-            )
+        fields = [record_fields(answer, "what Agent.predict returned") for answer in answers]
+        arrays = {
+            f"act.{name}": np.stack([to_array(given.get(name), text, f"ActData.{name}") for given in fields])
+            for name, text in self.config.act.items()
+        }
         return np.zeros(len(answers), np.int64), arrays
 
     def ask(self, method: str, records: Sequence[Any]) -> list[Any]:
         """The project's predict or exploit on a list of ObsData. Raises UserCodeError for another answer than a list
-        of as many ActData."""
+        of as many."""
         with code.running(method):
             answers = plain(self.user, method, list(records))
-        if not isinstance(answers, (list, tuple)) or len(answers) != len(records):
-            raise UserCodeError(wrong_answer(getattr(type(self.user), method), answers, len(records)))
-        for answer in answers:
-            if not hasattr(answer, "__dict__"):
-                raise UserCodeError(
-                    f"{code_of(self.user, method)}: Agent.{method} returned a list of {type(answer).__name__}; it must "
-                    "be a list of ActData"
-                )
-        return list(answers)
+        return list(checked_answers(getattr(type(self.user), method), answers, len(records)))
 
     def _play(self, rows: Array, explore: Array) -> Array:
         """Actions for environments of this process, as the framework of KaiwuDRL plays evaluations."""
@@ -107,7 +97,7 @@ class Agent:
         return actions
 
     def _no_fields(self, rows: int) -> Arrays:
-        return {f"act.{name}": np.stack([to_array_zero(text)] * rows) for name, text in self.config.act.items()}
+        return {f"act.{name}": np.stack([zeros_of(text)] * rows) for name, text in self.config.act.items()}
 
     def choose_model(self, wanted: int) -> None:
         """Predict with this model of the run's folder; NEWEST: with what travels. Raises UserCodeError."""
@@ -132,7 +122,8 @@ class Agent:
         self.updates += 1
         with contextlib.nullcontext() if "samples" in batch else code.running("learning"):
             result = plain(self.user, "learn", samples)
-        metrics = {**numbers(result), **self.monitor.take()}
+        metrics = {**numbers(result), **self._curves}
+        self._curves.clear()
         return metrics, None
 
     def save_model(self) -> dict[str, Any]:
@@ -183,35 +174,6 @@ class _PlayerSide(Side):
         return None
 
 
-class Monitor:
-    """What agents get as `monitor`: their numbers become curves."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, float] = {}
-
-    def put_data(self, data: Any) -> None:
-        """{pid: {name: value}}, where a value is a number, also a tensor of one."""
-        for values in data.values() if isinstance(data, dict) else ():
-            self._values.update(numbers(values))
-
-    def take(self) -> dict[str, float]:
-        taken, self._values = self._values, {}
-        return taken
-
-
-def numbers(values: Any) -> dict[str, float]:
-    """Those entries of a dict that are finite numbers."""
-    found: dict[str, float] = {}
-    for name, value in values.items() if isinstance(values, dict) else ():
-        try:
-            number = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            continue
-        if np.isfinite(number):
-            found[str(name)] = number
-    return found
-
-
 def make_user_agent(device: str, monitor: Any) -> Any:
     """An instance of the project's Agent."""
     cls = code.load_agent()
@@ -222,18 +184,5 @@ def make_user_agent(device: str, monitor: Any) -> Any:
 def observe(definition: code.Definition, raw: Any, env_info: Any) -> Any:
     """ObsData of an observation; `env_info` goes to those that take two arguments."""
     function = definition.observation_process
-    names = function.__code__.co_varnames[: function.__code__.co_argcount] if hasattr(function, "__code__") else ()
-    return function(raw, env_info) if len(names) > 1 else function(raw)
-
-
-def to_array_zero(text: str) -> Array:
-    from realm.kaiwu.fields import field_of
-
-    field = field_of(text)
-    return np.zeros(field.shape, field.dtype)
-
-
-def code_of(agent: Any, method: str) -> str:
-    """`file:line` of a method."""
-    function = getattr(type(agent), method).__wrapped__
-    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    written = getattr(inspect.unwrap(function), "__code__", None)
+    return function(raw, env_info) if written is not None and written.co_argcount > 1 else function(raw)

@@ -1,0 +1,100 @@
+"""How a project's code is called: the five methods below any decorators, and a workflow that calls exit()."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from realm.errors import UserCodeError
+from realm.kaiwu import methods
+from realm.kaiwu.methods import METHODS, Side, act_as, checked_answers, is_wrapped, plain, wrapper
+from realm.kaiwu.train_workflow import _exit_is_return
+
+CALLS: list[str] = []
+
+
+def plain_decorator(function: Any) -> Any:
+    """As people write it, without functools.wraps."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        CALLS.append("before")
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def tidy_decorator(function: Any) -> Any:
+    return functools.wraps(function)(plain_decorator(function))
+
+
+class Base:
+    @wrapper("exploit")
+    def exploit(self, list_obs_data: Any) -> Any:
+        return [self.predict([one])[0] for one in list_obs_data]
+
+    @wrapper("save_model")
+    def save_model(self, path: Any = None, id: Any = "1") -> Any:
+        return "own"
+
+    load_model = wrapper("load_model")(lambda self, path=None, id="1": "own")
+
+
+class Agent(Base):
+    @plain_decorator
+    @wrapper("predict")
+    def predict(self, list_obs_data: Any) -> Any:
+        return list(list_obs_data)
+
+    @tidy_decorator
+    @wrapper("learn")
+    def learn(self, list_sample_data: Any) -> Any:
+        return "own"
+
+    @wrapper("save_model")
+    def save_model(self, path: Any = None, id: Any = "1") -> Any:
+        return [super().save_model(path, id)]
+
+
+class Elsewhere(Side):
+    def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return ["elsewhere"]
+
+    learn = save_model = predict
+
+
+@pytest.fixture(autouse=True)
+def side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_side", Side())
+    act_as(Elsewhere())
+    CALLS.clear()
+
+
+def test_wrappers_are_found_and_work_below_other_decorators() -> None:
+    agent = Agent()
+    assert all(is_wrapped(getattr(Agent, name), name) for name in METHODS)
+    assert not is_wrapped(Agent.predict, "learn")
+    assert not is_wrapped(plain_decorator(len), "predict")
+    assert agent.predict([1]) == agent.learn([1]) == agent.save_model() == ["elsewhere"]
+    assert CALLS == ["before", "before"]
+    assert plain(agent, "predict", [1]) == [1]
+    assert plain(agent, "learn", [1]) == "own"
+    assert CALLS == ["before"] * 4
+    assert plain(agent, "save_model", path="x", id="2") == ["own"], "its parent's is called, too"
+    assert plain(agent, "exploit", [1, 2]) == ["elsewhere"] * 2, "another method goes where the process says"
+
+
+def test_answers_are_as_many_as_were_asked_for() -> None:
+    assert checked_answers(Agent.exploit, (1, 2), 2) == (1, 2)
+    with pytest.raises(UserCodeError, match=r"methods.py:\d+: Agent.exploit got 2 ObsData and returned 1 th"):
+        checked_answers(Agent.exploit, [1], 2)
+    with pytest.raises(UserCodeError, match="returned NoneType"):
+        checked_answers(Agent.exploit, None, 1)
+
+
+def test_a_workflow_that_exits_without_an_error_has_finished() -> None:
+    with _exit_is_return():
+        raise SystemExit
+    with pytest.raises(SystemExit), _exit_is_return():
+        raise SystemExit("no map")
