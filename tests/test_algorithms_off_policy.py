@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from realm.algorithms import q_learning, sac, td3
-from realm.algorithms.continuous import Scale
+from realm.algorithms.continuous import Scale, both_values
 from realm.algorithms.networks import beside, follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
 from realm.algorithms.rows import to_rows
@@ -97,7 +98,7 @@ class TestTD3:
         config = TD3Config(hidden=16, minibatch_size=8, lr=1e-2, tau=0.1)
         agent = TD3Agent(spec(False), config, "cpu", 3)
         literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
-        actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_net, 1e-2)
+        actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_nets, 1e-2)
         generator = torch.Generator().manual_seed(3)
         scale, batches = Scale(spec(False).action), [batch(False) for _ in range(2)]
         for rows in batches:  # three steps each, so the second call begins just before a step of the actor
@@ -110,15 +111,15 @@ class TestTD3:
             action = torch.tensor(scale.back(rows.action[part]))
             with torch.no_grad():
                 next_action = (target.actor(then) + (0.2 * noises[part]).clamp(-0.5, 0.5)).clamp(-1, 1)
-                value = target.critics(then, next_action).min(0).values
+                value = both_values(target, then, next_action).min(0).values
                 goal = torch.tensor(rows.reward[part]) + torch.tensor(rows.discount[part]) * value
-            loss = sum(((one - goal) ** 2).mean() for one in literal.critics(obs, action))
+            loss = sum(((one - goal) ** 2).mean() for one in both_values(literal, obs, action))
             critic_adam.zero_grad()
             loss.backward()
             critic_adam.step()
             if step % 2:
                 actor_adam.zero_grad()
-                (-literal.critics(obs, literal.actor(obs))[0].mean()).backward()
+                (-both_values(literal, obs, literal.actor(obs))[0].mean()).backward()
                 actor_adam.step()
                 for one, other in zip(target.parameters(), literal.parameters(), strict=True):
                     one.data += 0.1 * (other.data - one.data)
@@ -167,7 +168,7 @@ class TestSAC:
         config = SACConfig(hidden=16, minibatch_size=12, lr=1e-2, tau=0.1)
         agent = SACAgent(spec(False), config, "cpu", 5)
         literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
-        actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_net, 1e-2)
+        actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_nets, 1e-2)
         log_alpha = torch.zeros((), requires_grad=True)
         alpha_adam = torch.optim.Adam([log_alpha], 1e-2)
         generator = torch.Generator().manual_seed(5)
@@ -180,22 +181,22 @@ class TestSAC:
             alpha = log_alpha.exp().detach()
             with torch.no_grad():
                 action, density = sac.squashed(literal.actor(part.next_obs), noise[0])
-                value = target.critics(part.next_obs, action).min(0).values - alpha * density
+                value = both_values(target, part.next_obs, action).min(0).values - alpha * density
                 goal = part.reward + part.discount * value
-            loss = sum(((one - goal) ** 2).mean() for one in literal.critics(part.obs, part.action))
+            loss = sum(((one - goal) ** 2).mean() for one in both_values(literal, part.obs, part.action))
             critic_adam.zero_grad()
             loss.backward()
             critic_adam.step()
             action, density = sac.squashed(literal.actor(part.obs), noise[1])
             actor_adam.zero_grad()
-            (alpha * density - literal.critics(part.obs, action).min(0).values).mean().backward()
+            (alpha * density - both_values(literal, part.obs, action).min(0).values).mean().backward()
             actor_adam.step()
             alpha_adam.zero_grad()
             (-log_alpha * (density.detach() - 3.0)).mean().backward()  # eq. 18 with the target -3
             alpha_adam.step()
-            follow(target.critic_net.parameters(), literal.critic_net.parameters(), 0.1)
+            follow(target.critic_nets.parameters(), literal.critic_nets.parameters(), 0.1)
         near(agent.model, literal, 1e-5)
-        near(agent.sac.target_critic.critic_net, target.critic_net, 1e-5)
+        near(agent.sac.target.critic_nets, target.critic_nets, 1e-5)
         assert agent.sac.log_temperature.item() == pytest.approx(log_alpha.item(), abs=1e-5)
 
 
@@ -323,6 +324,30 @@ def test_a_restored_agent_learns_and_explores_on_to_the_bit(make: Any, discrete:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(("make", "config"), [(TD3Agent, TD3Config), (SACAgent, SACConfig)])
+def test_two_threads_learn_at_the_same_time_and_the_same_as_one(make: Any, config: Any) -> None:
+    rows, learned, both = batch(False), [], threading.Barrier(2, timeout=60)
+    before = torch.get_num_threads()
+
+    def meet(*_: object) -> None:
+        if torch.is_grad_enabled():
+            both.wait()  # one after the other would never come to an end
+
+    for threads in (1, 2):
+        agent = make(spec(False), config(hidden=8, minibatch_size=8), "cpu", 1)
+        if threads == 2:
+            for net in agent.model.critic_nets:
+                net.register_forward_pre_hook(meet)
+        torch.set_num_threads(threads)
+        try:
+            agent.learn(rows, INFO)
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        learned.append(agent.model)
+    near(*learned)
+
+
 def saved(agent: Any) -> Any:
     """Its state through a file, read as a checkpoint is: tensors and plain data alone."""
     stream = io.BytesIO()
@@ -356,7 +381,7 @@ def test_without_bootstrapping_at_a_time_limit_this_fails(make: Any) -> None:
         agent.learn(arrays_to_transitions(rows), info)
     state, actions = {"state": torch.tensor([[-1.0], [1.0]])}, torch.zeros(2, 1)
     with torch.no_grad():
-        values = agent.model.values(state).T if discrete else agent.model.critics(state, actions)
+        values = agent.model.values(state).T if discrete else both_values(agent.model, state, actions)
     np.testing.assert_allclose(values.numpy(), [[2.0, 1.0]] * 2, atol=0.1)
 
 

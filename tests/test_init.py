@@ -151,7 +151,7 @@ def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         "--env no_such_module:No-v0": "No module named 'no_such_module'",
         "random --env CartPole-v1": "NAME is 'random', which is the name of another Python module",
         "my-agent --env CartPole-v1": "NAME is 'my-agent'; it must be the name of a Python package",
-        "--env CartPole-v1 --from td3": "--from td3 does not fit the actions of CartPole-v1; it must be ppo or dqn",
+        "--env CartPole-v1 --from td3": "--from td3 does not fit the actions of CartPole-v1; it must be dqn or ppo",
         "--env CartPole-v1 --from realm": "--env CartPole-v1: cannot be given with --from realm",
     }.items():
         assert main(["init", *arguments.split()]) == 2

@@ -63,9 +63,9 @@ OWNERS = {
         "realm.learn.checkpoint",
         *("realm.learn.export", "realm.learn.insight"),
         *("realm.kaiwu.algorithm.agent", "realm.kaiwu.modules", "realm.kaiwu.fields"),
-        *(f"realm.algorithms.{name}" for name in ("ppo", "td3", "sac", "q_learning")),
-        *(f"realm.algorithms.{name}" for name in ("adam", "continuous", "networks", "rows")),
-    },
+        *(f"realm.algorithms.{path.stem}" for path in (ROOT / "realm" / "algorithms").glob("*.py")),
+    }
+    - {"realm.algorithms.settings", "realm.algorithms.choose"},  # workers import the one; the other is a kernel
     "safetensors": {"realm.learn.checkpoint"},
 }
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone

@@ -390,3 +390,6 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     text = control.page([control.result(task) for task in tasks], common.about())
     assert "| first: at least -160 within 8,000 | 7,000 (0.0 min) / 9,000 (0.0 min) | 8,000 | -152 | 1 of 2 |" in text
     assert "| last: at least 10 | 14 / *0% done* | - | - | not known yet |" in text
+    assert control.by_hand(tmp_path / "none.md") == ""
+    (tmp_path / "page.md").write_text(text + "\n## Speed\n\nfast\n")
+    assert control.by_hand(tmp_path / "page.md") == "\n## Speed\n\nfast\n"

@@ -81,19 +81,18 @@ def _cnn(shape: Sequence[int], features: int) -> nn.Sequential:
     return nn.Sequential(convolutions, nn.Linear(flat, features), relu())
 
 
-class Critics(nn.Module):
-    """Several values of observation and action: one encoder, and MLPs with ReLU and one output after it."""
+class Critic(nn.Module):
+    """The value of observation and action: an encoder, and an MLP with ReLU and one output after it."""
 
-    def __init__(self, fields: Fields, actions: int, hidden: int, count: int = 2) -> None:
+    def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
         super().__init__()
         self.encoder = Encoder(fields)
-        self.nets = nn.ModuleList(mlp((self.encoder.features + actions, hidden, hidden, 1)) for _ in range(count))
+        self.net = mlp((self.encoder.features + actions, hidden, hidden, 1))
 
-    def forward(self, obs: Obs, action: Tensor, count: int) -> Tensor:
-        """The values of the first `count` of them, f32 [count, n]; action f32 [n, A]."""
-        x = torch.cat((self.encoder(obs), action), -1)
-        # one after the other: with gradients a batch of matrices is no faster on a CPU
-        return torch.stack([net(x).squeeze(-1) for net in list(self.nets)[:count]])
+    def forward(self, obs: Obs, action: Tensor) -> Tensor:
+        """f32 [n]; action f32 [n, A]."""
+        value: Tensor = self.net(torch.cat((self.encoder(obs), action), -1)).squeeze(-1)
+        return value
 
 
 def frozen_copy(network: Module) -> Module:

@@ -14,10 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import ActorCritics, Scale, uniform_at_first
+from realm.algorithms.continuous import (
+    ActorCritics,
+    Metrics,
+    Scale,
+    TwinCritics,
+    both_values,
+    policy_gradient,
+    uniform_at_first,
+)
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import SACSettings
+from realm.algorithms.threads import TwoThreads
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
 LOG_STD_LEAST, LOG_STD_GREATEST = -5.0, 2.0
@@ -54,14 +63,15 @@ class SAC:
     ) -> None:
         self.network, self.settings, self.device = network, settings, device
         self.scale = Scale(action)
-        self.target_critic = frozen_copy(network)
+        self.target = frozen_copy(network)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(settings.temperature or 1.0), device=device))
         self.entropy_target = settings.entropy_target or -float(len(action.low))
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critic_adam = Adam(network.critic_net.parameters(), 1e-8)
+        self.threads = TwoThreads()
+        self.critics = TwinCritics(network, settings.lr, self.threads)
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
-        self.weights = list(network.critic_net.parameters())
-        self.target_weights = list(self.target_critic.critic_net.parameters())
+        self.weights = list(network.critic_nets.parameters())
+        self.target_weights = list(self.target.critic_nets.parameters())
         self.generator = torch.Generator().manual_seed(seed)  # draws actions
 
     @torch.inference_mode()
@@ -85,42 +95,43 @@ class SAC:
         means = Means()
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
-        for part in rows.parts(self.settings.minibatch_size):
-            minibatch = rows.at(part)
-            means.add(self.step_critics(minibatch, noise[0, part]))
-            means.add(self.step_actor(minibatch.obs, noise[1, part]))
-            follow(self.target_weights, self.weights, self.settings.tau)
+        with self.threads.open(self.device):
+            for part in rows.parts(self.settings.minibatch_size):
+                minibatch = rows.at(part)
+                means.add(*self.critics.step([minibatch], [self.goals(minibatch, noise[0, part])]))
+                means.add(self.step_actor(minibatch.obs, noise[1, part]))
+                follow(self.target_weights, self.weights, self.settings.tau)
         return means.result(), None
 
-    def step_critics(self, rows: Rows, noise: Tensor) -> dict[str, Tensor]:
-        """One gradient step of both critics; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
-        with torch.no_grad():
-            action, log_density = squashed(self.network.actor(rows.next_obs), noise)
-            values = self.target_critic.critics(rows.next_obs, action)
-            target = targets(rows.reward, rows.discount, values, log_density, self.log_temperature.exp())
-        values = self.network.critics(rows.obs, rows.action)
-        loss = (values - target).square().mean(1).sum()
-        self.critic_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.critic_adam.step(self.settings.lr)
-        return {"critic_loss": loss.detach(), "value": values.detach().mean()}
+    def goals(self, rows: Rows, noise: Tensor) -> Tensor:
+        """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
 
-    def step_actor(self, obs: Obs, noise: Tensor) -> dict[str, Tensor]:
+        @torch.no_grad()  # it holds for one thread only
+        def of(part: slice) -> Tensor:
+            some = rows.at(part)
+            action, log_density = squashed(self.network.actor(some.next_obs), noise[part])
+            values = both_values(self.target, some.next_obs, action)
+            return targets(some.reward, some.discount, values, log_density, self.log_temperature.exp())
+
+        return torch.cat(self.threads.halves(of, len(noise)))
+
+    def step_actor(self, obs: Obs, noise: Tensor) -> Metrics:
         """One gradient step of the actor, eq. 7 and 9 of the paper, and of the temperature, eq. 18."""
-        temperature = self.log_temperature.exp().detach()
-        action, log_density = squashed(self.network.actor(obs), noise)
-        values = self.network.critics(obs, action)
-        loss = (temperature * log_density - torch.minimum(values[0], values[1])).mean()
-        parameters = self.actor_adam.parameters
-        # of the actor's weights alone: a third of the step would go into the critics'
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient
+        temperature, count = self.log_temperature.exp().detach(), len(noise)
+
+        def sums(part: slice) -> Metrics:
+            some = {name: x[part] for name, x in obs.items()}
+            action, log_density = squashed(self.network.actor(some), noise[part])
+            values = both_values(self.network, some, action)
+            loss = temperature * log_density - torch.minimum(values[0], values[1])
+            return {"actor_loss": loss.sum() / count, "entropy": log_density.sum() / -count}
+
+        metrics = policy_gradient(sums, self.actor_adam.parameters, count, self.threads)
         self.actor_adam.step(self.settings.lr)
-        entropy = -log_density.detach().mean()
         if not self.settings.temperature:
-            self.log_temperature.grad = entropy - self.entropy_target
+            self.log_temperature.grad = metrics["entropy"] - self.entropy_target
             self.temperature_adam.step(self.settings.lr)
-        return {"actor_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
+        return {**metrics, "temperature": temperature}
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""
@@ -128,7 +139,7 @@ class SAC:
             "targets": [one.cpu().clone() for one in self.target_weights],
             "log_temperature": self.log_temperature.detach().cpu().clone(),
             "actor_adam": self.actor_adam.state_dict(),
-            "critic_adam": self.critic_adam.state_dict(),
+            "critics": self.critics.state_dict(),
             "temperature_adam": self.temperature_adam.state_dict(),
             "generator": self.generator.get_state(),
         }
@@ -139,6 +150,6 @@ class SAC:
             weight.copy_(saved)
         self.log_temperature.data.copy_(state["log_temperature"])
         self.actor_adam.load_state_dict(state["actor_adam"])
-        self.critic_adam.load_state_dict(state["critic_adam"])
+        self.critics.load_state_dict(state["critics"])
         self.temperature_adam.load_state_dict(state["temperature_adam"])
         self.generator.set_state(state["generator"])

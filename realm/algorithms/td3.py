@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import ActorCritics, Scale, uniform_at_first
+from realm.algorithms.continuous import (
+    ActorCritics,
+    Metrics,
+    Scale,
+    TwinCritics,
+    both_values,
+    policy_gradient,
+    uniform_at_first,
+)
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import TD3Settings
+from realm.algorithms.threads import TwoThreads
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
 
@@ -43,7 +52,8 @@ class TD3:
         self.target = frozen_copy(network)
         self.weights, self.target_weights = _weights(network), _weights(self.target)
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critic_adam = Adam(network.critic_net.parameters(), 1e-8)
+        self.threads = TwoThreads()
+        self.critics = TwinCritics(network, settings.lr, self.threads)
         self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
         self.steps = 0  # gradient steps of the critics
 
@@ -69,53 +79,53 @@ class TD3:
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn(rows.action.shape, generator=self.generator).to(self.device)
         end = 0
-        while end < len(noise):
-            # the targets stay as they are until the actor's next step: one pass over all rows until then
-            begin, end = end, end + own.minibatch_size * (own.policy_delay - self.steps % own.policy_delay)
-            ahead = rows.at(slice(begin, end))
-            goal = self.goals(ahead, noise[begin:end])
-            for part in ahead.parts(own.minibatch_size):
-                minibatch = ahead.at(part)
-                means.add(self.step_critics(minibatch, goal[part]))
+        with self.threads.open(self.device):
+            while end < len(noise):
+                # the targets stay as they are until the policy's next step: one pass over all rows until then
+                begin, end = end, end + own.minibatch_size * (own.policy_delay - self.steps % own.policy_delay)
+                ahead = rows.at(slice(begin, end))
+                goal = self.goals(ahead, noise[begin:end])
+                parts = list(ahead.parts(own.minibatch_size))
+                minibatches = [ahead.at(part) for part in parts]
+                means.add(*self.critics.step(minibatches, [goal[part] for part in parts]))
+                self.steps += len(parts)
                 if self.steps % own.policy_delay == 0:
-                    means.add(self.step_actor(minibatch.obs))
+                    means.add(self.step_actor(minibatches[-1].obs))
         return means.result(), None
 
-    @torch.no_grad()
     def goals(self, rows: Rows, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal."""
         own = self.settings
-        next_action = smoothed(self.target.actor(rows.next_obs), noise, own.target_noise, own.target_noise_clip)
-        return targets(rows.reward, rows.discount, self.target.critics(rows.next_obs, next_action))
 
-    def step_critics(self, rows: Rows, goal: Tensor) -> dict[str, Tensor]:
-        """One gradient step of both critics towards goal f32 [n]."""
-        values = self.network.critics(rows.obs, rows.action)
-        loss = (values - goal).square().mean(1).sum()
-        self.critic_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.critic_adam.step(self.settings.lr)
-        self.steps += 1
-        return {"critic_loss": loss.detach(), "value": values.detach().mean()}
+        @torch.no_grad()  # it holds for one thread only
+        def of(part: slice) -> Tensor:
+            some = rows.at(part)
+            policy = self.target.actor(some.next_obs)
+            action = smoothed(policy, noise[part], own.target_noise, own.target_noise_clip)
+            return targets(some.reward, some.discount, both_values(self.target, some.next_obs, action))
 
-    def step_actor(self, obs: Obs) -> dict[str, Tensor]:
-        """One gradient step of the actor up the first critic, then the targets follow. The deterministic policy
+        return torch.cat(self.threads.halves(of, len(noise)))
+
+    def step_actor(self, obs: Obs) -> Metrics:
+        """One gradient step of the policy up the first critic, then the targets follow. The deterministic policy
         gradient, as in algorithm 1 of the paper."""
-        parameters = self.actor_adam.parameters
-        loss = -self.network.critics(obs, self.network.actor(obs), 1).mean()
-        # of the actor's weights alone: a third of the step would go into the critic's
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient
+        count = len(next(iter(obs.values())))
+
+        def sums(part: slice) -> Metrics:
+            some = {name: x[part] for name, x in obs.items()}
+            return {"actor_loss": self.network.critic(0, some, self.network.actor(some)).sum() / -count}
+
+        metrics = policy_gradient(sums, self.actor_adam.parameters, count, self.threads)
         self.actor_adam.step(self.settings.lr)
         follow(self.target_weights, self.weights, self.settings.tau)
-        return {"actor_loss": loss.detach()}
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""
         return {
             "targets": [weight.cpu().clone() for weight in self.target_weights],
             "actor_adam": self.actor_adam.state_dict(),
-            "critic_adam": self.critic_adam.state_dict(),
+            "critics": self.critics.state_dict(),
             "generator": self.generator.get_state(),
             "steps": self.steps,
         }
@@ -125,10 +135,10 @@ class TD3:
         for weight, saved in zip(self.target_weights, state["targets"], strict=True):
             weight.copy_(saved)
         self.actor_adam.load_state_dict(state["actor_adam"])
-        self.critic_adam.load_state_dict(state["critic_adam"])
+        self.critics.load_state_dict(state["critics"])
         self.generator.set_state(state["generator"])
         self.steps = state["steps"]
 
 
 def _weights(network: ActorCritics) -> list[nn.Parameter]:
-    return [one for part in (network.actor_net, network.critic_net) for one in part.parameters()]
+    return [one for part in (network.actor_net, network.critic_nets) for one in part.parameters()]

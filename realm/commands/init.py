@@ -20,27 +20,12 @@ from realm.errors import ConfigError
 from realm.user import BUILT_IN, load_definition, load_hyper
 
 GAME = "realm"
-PACKAGES = ("ppo", "dqn", "td3", "sac", GAME)
-_CONTINUOUS = ("td3", "sac")
+_ZOO = Path(realm.__file__).parent / "zoo"
+_TEMPLATE = "init.toml"  # of a package of the zoo: the configuration of its copy, for NAME and ENV
+PACKAGES = (*sorted(path.parent.name for path in _ZOO.glob(f"*/{_TEMPLATE}")), GAME)
+_FIRST = ("ppo", "td3")  # of those that fit an environment, the one that is taken
 _FILES = ("config.py", "feature/definition.py", "algorithm/agent.py", "train_workflow.py")
-
 _MEMORY_BYTES = 1 << 30  # of observations in a replay memory
-
-_ON_POLICY = """aisrv_connect_to_kaiwu_env_count = 8     # environments, which are stepped together
-"""
-_OFF_POLICY = """aisrv_connect_to_kaiwu_env_count = 1
-algorithm_on_policy_or_off_policy = "off-policy"
-replay_buffer_capacity = {capacity}           # steps that are kept
-warm_up_steps = 1000                     # env steps before the first update
-train_batch_size = {batch}                  # rows of one draw: {parts} minibatches
-production_consume_ratio = {ratio}           # how often a step is drawn on average
-"""
-_TABLES = {
-    "ppo": "",
-    "dqn": "lr = 1e-3\ntarget_every = 50                        # gradient steps between two targets\n",
-    "td3": "lr = 1e-3\nrandom_steps = 1000                      # env steps with uniform actions at first\n",
-    "sac": "lr = 1e-3\nrandom_steps = 1000                      # env steps with uniform actions at first\n",
-}
 
 
 def init(name: str, env: str, package: str) -> None:
@@ -98,29 +83,33 @@ def _check_name(name: str) -> None:
 
 def _fitting(package: str, env: str) -> tuple[str, Spec]:
     """The package, or the default one, and the environment's Spec. Raises ConfigError if they are of other kinds."""
-    any_env = "realm.zoo.ppo"  # its definition is that of all of them
-    definition, config = load_definition(any_env), load_hyper(any_env, {})
+    make_envs = load_definition("realm.zoo.ppo").make_envs  # that of all of them
+    specs: dict[str, Spec] = {}
+    why = ""
     try:
-        envs = definition.make_envs(1, 0, config, {"id": env})
-        spec = definition.spec(envs, config)
+        envs = make_envs(1, 0, None, {"id": env})
+        for name in PACKAGES[:-1]:
+            algo = f"realm.zoo.{name}"
+            try:
+                specs[name] = load_definition(algo).spec(envs, load_hyper(algo, {}))
+            except ConfigError as error:
+                why = str(error)
         envs.close()
     except ConfigError as error:
-        text = str(error)
-        of_id = text.startswith("[env] id is ")
-        raise ConfigError(text.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {text}") from error
-    is_box = not spec.action.n
-    package = package or ("td3" if is_box else "ppo")
-    if is_box != (package in _CONTINUOUS):
-        fitting = [one for one in PACKAGES if (one in _CONTINUOUS) == is_box and one != GAME]
-        raise ConfigError(f"--from {package} does not fit the actions of {env}; it must be {' or '.join(fitting)}")
-    return package, spec
+        why = str(error)
+    if not specs:
+        of_id = why.startswith("[env] id is ")
+        raise ConfigError(why.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {why}")
+    package = package or next(name for name in (*_FIRST, *specs) if name in specs)
+    if package not in specs:
+        raise ConfigError(f"--from {package} does not fit the actions of {env}; it must be {' or '.join(specs)}")
+    return package, specs[package]
 
 
 def _package(name: str, package: str) -> dict[str, str]:
     """File -> text of the new package."""
-    zoo = Path(realm.__file__).parent / "zoo"
-    texts = {file: (zoo / package / file).read_text() for file in _FILES}
-    texts["train_workflow.py"] = (zoo / "cartpole" / "train_workflow.py").read_text()  # the loop itself, to be changed
+    texts = {file: (_ZOO / package / file).read_text() for file in _FILES}
+    texts["train_workflow.py"] = (_ZOO / "cartpole" / "train_workflow.py").read_text()  # the loop itself, to be changed
     texts = {file: _renamed(text, f"realm.zoo.{package}", name) for file, text in texts.items()}
     return {"__init__.py": "", "feature/__init__.py": "", "algorithm/__init__.py": "", **texts}
 
@@ -147,25 +136,12 @@ def _game_config(name: str) -> str:
 
 
 def _config(name: str, env: str, package: str, spec: Spec) -> str:
+    """The package's template, with a replay memory that fits."""
     fits = max(1000, _MEMORY_BYTES // sum(field.nbytes for field in spec.obs.values()) // 1000 * 1000)
-    numbers = {"capacity": f"{min(1_000_000, fits):<9_}", "batch": 5120, "parts": "20", "ratio": 256}
-    if package == "dqn":
-        numbers = {"capacity": f"{min(50_000, fits):<9_}", "batch": 1280, "parts": "10", "ratio": 64}
-    flow = _ON_POLICY if package == "ppo" else _OFF_POLICY.format(**numbers)
-    return f"""# {env} with {package}: realm start --config {name}.toml
-# Every key of [app], with its meaning: realm/config/keys.py; of [{name}]: {name}/config.py and what it inherits from.
 
-[app]
-algo = "{name}"
-run_name = "{name}"                      # a new name makes a new run, the same name goes on with it
-wrapper_type = "local"                   # one process; "remote" makes a cluster of it
-{flow}torch_num_threads = 1
-eval_every_steps = 5000
-eval_episodes = 10
-max_env_steps = 200_000                  # 0: no limit
+    def capacity(found: re.Match[str]) -> str:
+        return f"{found[1]}{min(int(found[2]), fits):_}".ljust(len(found[0]))
 
-[env]
-id = "{env}"
-
-[{name}]
-{_TABLES[package]}"""
+    text = (_ZOO / package / _TEMPLATE).read_text()
+    text = re.sub(r"\b(NAME|ENV)\b", lambda found: name if found[0] == "NAME" else env, text)
+    return re.sub(r"^(replay_buffer_capacity = )([\d_]+)", capacity, text, flags=re.MULTILINE)

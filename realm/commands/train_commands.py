@@ -33,7 +33,7 @@ def add_train(commands: Commands) -> None:
     init.add_argument(
         "--env", default="", metavar="ID", help="of gymnasium, such as CartPole-v1, or my_module:MyEnv-v0"
     )  # fmt: skip
-    text = "ppo, dqn, td3, sac, or realm: the game's own agent (default: ppo, or td3 if continuous)"
+    text = f"{', '.join(PACKAGES[:-1])}, or realm: the game's own agent (default: ppo, or td3 if continuous)"
     init.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
     init.set_defaults(run=_init)
 

@@ -60,6 +60,7 @@ class Trainer:
         self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
         self._acting = checkpoint.acting(agent)
         self._saved = Version(0, 0)
+        self._sound = Version(0, 0)  # all that is saved of this version was found to be finite
         self._saved_env_steps = 0  # of the newest good checkpoint
         self._unwritten = self._advice = ""  # why the newest checkpoint could not be written, and what to do
         self._saved_at = time.monotonic()
@@ -112,6 +113,7 @@ class Trainer:
         logger.info("{}", self.origin)
         if spoiled := self._spoiled(saves=True):
             raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
+        self._sound = self.version
         self._went_out_at[self.version.update] = time.monotonic()
         path = self.save()
         if path is not None:
@@ -188,6 +190,8 @@ class Trainer:
         saves = bool(self._asked) or self._is_due(self.next_version.update)
         if spoiled := self._spoiled(saves):
             raise _NotFiniteError(spoiled)
+        if saves:
+            self._sound = self.next_version
 
     def _spoiled(self, saves: bool) -> str:
         """The name of a weight that is not finite; "" if all are. saves: they are about to be saved, with targets,
@@ -265,7 +269,8 @@ class Trainer:
             self._save_asked()
         if self._saved == self.version:
             return None
-        if spoiled := self._spoiled(saves=True):  # an update that was cut short, or one without a check of its own
+        # not known of an update that was cut short, or of a checkpoint that became due since
+        if self._sound != self.version and (spoiled := self._spoiled(saves=True)):
             self._unwritten = f"{spoiled} is not finite"
             self._advice = "choose a smaller learning rate"
             logger.warning("checkpoint {} is not written: {}", self.version, self._unwritten)

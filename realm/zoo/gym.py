@@ -142,14 +142,16 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
     return {name: Field(part.shape or (), str(part.dtype)) for name, part in space.spaces.items()}
 
 
-def action_spec(envs: VectorEnv[Any, Any, Any]) -> ActionSpec:
-    """The action space as an ActionSpec. Raises ConfigError for one that is no Discrete or bounded flat Box."""
+def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | None = None) -> ActionSpec:
+    """The action space as an ActionSpec. kind: `spaces.Discrete` or `spaces.Box`, what the algorithm needs; None: any.
+
+    Raises ConfigError for another one, and for a Box that is not flat or has no bounds.
+    """
     space = envs.single_action_space
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete) and kind in (None, spaces.Discrete):
         return ActionSpec(n=int(space.n))
-    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded():
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded() and kind in (None, spaces.Box):
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
-    raise ConfigError(
-        f"the action space is {space}; it must be Discrete, MultiDiscrete, MultiBinary, or a Box of one axis with "
-        "finite bounds"
-    )
+    discrete, box = "Discrete, MultiDiscrete or MultiBinary", "a Box of one axis with finite bounds"
+    wanted = {spaces.Discrete: discrete, spaces.Box: box}.get(kind, f"{discrete}, or {box}")
+    raise ConfigError(f"the action space is {space}; it must be {wanted}")

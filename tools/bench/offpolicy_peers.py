@@ -3,7 +3,8 @@
     python tools/bench/offpolicy_peers.py --env-steps 20000 --rounds 3 --cleanrl PATH/td3_continuous_action.py
 
 Each trains HalfCheetah-v5 (`pip install 'gymnasium[mujoco]' stable-baselines3`) in a process of its own, with the same
-settings: networks of 256 x 256, minibatches of 256, a gradient step for each env step after 1,000 random ones.
+settings: networks of 256 x 256, minibatches of 256, a gradient step for each env step after 1,000 random ones. Each
+runs with each number of `--threads`, and the ratio is between the best of each.
 CleanRL's script is taken as it is; a stand-in gives it the gym of its days. The environment itself is the clock, so
 imports do not count: the seconds from `--from-step` to `--env-steps` are scaled to 100,000.
 """
@@ -67,6 +68,7 @@ def realm(seed: int) -> None:
     settings = {
         "env.id": f"{__spec__.name if __spec__ else 'tools.bench.offpolicy_peers'}:Clocked-v0",
         "warm_up_steps": WARM_UP, "td3.random_steps": WARM_UP, "eval_every_steps": 0, "save_replay": "false",
+        "torch_num_threads": os.environ["OMP_NUM_THREADS"],
         "seed": seed, "log_dir": tempfile.mkdtemp(), "level": "WARNING",
     }  # fmt: skip
     words = [f"{key}={value}" for key, value in settings.items()]
@@ -131,14 +133,13 @@ class OldStatistics(gymnasium.wrappers.RecordEpisodeStatistics):
 # ---- the table ----
 
 
-def seconds(name: str, args: argparse.Namespace, seed: int) -> float:
+def seconds(name: str, threads: int, args: argparse.Namespace, seed: int) -> float:
     """Of one run in a process of its own, for all of WHOLE."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "seconds"
-        threads = {one: str(args.threads) for one in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         environment = {
             **os.environ,
-            **threads,
+            **{one: str(threads) for one in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")},
             MARKS: f"{args.from_step}:{args.env_steps}:{file}",
             "PYTHONPATH": str(ROOT),
         }
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=20_000, help="of each run, at most 100,000")
     parser.add_argument("--from-step", type=int, default=2000, help="where the clock begins")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of torch; 1 is the best for all three on two cores")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of torch, one after the other")
     parser.add_argument("--cleanrl", type=Path, help="CleanRL's script; without it there are two")
     parser.add_argument("--only", choices=["realm", "sb3", "cleanrl"], help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
@@ -168,16 +169,20 @@ def main() -> None:
         cleanrl(args.seed, str(args.cleanrl)) if args.only == "cleanrl" else globals()[args.only](args.seed)
         return
     names = ["realm", "sb3", *(["cleanrl"] if args.cleanrl else [])]
-    took: dict[str, list[float]] = {name: [] for name in names}
+    took: dict[str, list[dict[int, float]]] = {name: [] for name in names}  # of each round: threads -> seconds
     for number in range(args.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            took[name].append(seconds(name, args, number + 1))
-            print(json.dumps({"round": number + 1, "who": name, "seconds": round(took[name][-1], 1)}), flush=True)
+            took[name].append({threads: seconds(name, threads, args, number + 1) for threads in args.threads})
+            print(json.dumps({"round": number + 1, "who": name, "seconds": took[name][-1]}), flush=True)
     part = f"scaled from steps {args.from_step:,} to {args.env_steps:,}"
-    print(f"\nseconds for {WHOLE:,} env steps of TD3 on {ENV}, {part}:")
+    print(f"\nseconds for {WHOLE:,} env steps of TD3 on {ENV}, {part}; medians of {args.rounds} rounds:")
     for name in names:
-        ratios = [own / other for own, other in zip(took["realm"], took[name], strict=True)]
-        print(f"{name:8} {statistics.median(took[name]):7.0f} s, realm takes {statistics.median(ratios):.2f} of it")
+        each = {threads: statistics.median(one[threads] for one in took[name]) for threads in args.threads}
+        by_threads = ", ".join(f"{threads} threads {value:4.0f} s" for threads, value in each.items())
+        ratio = statistics.median(
+            min(own.values()) / min(other.values()) for own, other in zip(took["realm"], took[name], strict=True)
+        )
+        print(f"{name:8} {by_threads}; realm takes {ratio:.2f} of the best")
 
 
 if __name__ == "__main__":

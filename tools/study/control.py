@@ -6,7 +6,8 @@
 
 The runs are in tools/study/control.toml. Each is the folder train/control/<name>-<seed>; one that is not finished goes
 on from its checkpoint and its replay memory, and one that another process trains is left to it. All figures are read
-from the folders. At the end it writes docs/control.md and its picture, and says what is missing.
+from the folders. At the end it writes docs/control.md and its picture, and says what is missing. Sections of the page
+that have a heading of their own are kept.
 """
 
 from __future__ import annotations
@@ -190,6 +191,12 @@ def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
     return "\n".join(lines) + FOOT.format(**machine)
 
 
+def by_hand(out: Path) -> str:
+    """The sections of the page that was there: these are not written here."""
+    text = out.read_text() if out.exists() else ""
+    return text[text.index("\n## ") :] if "\n## " in text else ""
+
+
 def verdict(study: Study, seeds: Sequence[Result]) -> str:
     """Of a study: a mean is judged where the mark is one of a mean, else each seed."""
     known = [one for one in seeds if one.figure is not None]
@@ -269,7 +276,7 @@ def main() -> None:
             sys.exit("\nstopped; the same command goes on")
         failed = [f"{one.folder} (exit code {code})" for one, code in zip(todo, codes, strict=True) if code]
     results = [result(one) for one in tasks]
-    args.out.write_text(page(results, common.about()))
+    args.out.write_text(page(results, common.about()) + by_hand(args.out))
     draw(results, args.out.with_suffix(".png"))
     for one in results:
         if one.figure is None or one.share < 1:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from gymnasium import spaces
+
 from realm.contract import Draw, Field, Spec
 from realm.zoo.dqn.config import Config
 from realm.zoo.gym import action_spec, make_vec, obs_fields
@@ -15,4 +17,4 @@ def spec(envs: Any, config: Config) -> Spec:
     obs, before = obs_fields(envs), config.frames - 1
     draw = Draw(config.n_step, config.gamma, look_back=before)
     seen = {name: Field((before, *field.shape), field.dtype) for name, field in obs.items()} if before else {}
-    return Spec(obs, action_spec(envs), {}, config.chunk_length, state=seen, draw=draw)
+    return Spec(obs, action_spec(envs, spaces.Discrete), {}, config.chunk_length, state=seen, draw=draw)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from gymnasium import spaces
+
 from realm.contract import Field, Spec
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 from realm.zoo.ppo.config import Config
@@ -13,4 +15,4 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 def spec(envs: Any, config: Config) -> Spec:
     extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
-    return Spec(obs_fields(envs), action_spec(envs), extra, config.chunk_length)
+    return Spec(obs_fields(envs), action_spec(envs, spaces.Discrete), extra, config.chunk_length)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from gymnasium import spaces
+
 from realm.contract import Draw, Spec
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 from realm.zoo.sac.config import Config
@@ -12,4 +14,4 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 
 def spec(envs: Any, config: Config) -> Spec:
-    return Spec(obs_fields(envs), action_spec(envs), {}, config.chunk_length, draw=Draw(gamma=config.gamma))
+    return Spec(obs_fields(envs), action_spec(envs, spaces.Box), {}, config.chunk_length, draw=Draw(gamma=config.gamma))

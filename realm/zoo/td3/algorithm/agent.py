@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Critics, Encoder, Obs, mlp
+from realm.algorithms.networks import Critic, Encoder, Obs, mlp
 from realm.algorithms.td3 import TD3
 from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.td3.config import Config
@@ -16,13 +16,13 @@ class Model(nn.Module):
         super().__init__()
         encoder = Encoder(fields)
         self.actor_net = nn.Sequential(encoder, mlp((encoder.features, hidden, hidden, actions)))
-        self.critic_net = Critics(fields, actions, hidden)
+        self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))
 
     def actor(self, obs: Obs) -> Tensor:
         return torch.tanh(self.actor_net(obs))
 
-    def critics(self, obs: Obs, action: Tensor, count: int = 2) -> Tensor:
-        return self.critic_net(obs, action, count)  # type: ignore[no-any-return]
+    def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
+        return self.critic_nets[number](obs, action)  # type: ignore[no-any-return]
 
 
 class Agent:
