@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def lines(server: Server) -> Iterator[Lines]:
-    one = Lines(server, FIELDS, FIELDS)
+    one = Lines(server, [], FIELDS, FIELDS)
     yield one
     one.close()
 
@@ -78,14 +78,14 @@ def lost(line: Line) -> bool:
 def test_frames_of_any_size_both_ways(server: Server, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     """Also such as no buffer of a socket holds: who does not read keeps nobody waiting."""
     monkeypatch.setattr(lines_module.sys, "platform", platform)
-    lines = Lines(server, FIELDS, FIELDS)
+    lines = Lines(server, [], FIELDS, FIELDS)
     line = caller(lines)
     for seed, rows in enumerate((1, 5, 5, 20_000, 2)):
         question = full(rows, seed)
         line.send(question)
 
         def asked() -> bool:
-            lines.receive([server], 10)
+            lines.receive(0.01)
             line.flush()
             return bool(lines.waiting)
 
@@ -96,7 +96,7 @@ def test_frames_of_any_size_both_ways(server: Server, monkeypatch: pytest.Monkey
         lines.answer(asked_, (Version(2, seed), 17, 0), full(rows, seed).arrays, 0)
 
         def answered() -> tuple[Head, Frame] | None:
-            lines.receive([], 0)
+            lines.receive(0)
             return line.receive()
 
         assert bytes(until(answered)[1].bytes) == bytes(question.bytes)
@@ -118,13 +118,13 @@ def test_a_newer_question_takes_the_place_of_the_one_that_waits(lines: Lines) ->
     line = caller(lines)
     for seed in range(3):
         line.send(full(2, seed))
-        until(lambda: lines.receive([], 10) or (lines.waiting and lines.waiting[0].head.seq == seed + 1))  # noqa: B023
+        until(lambda: lines.receive(0.01) or (lines.waiting and lines.waiting[0].head.seq == seed + 1))  # noqa: B023
     assert len(lines.waiting) == 1
     assert (lines.waiting[0].frame.arrays["x"] == full(2, 2).arrays["x"]).all()
     newer = caller(lines)
-    until(lambda: lines.receive([], 10) or lost(line))  # and a newer line that of the older one
+    until(lambda: lines.receive(0.01) or lost(line))  # and a newer line that of the older one
     newer.send(full(2, 5))
-    until(lambda: lines.receive([], 10) or lines.waiting)
+    until(lambda: lines.receive(0.01) or lines.waiting)
     assert lines.waiting[0].head.seq == 6
 
 
@@ -132,24 +132,24 @@ def test_nobody_gets_a_line_without_its_key(server: Server, lines: Lines, monkey
     old, now = invited(lines, 0), invited(lines, 0)
     for key in (b"", bytes(16), bytes.fromhex(old.text("key")), bytes.fromhex(now.text("key"))[:8]):
         line = connect(Message("line", 1, now.meta | {"key": (key or b"x").hex()}), LAYOUT, 1 << 20, Traffic())
-        until(lambda: lines.receive([], 10) or lost(line))  # noqa: B023
+        until(lambda: lines.receive(0.01) or lost(line))  # noqa: B023
     assert server.traffic.refused_peers == 4
     line = connect(now, LAYOUT, 1 << 20, Traffic())
     line.send(full(2))
-    until(lambda: lines.receive([], 10) or lines.waiting)
+    until(lambda: lines.receive(0.01) or lines.waiting)
     again = connect(now, LAYOUT, 1 << 20, Traffic())  # a key opens once
-    until(lambda: lines.receive([], 10) or lost(again))
+    until(lambda: lines.receive(0.01) or lost(again))
 
     monkeypatch.setattr(lines_module, "_HELLO_S", 0.1)
     crowd = []
     for _ in range(2 * lines_module._MOST_STRANGERS):  # they say nothing
         crowd.append(socket.socket(socket.AF_UNIX))
         crowd[-1].connect("\0" + now.text("address"))
-        lines.receive([], 10)
+        lines.receive(0.01)
     assert len(lines._strangers) <= lines_module._MOST_STRANGERS
-    until(lambda: lines.receive([], 10) or not lines._strangers)
+    until(lambda: lines.receive(0.01) or not lines._strangers)
     line.send(full(2, 1))
-    until(lambda: lines.receive([], 10) or (lines.waiting and lines.waiting[0].head.seq == 2))
+    until(lambda: lines.receive(0.01) or (lines.waiting and lines.waiting[0].head.seq == 2))
     for one in crowd:
         one.close()
 
@@ -158,7 +158,7 @@ def test_a_frame_above_the_limit_takes_no_memory(server: Server, lines: Lines) -
     line, head = caller(lines), full(1)
     head.bytes[4:8] = (40_000).to_bytes(4, "little")  # 33 bytes each: more than the server's 1 MB
     line.send(head)
-    until(lambda: lines.receive([], 10) or lost(line))
+    until(lambda: lines.receive(0.01) or lost(line))
     assert list(server.traffic.bad_frames) == [f"{b'line of 0'.hex()}: a line: 40000 rows; must be from 1 to 31775"]
 
 
@@ -166,7 +166,7 @@ def test_who_asks_on_without_reading_is_put_out(server: Server, lines: Lines) ->
     line, refused = caller(lines), server.traffic.bad_frames
     for seed in range(2):
         line.send(full(20_000, seed))
-        until(lambda: lines.receive([], 10) or line.flush() or lines.waiting)
+        until(lambda: lines.receive(0.01) or line.flush() or lines.waiting)
         lines.answer(lines.waiting.pop(0), (Version(1, 1), 0, 0), full(20_000).arrays, 0)
     assert [text.rpartition(": ")[2] for text in refused] == ["asked again before it took the answer"]
     assert not lines._lines
@@ -175,11 +175,11 @@ def test_who_asks_on_without_reading_is_put_out(server: Server, lines: Lines) ->
 def test_an_answer_to_an_end_that_is_gone(lines: Lines) -> None:
     line = caller(lines)
     line.send(full(2))
-    until(lambda: lines.receive([], 10) or lines.waiting)
+    until(lambda: lines.receive(0.01) or lines.waiting)
     question = lines.waiting.pop(0)
     line.close()
     lines.answer(question, (Version(1, 1), 0, 0), full(2).arrays, 0)
-    until(lambda: lines.receive([], 10) or not lines._lines)
+    until(lambda: lines.receive(0.01) or not lines._lines)
     with pytest.raises(LineLost, match="cannot be reached"):
         connect(Message("line", 1, {"address": "realm-nobody", "key": "00"}), LAYOUT, 1 << 20, Traffic())
     with pytest.raises(WireError):
@@ -191,7 +191,7 @@ import os, signal
 from realm.wire.codec import Codec
 from realm.wire.line import Lines
 from realm.wire.sockets import Server
-lines = Lines(Server(Codec("run-1", "", "actor-0", 1, 1 << 20), "127.0.0.1"), {}, {})
+lines = Lines(Server(Codec("run-1", "", "actor-0", 1, 1 << 20), "127.0.0.1"), [], {}, {})
 print(lines.invite(0)["address"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -70,7 +70,7 @@ def test_two_cores_and_more_overlap() -> None:
         assert (one.max_version_lag, one.publish_early) == ((1, False) if cores > 2 else (0, True))
         assert one.round_size == (128 if cores > 2 else 64)
         actor = plan(Machine(cores, 0, True), predict_local_or_remote="remote")
-        assert actor.learner_threads == max(2, cores - workers - 1)
+        assert actor.learner_threads == max(2, cores - workers - (workers > 1))
     assert plan(Machine(10, 1, True)).workers == 8
 
 
@@ -113,7 +113,15 @@ def test_a_gpu_is_used_and_reverb_only_where_it_is() -> None:
     assert plan(GPU, device="cpu").device == "cpu"
     assert (one.predict_local, plan(GPU, device="cpu").predict_local) == (False, True)
     assert plan(GPU, predict_local_or_remote="local").predict_local
-    assert not plan(SMALL, predict_local_or_remote="remote").predict_local
+    assert not plan(LARGE, predict_local_or_remote="remote").predict_local
+
+
+def test_an_actor_on_the_cpu_serves_one_worker_with_many_environments() -> None:
+    assert not plan().predict_local
+    off_policy = {"algorithm_on_policy_or_off_policy": "off-policy", "aisrv_connect_to_kaiwu_env_count": 64}
+    for keys in ({"aisrv_count": 2}, {"aisrv_connect_to_kaiwu_env_count": 63}, off_policy, {"flow": "alternating"}):
+        assert plan(**keys).predict_local, keys
+    assert plan(LARGE).predict_local
     assert plan(SMALL, buffer_backend="native").backend == "native"
 
 
@@ -306,7 +314,7 @@ def test_the_sampler_follows_the_policy() -> None:
         (SMALL, {"aisrv_count": 16}, "aisrv_count is 16"),
         (SMALL, {"torch_num_threads": 16}, "torch_num_threads is 16"),
         (SMALL, {"aisrv_count": 1, "aisrv_connect_to_kaiwu_env_count": 4}, "there are 4 environments in all"),
-        (SMALL, {"predict_local_or_remote": "remote"}, "predict_local_or_remote is remote"),
+        (LARGE, {"predict_local_or_remote": "remote"}, "predict_local_or_remote is remote"),
         (GPU, {"predict_local_or_remote": "local"}, "predict_local_or_remote is local"),
         (GPU, {"predict_batch_size": 2}, "predict_batch_size is 2"),
         (SMALL, {"max_version_lag": 0}, "max_version_lag is 0"),

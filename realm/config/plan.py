@@ -29,7 +29,8 @@ _FEW_ENVS = 32  # in all; with fewer, a forward pass costs more than its rows
 _REPLAY_STEPS = 1_000_000  # the replay memory of the papers on TD3, SAC and DQN
 _REPLAY_SHARE = 0.5  # of the memory, at most
 _FIRST_STEPS = 1000  # env steps before the first draw from a replay memory
-_ACTOR_ON_CPU = "without a GPU the way to the actor takes more than a tenth of all CPU time"
+_ACTOR_ENVS = 64  # environments in a question: below that the way to the actor takes more than a tenth of all CPU time
+_ACTOR_ON_CPU = f"without a GPU an actor costs less than a tenth only for one worker with {_ACTOR_ENVS} environments"
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,12 @@ def _device(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> C
 
 
 def _predict(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
-    if app.device == "cpu":
+    if app.device != "cpu":
+        return "remote", "one forward pass on the GPU for all workers"
+    costly = _costly_actor(int(app.aisrv_count), int(app.aisrv_connect_to_kaiwu_env_count))
+    if app.flow == "alternating" or _is_off_policy(app) or costly:
         return "local", _ACTOR_ON_CPU
-    return "remote", "one forward pass on the GPU for all workers"
+    return "remote", "the worker asks about so many environments at once that the way to the actor costs little"
 
 
 def _flow(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
@@ -202,7 +206,8 @@ def _flow(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Cho
 
 
 def _workers(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
-    if app.flow == "alternating" and app.predict_local_or_remote == "local":
+    alone = app.predict_local_or_remote == "local" or (app.predict_local_or_remote, app.device) == ("auto", "cpu")
+    if app.flow == "alternating" and alone:
         return min(machine.cores, _MOST_WORKERS), "one core each while they play"
     if app.flow == "alternating":
         return 2, "one steps its environments while the actor answers the other"
@@ -273,7 +278,8 @@ def _threads(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> 
         # with any other lag workers play during an update, even if flow is "alternating"
         return machine.cores, "all others wait while it trains"
     # at least two, one for the policy and one for the critic: on two cores a worker still fits in next to them
-    left = machine.cores - int(app.aisrv_count) - (app.predict_local_or_remote == "remote")
+    # an actor with a single worker computes while that waits
+    left = machine.cores - int(app.aisrv_count) - (app.predict_local_or_remote == "remote" and app.aisrv_count != 1)
     return max(min(2, machine.cores), left), "the cores that workers and actor do not use"
 
 
@@ -281,6 +287,11 @@ def _checkpoints(app: AppConfig, machine: Machine, preferred: Mapping[str, Any])
     if _is_off_policy(app):
         return 0, "by time: updates are many and short"
     return 100, "updates are long"
+
+
+def _costly_actor(workers: int, envs: int) -> bool:
+    """Whether the way to an actor takes more than a tenth of all CPU time, if its forward runs on the CPU."""
+    return workers != 1 or envs < _ACTOR_ENVS
 
 
 def _is_off_policy(app: AppConfig) -> bool:
@@ -293,10 +304,10 @@ def _round_size(app: AppConfig) -> int:
 
 _RULES: dict[str, Callable[[AppConfig, Machine, Mapping[str, Any]], Choice]] = {
     "device": _device,
-    "predict_local_or_remote": _predict,
     "flow": _flow,
     "aisrv_count": _workers,
     "aisrv_connect_to_kaiwu_env_count": _envs,
+    "predict_local_or_remote": _predict,
     "train_batch_size": _batch,
     "max_version_lag": _lag,
     "warm_up_steps": _warm_up,
@@ -416,7 +427,10 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
             remote and plan.predict_local and gpu,
             "predict_local_or_remote is local, so workers predict on the CPU although there is a GPU",
         ),
-        (not plan.predict_local and not gpu, f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}"),
+        (
+            not plan.predict_local and not gpu and _costly_actor(plan.workers, plan.envs_per_worker),
+            f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}",
+        ),
         (
             strict and (plan.cores > 1 or gpu),
             "max_version_lag is 0, so workers and learner wait for each other instead of running at once",

@@ -22,7 +22,7 @@ from realm.wire.models import ModelReader
 from realm.wire.predict import checked_answer, reply_fields, request_fields
 from realm.wire.sockets import Server
 
-_LOOK_MS = 20
+_LOOK_S = 0.02
 """So often, and whenever something has arrived there, the actor looks beyond its lines."""
 
 
@@ -52,19 +52,19 @@ def run(job: Job) -> None:
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 
-    lines = Lines(server, request_fields(job.spec), answer_fields)
+    lines = Lines(server, [server, to_pool], request_fields(job.spec), answer_fields)
     server.expect(0)  # who asks for a line sends little
     try:
         link.ready([server, to_pool])
         looked_at, again = 0.0, True
         while True:
-            others = lines.receive([server, to_pool], 0 if again else _LOOK_MS)
+            others = lines.receive(0.0 if again else _LOOK_S)
             batch = take_batch(lines.waiting, models.version, app.predict_batch_size)
             if batch:
                 answer(batch)
             again = bool(batch and lines.waiting)  # more than a batch was there
             now = time.perf_counter()
-            if not others and now - looked_at < 1e-3 * _LOOK_MS:
+            if not others and now - looked_at < _LOOK_S:
                 continue
             looked_at = now
             link.tick()

@@ -12,6 +12,7 @@ that can be wrong with its arrays.
 from __future__ import annotations
 
 import secrets
+import selectors
 import socket
 import struct
 import sys
@@ -23,11 +24,12 @@ import numpy as np
 
 from realm.contract import Arrays, Fields, Version, check_arrays
 from realm.wire.codec import Message, WireError
-from realm.wire.sockets import READABLE, WRITABLE, Server, Socket, Traffic, poll
+from realm.wire.sockets import Server, Socket, Traffic
 
 _HEAD = struct.Struct("<4sIqqqqq")  # magic, rows, sequence number, epoch, update, env steps, size of the memory
 _MAGIC = b"RLN\x01"
 _KEY_BYTES = 16
+_READ = selectors.EVENT_READ
 _HELLO_S = 5.0
 WAIT_MS = 50
 """The caller's calls wait so long at most."""
@@ -136,11 +138,6 @@ class Line:
         """Whether a part of the last frame is still here."""
         return self._unsent is not None
 
-    @property
-    def events(self) -> int:
-        """What this end waits for."""
-        return READABLE | WRITABLE if self.unsent else READABLE
-
     def send(self, frame: Frame) -> None:
         """Send as much as goes now; `flush` sends the rest. The frame must not change until then. Raises LineLost."""
         self._unsent = frame.bytes
@@ -208,18 +205,22 @@ class Question(NamedTuple):
 class Lines:
     """The server's ends of all lines, and the door to them. `waiting`: the newest question of each caller."""
 
-    def __init__(self, server: Server, questions: Fields, answers: Fields) -> None:
-        """server: its codec's limit holds here, too, and it counts what is wrong."""
+    def __init__(self, server: Server, others: Sequence[Socket], questions: Fields, answers: Fields) -> None:
+        """server: its codec's limit holds here, too, and it counts what is wrong. others: end a wait, too."""
         self._server, self._questions, self._answers = server, Layout(questions), Layout(answers)
         self.waiting: dict[int, Question] = {}
         self._listener = _listen()
         self._invited: dict[bytes, int] = {}
         self._strangers: dict[int, tuple[socket.socket, float]] = {}
         self._lines: dict[int, tuple[int, Line]] = {}  # by file descriptor, as the strangers are
-        self._watched = {self._listener.fileno(): READABLE}
+        self._stuck: set[int] = set()  # those of lines that still have to send
+        self._selector = selectors.DefaultSelector()
+        for fd in (self._listener.fileno(), *(other.fileno() for other in others)):
+            self._selector.register(fd, _READ)
         self._frames: dict[int, Frame] = {}  # the last answer to each caller
 
     def close(self) -> None:
+        self._selector.close()
         self._listener.close()
         for stranger, _ in self._strangers.values():
             stranger.close()
@@ -233,18 +234,18 @@ class Lines:
         self._invited[key] = caller
         return {"address": _address_of(self._listener), "key": key.hex()}
 
-    def receive(self, others: Sequence[Socket], timeout_ms: int) -> bool:
-        """Wait until something arrives here or at `others`, at most `timeout_ms`, and take what is for here.
+    def receive(self, timeout_s: float) -> bool:
+        """Wait until something arrives here or at the others, at most so long, and take what is for here.
 
-        Returns whether something waits at the others.
+        Returns whether something may wait at the others.
         """
         elsewhere = False
-        for place in poll(self._watched, others, timeout_ms):
-            if place in self._lines:
-                self._hear(place)
-            elif place in self._strangers:
-                self._open(place)
-            elif place in self._watched:
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd in self._lines:
+                self._hear(key.fd)
+            elif key.fd in self._strangers:
+                self._open(key.fd)
+            elif key.fd == self._listener.fileno():
                 self._accept()
             else:
                 elsewhere = True
@@ -268,18 +269,25 @@ class Lines:
                 array[...] = arrays[name][row : row + frame.rows]
             frame.address(question.head.seq, *known)
             question.line.send(frame)
-            self._watched[question.line.fileno()] = question.line.events
+            self._watch(question.line)
         except LineLost:
             self._end(question.line)
         except WireError as error:
             self._reject(question.line, error)
+
+    def _watch(self, line: Line) -> None:
+        """Wait for room, too, as long as a part of the line's last answer is still here."""
+        fd = line.fileno()
+        if line.unsent != (fd in self._stuck):
+            self._stuck ^= {fd}
+            self._selector.modify(fd, _READ | selectors.EVENT_WRITE if line.unsent else _READ)
 
     def _hear(self, fd: int) -> None:
         caller, line = self._lines[fd]
         try:
             if line.unsent:
                 line.flush()
-                self._watched[fd] = line.events
+                self._watch(line)
             self.waiting.pop(caller, None)  # a newer question takes its place, and its memory
             received = line.receive()
             if received is not None:
@@ -296,7 +304,7 @@ class Lines:
         if len(self._strangers) >= _MOST_STRANGERS:
             self._turn_away(next(iter(self._strangers)))
         self._strangers[connection.fileno()] = connection, time.monotonic() + _HELLO_S
-        self._watched[connection.fileno()] = READABLE
+        self._selector.register(connection, _READ)
 
     def _open(self, fd: int) -> None:
         """Make a line of a connection that said a key; end one that said anything else."""
@@ -316,7 +324,7 @@ class Lines:
         self._lines[fd] = caller, Line(connection, self._questions, most, traffic)
 
     def _turn_away(self, fd: int) -> None:
-        del self._watched[fd]
+        self._selector.unregister(fd)
         self._strangers.pop(fd)[0].close()
 
     def _reject(self, line: Line, error: WireError) -> None:
@@ -325,7 +333,8 @@ class Lines:
         self._end(line)
 
     def _end(self, line: Line) -> None:
-        del self._watched[line.fileno()]
+        self._selector.unregister(line.fileno())
+        self._stuck.discard(line.fileno())
         caller, _ = self._lines.pop(line.fileno())
         self.waiting.pop(caller, None)
         self._frames.pop(caller, None)

@@ -33,7 +33,7 @@ _MOST_A_TURN = 256  # messages that a server takes before its owner does somethi
 _DOUBT_AFTER = 5  # handshakes in a row that the server broke off
 # plain numbers: one operation on zmq's flag enums takes longer than a whole ZeroMQ call
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+_READABLE = int(zmq.POLLIN)
 _WATCHED = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -103,6 +103,10 @@ class Socket:
     def fileno_socket(self) -> zmq.Socket[bytes]:
         return self._zmq
 
+    def fileno(self) -> int:
+        """Readable once something may be here. ZeroMQ does not say it again, so look now and then in any case."""
+        return int(self._zmq.FD)
+
     def close(self) -> None:
         self._end()
 
@@ -142,7 +146,7 @@ class Socket:
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message waits: takes a third of the time of a receive call that finds none."""
-    return bool(socket.getsockopt(zmq.EVENTS) & READABLE)  # type: ignore[operator]
+    return bool(socket.getsockopt(zmq.EVENTS) & _READABLE)  # type: ignore[operator]
 
 
 def _high_water_mark(max_bytes: int) -> int:
@@ -406,11 +410,4 @@ class Waker:
 
 def wait_any(sockets: Sequence[Socket | Waker], timeout_ms: int) -> None:
     """Sleep until one of the sockets has something to receive, at most `timeout_ms`."""
-    poll({}, sockets, timeout_ms)
-
-
-def poll(files: Mapping[int, int], sockets: Sequence[Socket | Waker], timeout_ms: int) -> list[Any]:
-    """Sleep until one of the sockets has something to receive, or one of the file descriptors is ready for what stands
-    beside it (READABLE, WRITABLE or both), at most `timeout_ms`. Returns these descriptors and ZeroMQ sockets."""
-    watched: list[tuple[Any, int]] = [(socket.fileno_socket(), READABLE) for socket in sockets]
-    return [place for place, _ in zmq.zmq_poll([*watched, *files.items()], timeout_ms)]
+    zmq.zmq_poll([(socket.fileno_socket(), _READABLE) for socket in sockets], timeout_ms)

@@ -261,6 +261,12 @@ class Fed:
     def fileno_socket(self) -> Any:
         return self._awake.fileno_socket()
 
+    def fileno(self) -> int:
+        """Always has something to read."""
+        there, here = os.pipe()
+        os.write(here, b".")
+        return there
+
 
 class Pool:
     """Stands for the model pool, which sends a model once."""
@@ -302,7 +308,7 @@ class FedJob:
 
     def client(self, role: str) -> Any:
         pool = Pool(self.weights)
-        pool.fileno_socket = self.fed.fileno_socket  # type: ignore[attr-defined]
+        pool.fileno_socket, pool.fileno = self.fed.fileno_socket, self.fed.fileno  # type: ignore[attr-defined]
         return pool
 
 
