@@ -1,7 +1,8 @@
 """The one place that imports numba.
 
-`jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy. Every kernel of the game uses it, and user
-code may. `copy_bytes` is memcpy for kernels.
+`jit` is `numba.njit(cache=True, nogil=True)` with its type kept for mypy, and without the entry for C, which nobody
+calls and which takes time to compile. Every kernel of the game uses it, and user code may. `copy_bytes` is memcpy for
+kernels.
 
 numba's cache notices changes in the kernel's own file only, not in a file from which it takes a constant or a kernel.
 So the cache folder is named after a hash of all source next to the kernel and next to every kernel imported before it:
@@ -37,7 +38,7 @@ def jit(function: F) -> F:
     if folder not in _folders:
         _folders.append(folder)
     settings.CACHE_DIR = cache_folder(tuple(sorted(_folders)))  # numba reads it in the next line
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    return cast(F, numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
 
 
 @functools.cache

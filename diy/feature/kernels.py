@@ -33,13 +33,18 @@ STEP_X = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 STEP_Z = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 
 
+# Kernels take arrays out of the tuples before their loops and give helpers only what they need, or numba compiles for
+# seconds.
+
+
 @jit
-def _target(s: State, e: int, action: int) -> tuple[int, int]:
-    """The cell (x, z) where an action of hero e leads: a walk to the next one, a flash to where it lands."""
+def _target(x: float, z: float, cx: int, cz: int, action: int) -> tuple[int, int]:
+    """The cell (x, z) where an action of a hero at (x, z) in cell (cx, cz) leads: a walk to the next one, a flash to
+    where it lands."""
     d = action % DIRECTIONS
     if action < DIRECTIONS:
-        return s.cell_x[e] + STEP_X[d], s.cell_z[e] + STEP_Z[d]
-    return int(np.floor((s.x[e] + FLASH_MOVE[d, 0]) / CELL)), int(np.floor((s.z[e] + FLASH_MOVE[d, 1]) / CELL))
+        return cx + STEP_X[d], cz + STEP_Z[d]
+    return int(np.floor((x + FLASH_MOVE[d, 0]) / CELL)), int(np.floor((z + FLASH_MOVE[d, 1]) / CELL))
 
 
 @jit
@@ -59,63 +64,65 @@ def write_small(
     hero; per direction (8) how far the road goes; flash ready, flash wait, buff left, buff wait, time gone, the last
     move (2).
     """
+    xs, zs, from_x, from_z, cell_x, cell_z = s.x, s.z, s.from_x, s.from_z, s.cell_x, s.cell_z
+    end, there, memory, used_flash, flash_wait = s.end, s.there, s.memory, s.used_flash, s.flash_wait
+    buff_left, buff_wait, steps, max_step, obstacle = s.buff_left, s.buff_wait, s.steps, s.max_step, w.obstacle
     for e in range(len(out)):
         row = out[e]
         row[:] = 0.0
-        cx, cz = s.cell_x[e], s.cell_z[e]
+        x, z, cx, cz = xs[e], zs[e], cell_x[e], cell_z[e]
         i = 0
         if position:
             row[cx // c.BIN_CELLS] = 1.0
             row[c.BINS + cz // c.BIN_CELLS] = 1.0
-            row[2 * c.BINS] = s.x[e] / EXTENT
-            row[2 * c.BINS + 1] = s.z[e] / EXTENT
+            row[2 * c.BINS] = x / EXTENT
+            row[2 * c.BINS + 1] = z / EXTENT
             i = POSITION_SIZE
-        row[i] = s.x[e] / CELL - cx
-        row[i + 1] = s.z[e] / CELL - cz
+        row[i] = x / CELL - cx
+        row[i + 1] = z / CELL - cz
         i += 2
-        ways = walk[table[s.end[e]]]
+        ways = walk[table[end[e]]]
         here = ways[cz, cx]
         for p in range(POINTS):
-            if s.there[e, p]:
+            if there[e, p]:
                 row[i + p] = 1.0
-            if p == s.end[e]:
+            if p == end[e]:
                 row[i + POINTS + p] = 1.0
             row[i + 2 * POINTS + p] = min(1.0, here[p] / c.FAR_CELLS)
         i += 3 * POINTS
         for a in range(ACTIONS):
-            x, z = _target(s, e, a)
+            to_x, to_z = _target(x, z, cx, cz, a)
             scale = 1.0 / (c.NEIGHBOUR_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
-            if w.obstacle[z + VIEW, x + VIEW]:
-                there = ways[z, x]
+            if obstacle[to_z + VIEW, to_x + VIEW]:
+                from_there = ways[to_z, to_x]
                 for p in range(POINTS):
-                    if s.there[e, p] or p == s.end[e]:
-                        row[i + p] = max(-1.0, min(1.0, (here[p] - there[p]) * scale))
+                    if there[e, p] or p == end[e]:
+                        row[i + p] = max(-1.0, min(1.0, (here[p] - from_there[p]) * scale))
             elif a < DIRECTIONS:
                 row[i : i + POINTS] = -1.0
             i += POINTS
         for dz in range(-c.CROP, c.CROP + 1):
             for dx in range(-c.CROP, c.CROP + 1):
-                row[i] = w.obstacle[cz + dz + VIEW, cx + dx + VIEW] / 255.0
-                row[i + c.CROP_CELLS] = s.memory[e, cz + dz + VIEW, cx + dx + VIEW] / 255.0
+                row[i] = obstacle[cz + dz + VIEW, cx + dx + VIEW] / 255.0
+                row[i + c.CROP_CELLS] = memory[e, cz + dz + VIEW, cx + dx + VIEW] / 255.0
                 i += 1
         i += c.CROP_CELLS
         for d in range(DIRECTIONS):
             length = 0
             while (
-                length < c.RAY
-                and w.obstacle[cz + VIEW + (length + 1) * STEP_Z[d], cx + VIEW + (length + 1) * STEP_X[d]]
+                length < c.RAY and obstacle[cz + VIEW + (length + 1) * STEP_Z[d], cx + VIEW + (length + 1) * STEP_X[d]]
             ):
                 length += 1
             row[i + d] = length / c.RAY
         i += DIRECTIONS
-        row[i] = 1.0 if s.flash_wait[e] == 0 else 0.0
-        row[i + 1] = s.flash_wait[e] / FLASH_COOLDOWN
-        row[i + 2] = s.buff_left[e] / BUFF_STEPS
-        row[i + 3] = s.buff_wait[e] / BUFF_RETURN
-        row[i + 4] = s.steps[e] / s.max_step[e]
-        if not s.used_flash[e]:
-            row[i + 5] = (s.x[e] - s.from_x[e]) / c.LAST_MOVE
-            row[i + 6] = (s.z[e] - s.from_z[e]) / c.LAST_MOVE
+        row[i] = 1.0 if flash_wait[e] == 0 else 0.0
+        row[i + 1] = flash_wait[e] / FLASH_COOLDOWN
+        row[i + 2] = buff_left[e] / BUFF_STEPS
+        row[i + 3] = buff_wait[e] / BUFF_RETURN
+        row[i + 4] = steps[e] / max_step[e]
+        if not used_flash[e]:
+            row[i + 5] = (x - from_x[e]) / c.LAST_MOVE
+            row[i + 6] = (z - from_z[e]) / c.LAST_MOVE
 
 
 @jit
@@ -133,23 +140,24 @@ def to_bfloat16(values: NDArray[np.float32], out: NDArray[np.int16]) -> None:
 def write_useful(s: State, w: World, out: NDArray[np.bool_]) -> None:
     """Which actions may be of use: all walks, and a flash that is ready where it lands on road (elsewhere it would be
     used up for nothing). out: bool [E, ACTIONS]."""
+    xs, zs, cell_x, cell_z, flash_wait, obstacle = s.x, s.z, s.cell_x, s.cell_z, s.flash_wait, w.obstacle
     for e in range(len(out)):
         out[e, :DIRECTIONS] = True
         for a in range(DIRECTIONS, ACTIONS):
-            x, z = _target(s, e, a)
-            out[e, a] = s.flash_wait[e] == 0 and w.obstacle[z + VIEW, x + VIEW] > 0
+            x, z = _target(xs[e], zs[e], cell_x[e], cell_z[e], a)
+            out[e, a] = flash_wait[e] == 0 and obstacle[z + VIEW, x + VIEW] > 0
 
 
 # ---- tours: how `Ways` has them is told in ways.py ----
 
 
 @jit
-def _treasures_left(s: State, e: int) -> int:
+def _treasures_left(there: NDArray[np.uint8], e: int, end: int) -> int:
     """As a set of stops."""
     left = 0
     for p in range(1, POINTS):
-        if s.there[e, p]:
-            left |= 1 << stop(p, s.end[e])
+        if there[e, p]:
+            left |= 1 << stop(p, end)
     return left
 
 
@@ -168,28 +176,30 @@ def write_tours(
     per point (16) how much longer the tour gets if that comes next, 1 if it is neither a treasure left nor, after the
     last one, the end; per action (16) how much shorter it gets where that leads; how long it is (1).
     """
+    xs, zs, cell_x, cell_z, ends, there, obstacle = s.x, s.z, s.cell_x, s.cell_z, s.end, s.there, w.obstacle
     after = np.empty(POINTS, np.float32)  # the tour from a point on that comes next
     for e in range(len(out)):
-        end, at, left = s.end[e], row[s.end[e]], _treasures_left(s, e)
+        x, z, cx, cz, end = xs[e], zs[e], cell_x[e], cell_z[e], ends[e]
+        at, left = row[end], _treasures_left(there, e, end)
         after[:] = np.inf
         if left == 0:
             after[end] = 0.0
         for p in range(1, POINTS):
-            if s.there[e, p]:
+            if there[e, p]:
                 k = stop(p, end)
                 after[p] = tour[at, k, without(left, k)]
-        ways = walk[at, s.cell_z[e], s.cell_x[e]] + after
+        ways = walk[at, cz, cx] + after
         here = ways.min()
         i = out.shape[1] - TOURS_SIZE
         for p in range(POINTS):
             out[e, i + p] = min(1.0, (ways[p] - here) / c.DETOUR_CELLS)
         i += POINTS
         for a in range(ACTIONS):
-            x, z = _target(s, e, a)
+            to_x, to_z = _target(x, z, cx, cz, a)
             scale = 1.0 / (c.NEIGHBOUR_CELLS if a < DIRECTIONS else c.FLASH_CELLS)
-            if w.obstacle[z + VIEW, x + VIEW]:
-                there = (walk[at, z, x] + after).min()
-                out[e, i + a] = max(-1.0, min(1.0, (here - there) * scale))
+            if obstacle[to_z + VIEW, to_x + VIEW]:
+                from_there = (walk[at, to_z, to_x] + after).min()
+                out[e, i + a] = max(-1.0, min(1.0, (here - from_there) * scale))
             else:
                 out[e, i + a] = -1.0 if a < DIRECTIONS else 0.0
         out[e, i + ACTIONS] = min(1.0, here / c.LONG_TOUR_CELLS)
@@ -208,15 +218,16 @@ def tour_to_go(
 ) -> None:
     """How many cells each hero still has to go over all treasures left to the end, in the best order: on foot, and
     where a flash is ready, with `share` of the weight on the same with one flash. Arrays as in `Ways`; out: f32 [E]."""
+    cell_x, cell_z, ends, there, flash_wait = s.cell_x, s.cell_z, s.end, s.there, s.flash_wait
     for e in range(len(out)):
-        end, at = s.end[e], row[s.end[e]]
-        here, flashed = walk[at, s.cell_z[e], s.cell_x[e]], with_flash[at, s.cell_z[e], s.cell_x[e]]
-        ready, left = s.flash_wait[e] == 0, _treasures_left(s, e)
+        end, cx, cz = ends[e], cell_x[e], cell_z[e]
+        at, left, ready = row[end], _treasures_left(there, e, end), flash_wait[e] == 0
+        here, flashed = walk[at, cz, cx], with_flash[at, cz, cx]
         on_foot, best = here[end], flashed[end]
         if left:
             on_foot = best = np.float32(np.inf)
         for p in range(1, POINTS):
-            if s.there[e, p]:
+            if there[e, p]:
                 k = stop(p, end)
                 rest = without(left, k)
                 on_foot = min(on_foot, here[p] + tour[at, k, rest])
@@ -228,10 +239,11 @@ def tour_to_go(
 @jit
 def nearest_to_go(s: State, w: World, out: NDArray[np.float32]) -> None:
     """How many cells it is from each hero to the nearest treasure left, or to the end when none is. out: f32 [E]."""
+    cell_x, cell_z, end, there, distance = s.cell_x, s.cell_z, s.end, s.there, w.distance
     for e in range(len(out)):
-        cx, cz = s.cell_x[e], s.cell_z[e]
+        cx, cz = cell_x[e], cell_z[e]
         least = np.int32(2**30)
         for p in range(1, POINTS):
-            if s.there[e, p]:
-                least = min(least, w.distance[p, cz, cx])
-        out[e] = least if s.there[e, 1:].any() else w.distance[s.end[e], cz, cx]
+            if there[e, p]:
+                least = min(least, distance[p, cz, cx])
+        out[e] = least if there[e, 1:].any() else distance[end[e], cz, cx]

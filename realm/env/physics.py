@@ -174,6 +174,9 @@ def make_state(num_envs: int) -> State:
     return State(**arrays)
 
 
+# The kernels take arrays out of the tuples before their loops and pass helpers only what they need: a tuple
+# of thirty arrays given to a function inside a loop costs more than the step itself, and seconds to compile.
+
 # ---- randomness ----
 
 
@@ -189,40 +192,6 @@ def _random_below(rng: NDArray[np.uint64], e: int, n: int) -> np.int64:
 
 
 # ---- reset ----
-
-
-@jit
-def _reset_one(s: State, w: World, episodes: Episodes, e: int) -> None:
-    turn = s.cursor[0]
-    s.cursor[0] = turn + 1
-    k = turn % len(episodes.start)
-    s.turn[e], s.layout[e] = turn, k
-    start, end = episodes.start[k], episodes.end[k]
-    s.start[e], s.end[e], s.max_step[e] = start, end, episodes.max_step[k]
-    s.total[e] = episodes.treasure_num[k]
-    if episodes.fixed[k]:
-        for i in range(POINTS):
-            s.planned[e, i] = episodes.treasures[k, i]
-    else:
-        _draw_treasures(s.planned, s.rng, e, start, end, episodes.treasure_num[k])
-    for i in range(POINTS):
-        s.there[e, i] = s.planned[e, i]
-    s.there[e, 0] = 1
-    s.x[e], s.z[e] = w.points[start, 0], w.points[start, 1]
-    s.from_x[e], s.from_z[e] = s.x[e], s.z[e]
-    s.cell_x[e], s.cell_z[e] = w.cells[start, 0], w.cells[start, 1]
-    s.steps[e] = s.treasures[e] = s.buffs[e] = s.flashes[e] = s.walls[e] = 0
-    s.buff_left[e] = s.buff_wait[e] = s.flash_wait[e] = 0
-    s.score[e] = 0.0
-    for row in range(PADDED):
-        for column in range(PADDED):
-            s.memory[e, row, column] = 0
-    s.memory[e, s.cell_z[e] + VIEW, s.cell_x[e] + VIEW] = VISIT
-    s.reward[e] = 0.0
-    s.terminated[e] = s.truncated[e] = False
-    s.fresh[e] = True
-    s.took_treasures[e] = 0
-    s.took_buff[e] = s.used_flash[e] = s.hit_wall[e] = False
 
 
 @jit
@@ -246,14 +215,48 @@ def _draw_treasures(
 @jit
 def reset(s: State, w: World, episodes: Episodes, which: NDArray[np.bool_]) -> None:
     """Start a new episode in each environment e with which[e]; bool [E]."""
+    cursor, turn, layout, planned, total, rng = s.cursor, s.turn, s.layout, s.planned, s.total, s.rng
+    starts, ends, max_step, there, memory = s.start, s.end, s.max_step, s.there, s.memory
+    x, z, from_x, from_z, cell_x, cell_z = s.x, s.z, s.from_x, s.from_z, s.cell_x, s.cell_z
+    steps, treasures, buffs, flashes, walls = s.steps, s.treasures, s.buffs, s.flashes, s.walls
+    buff_left, buff_wait, flash_wait, score = s.buff_left, s.buff_wait, s.flash_wait, s.score
+    reward, terminated, truncated, fresh = s.reward, s.terminated, s.truncated, s.fresh
+    took_treasures, took_buff, used_flash, hit_wall = s.took_treasures, s.took_buff, s.used_flash, s.hit_wall
+    points, cells, fixed, fixed_ids = w.points, w.cells, episodes.fixed, episodes.treasures
     for e in range(len(which)):
-        if which[e]:
-            _reset_one(s, w, episodes, e)
+        if not which[e]:
+            continue
+        k = cursor[0] % len(episodes.start)
+        turn[e], layout[e] = cursor[0], k
+        cursor[0] += 1
+        start, end, num = episodes.start[k], episodes.end[k], episodes.treasure_num[k]
+        starts[e], ends[e], max_step[e], total[e] = start, end, episodes.max_step[k], num
+        if fixed[k]:
+            for i in range(POINTS):
+                planned[e, i] = fixed_ids[k, i]
+        else:
+            _draw_treasures(planned, rng, e, start, end, num)
+        for i in range(POINTS):
+            there[e, i] = planned[e, i]
+        there[e, 0] = 1
+        x[e], z[e] = points[start, 0], points[start, 1]
+        from_x[e], from_z[e] = x[e], z[e]
+        cell_x[e], cell_z[e] = cells[start, 0], cells[start, 1]
+        steps[e] = treasures[e] = buffs[e] = flashes[e] = walls[e] = 0
+        buff_left[e] = buff_wait[e] = flash_wait[e] = 0
+        score[e] = 0.0
+        for row in range(PADDED):
+            for column in range(PADDED):
+                memory[e, row, column] = 0
+        memory[e, cell_z[e] + VIEW, cell_x[e] + VIEW] = VISIT
+        reward[e] = 0.0
+        terminated[e] = truncated[e] = False
+        fresh[e] = True
+        took_treasures[e] = 0
+        took_buff[e] = used_flash[e] = hit_wall[e] = False
 
 
 # ---- step ----
-# The kernels take arrays out of the tuples before their loops and pass helpers only what they need: a tuple
-# of thirty arrays given to a function inside a loop costs more than the step itself.
 
 
 @jit
@@ -386,9 +389,7 @@ def step(s: State, w: World, episodes: Episodes, actions: NDArray[np.int64]) -> 
     ignored and the next episode begins: reward 0, nothing over, `fresh`."""
     terminated, truncated, fresh = s.terminated, s.truncated, s.fresh
     for e in range(len(actions)):
-        if terminated[e] or truncated[e]:
-            _reset_one(s, w, episodes, e)
-        else:
-            fresh[e] = False
+        fresh[e] = terminated[e] or truncated[e]
+    reset(s, w, episodes, fresh)
     _move(s, w, actions)
     _count(s)
