@@ -48,8 +48,9 @@ def main() -> int:
     if end.updates < 1:
         failures.append("no update happened")
     losses = {name: value for name, value in end.metrics.items() if "loss" in name}
+    words = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
     if not all(math.isfinite(value) for value in losses.values()):
-        failures.append(f"losses are not finite numbers: {losses}")
+        failures.append(f"losses are not finite numbers: {words}")
     saved, skipped = checkpoint.load_newest(prepared.run_dir / "ckpt")
     if saved is None or skipped or saved.version != end.version:
         failures.append(f"the last version {end.version} has no valid checkpoint {skipped}")
@@ -62,7 +63,7 @@ def main() -> int:
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     if not failures:
-        print(f"ok: {end.updates} updates, {end.env_steps} env steps, losses {losses}")
+        print(f"ok: {end.updates} updates, {end.env_steps} env steps, {words}")
     return 1 if failures else 0
 
 

@@ -187,5 +187,7 @@ def test_what_a_role_may_see(environment):
     plan = make_plan(decide(AppConfig(), Machine(4, 0, False)).app, cores=4)
     for role, threads in (("learner", "3"), ("aisrv", "1"), ("buffer", "1"), ("evaluator", "1")):
         assert role_environment(role, plan)["OMP_NUM_THREADS"] == threads
+    # or they would look for kernels elsewhere than this process, which has compiled them while it tried the package
+    assert role_environment("aisrv", plan).get("NUMBA_CACHE_DIR") == os.environ.get("NUMBA_CACHE_DIR")
     assert role_environment("aisrv", plan)["CUDA_VISIBLE_DEVICES"] == ""
     assert role_environment("learner", plan).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -60,6 +60,12 @@ def test_a_run_has_a_name_and_a_path(log_dir: Path, monkeypatch: pytest.MonkeyPa
     assert chosen_model("first", "best", (), str(log_dir))[1] == log_dir / "first" / "best_ckpt"
     monkeypatch.chdir(log_dir)
     (log_dir / "folder").mkdir()
+    (log_dir / "elsewhere" / "first").mkdir(parents=True)  # a package of the run's name, as `realm init` writes it
+    monkeypatch.chdir(log_dir / "elsewhere")
+    assert chosen_model("first", "latest", (), str(log_dir))[1] == log_dir / "first" / "ckpt"
+    with pytest.raises(ConfigError, match=r"second: none of its models was evaluated, .*leave --id best out"):
+        chosen_model("second", "best", (), str(log_dir))
+    monkeypatch.chdir(log_dir)
     with pytest.raises(ConfigError, match="is not a run or inside one"):
         chosen_model("folder", "latest", (), str(log_dir))
 

@@ -87,6 +87,7 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     assert how.endswith(f" eval {run_dir} --id best")
     assert further.endswith(f" resume {run_dir}")
     assert resuming(run_dir, 1000, 1000).endswith(f" resume {run_dir} --set max_env_steps=2000")
+    assert resuming(run_dir, 2001, 1000).endswith(" max_env_steps=4000")  # the limit was lowered
 
 
 def test_what_is_printed_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

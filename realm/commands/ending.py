@@ -51,7 +51,10 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
 
 def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
     """The command that goes on with a run, and past the limit that has ended it. limit: max_env_steps."""
-    past = f" --set max_env_steps={2 * limit}" if limit and env_steps >= limit else ""
+    further = limit
+    while 0 < further <= env_steps:
+        further *= 2
+    past = f" --set max_env_steps={further}" if further > limit else ""
     return f"{called()} resume {shlex.quote(str(run_dir))}{past}"
 
 

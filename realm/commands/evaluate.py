@@ -24,6 +24,7 @@ from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError
 from realm.learn.evaluate import Predict, evaluate, load_player, table
 from realm.watch.progress import counting
+from realm.watch.status import named
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -100,7 +101,7 @@ def _print_statistics(evaluation: Evaluation) -> None:
         console.print(title, soft_wrap=True)
         view = Table("statistic", "mean", "± s.e.", "least", "greatest")
         for name, *numbers in table(statistics):
-            view.add_row(name, *(f"{number:,.2f}" for number in numbers))
+            view.add_row(named(name), *(f"{number:,.2f}" for number in numbers))
         console.print(view)
     write_json(evaluation, columns, {})
 

@@ -78,9 +78,14 @@ def chosen_model(
         folder = _newest_model(runs_folder(log_dir), number)
     elif _run_around(Path(model)):
         folder = Path(model)
-    else:  # the name of a run, perhaps with a folder in it
+    else:  # the name of a run, perhaps with a folder in it; a package of this name may be here, too
         name, *inner = Path(model).parts
-        folder = run_folder(name, log_dir).joinpath(*inner) if not Path(model).exists() else Path(model)
+        try:
+            folder = run_folder(name, log_dir).joinpath(*inner)
+        except ConfigError:
+            if not Path(model).exists():
+                raise
+            folder = Path(model)
     run_dir = _run_around(folder)
     if run_dir is None:
         raise ConfigError(f"{folder}: is not a run or inside one (neither it nor a folder above has a config.toml)")
@@ -89,6 +94,8 @@ def chosen_model(
         # the shipped model lies inside the package that plays it, and is no run
         refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))
     if number == "best":
+        if not any((run_dir / BEST_FOLDER).glob("model.ckpt-*")):
+            raise ConfigError(f"{run_dir}: none of its models was evaluated, so none is the best; leave --id best out")
         return config, run_dir / BEST_FOLDER, "latest"
     return config, checkpoints_of(folder), "latest" if number == "latest" else int(number)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from realm.config.plan import Plan
 from realm.roles.table import ROLES, holds_weights
@@ -25,7 +24,6 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",  # NumPy starts these threads at import, and the fork server must have none
         "NUMBA_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(Path(".cache/numba").absolute())),
     }
     if role == "learner":
         # waiting threads sleep (see realm/__init__.py), but a gradient step has a hundred barriers, and sleeping at

@@ -22,6 +22,7 @@ from realm.learn.best import BestModel, main_statistic
 from realm.learn.evaluate import evaluate, remembering
 from realm.user import calling, load_definition, load_hyper
 from realm.watch.outcome import BEST_FOLDER
+from realm.watch.status import named
 
 _MOST_ENVS = 128
 _SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
@@ -66,9 +67,9 @@ class Judge:
         except OSError as error:
             logger.warning("cannot write the evaluation of {}, the run goes on: {}", version, error)
         logger.info(
-            "version {} ({:,} env steps): {} {:.2f}, best {:.2f} ({}); {:.1f} s",
-            version, evaluation.env_steps, name, evaluation.score, evaluation.best, evaluation.best_version,
-            took["seconds"],
+            "update {:,} ({:,} env steps): {} {:.2f}, best {:.2f} of update {:,}; {:.1f} s",
+            version.update, evaluation.env_steps, named(name), evaluation.score, evaluation.best,
+            evaluation.best_version.update, took["seconds"],
         )  # fmt: skip
         return evaluation
 

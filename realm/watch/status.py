@@ -95,8 +95,9 @@ def update_name(epoch: int, update: int) -> str:
 
 
 def named(statistic: str) -> str:
-    """gymnasium calls the return `r`."""
-    return {"r": "return", "r_sampled": "return_sampled"}.get(statistic, statistic)
+    """gymnasium calls the return `r`, the length `l` and the seconds that an episode took `t`."""
+    words = {"r": "return", "r_sampled": "return_sampled", "l": "length", "t": "seconds"}
+    return words.get(statistic, statistic)
 
 
 def one_line(status: Status) -> str:
