@@ -38,7 +38,8 @@ def jit(function: F) -> F:
     if folder not in _folders:
         _folders.append(folder)
     settings.CACHE_DIR = cache_folder(tuple(sorted(_folders)))  # numba reads it in the next line
-    return cast(F, numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
+    options: Any = {"no_cfunc_wrapper": True}  # an option that numba's types do not know
+    return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
 
 
 @functools.cache

@@ -153,5 +153,5 @@ def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | 
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded() and kind in (None, spaces.Box):
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
     discrete, box = "Discrete, MultiDiscrete or MultiBinary", "a Box of one axis with finite bounds"
-    wanted = {spaces.Discrete: discrete, spaces.Box: box}.get(kind, f"{discrete}, or {box}")
+    wanted = f"{discrete}, or {box}" if kind is None else discrete if kind is spaces.Discrete else box
     raise ConfigError(f"the action space is {space}; it must be {wanted}")
