@@ -18,6 +18,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.config.keys import AppConfig
+from realm.roles.table import ROLES
 
 _SPARE = 300  # thousandths of all memory that a spare role counts as larger
 _SLOW_START_S = 30.0
@@ -89,7 +90,8 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
     if process is None:
         return
     if role.state != "ready":
-        if not role.named and now - role.started_at > _SLOW_START_S:
+        waited_for = not ROLES[role.name].optional  # an optional one is slow by intent: it has the lowest priority
+        if waited_for and not role.named and now - role.started_at > _SLOW_START_S:
             role.named = True
             logger.warning("{} is not ready after {:.0f} s, it still starts ({})", role.label, _SLOW_START_S, log)
         return

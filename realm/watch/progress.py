@@ -98,7 +98,9 @@ def measuring(label: str) -> Iterator[Callable[[float], None]]:
         def show(share: float) -> None:
             progress.update(task, completed=share)
             if not terminal and share > 0 and line.due():
-                left = (time.monotonic() - begin) * (1 - share) / share
-                print(f"{label}: {share:.0%}, {left:,.0f} s left", file=sys.stderr, flush=True)
+                took = time.monotonic() - begin
+                # at first it compiles, which says nothing about the rest
+                left = f"{took * (1 - share) / share:,.0f} s left" if share > 0.1 else "time left not known yet"
+                print(f"{label}: {share:.0%}, {left}", file=sys.stderr, flush=True)
 
         yield show

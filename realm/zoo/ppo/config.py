@@ -10,11 +10,11 @@ from realm.algorithms.settings import Settings
 class Config(Settings):
     table: ClassVar[str] = "ppo"
     hidden: int = 64  # width of the two hidden layers of actor and critic
-    chunk_length: int = 32
-    gamma_start: float = 0.98
-    gamma_end: float = 0.98
-    entropy_start: float = 0.0
+    chunk_length: int = 128
+    gamma_start: float = 0.999
+    gamma_end: float = 0.999
+    lam: float = 0.95
     lr_start: float = 1e-3
     total_env_steps: int = 200_000
-    epochs: int = 20
-    minibatch_size: int = 256
+    epochs: int = 10
+    minibatch_size: int = 128
