@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -322,30 +321,6 @@ def test_a_restored_agent_learns_and_explores_on_to_the_bit(make: Any, discrete:
     assert (actions[0] == actions[1]).all()
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(("make", "config"), [(TD3Agent, TD3Config), (SACAgent, SACConfig)])
-def test_two_threads_learn_at_the_same_time_and_the_same_as_one(make: Any, config: Any) -> None:
-    rows, learned, both = batch(False), [], threading.Barrier(2, timeout=60)
-    before = torch.get_num_threads()
-
-    def meet(*_: object) -> None:
-        if torch.is_grad_enabled():
-            both.wait()  # one after the other would never come to an end
-
-    for threads in (1, 2):
-        agent = make(spec(False), config(hidden=8, minibatch_size=8), "cpu", 1)
-        if threads == 2:
-            for net in agent.model.critic_nets:
-                net.register_forward_pre_hook(meet)
-        torch.set_num_threads(threads)
-        try:
-            agent.learn(rows, INFO)
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(before)
-        learned.append(agent.model)
-    near(*learned)
 
 
 def saved(agent: Any) -> Any:

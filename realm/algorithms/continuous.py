@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from realm.algorithms.adam import Adam
 from realm.algorithms.networks import Obs
 from realm.algorithms.rows import Rows
-from realm.algorithms.threads import TwoThreads
 from realm.contract import ActionSpec, Array
 
 Metrics = dict[str, Tensor]  # f32 [] each
@@ -43,29 +41,24 @@ def both_values(network: ActorCritics, obs: Obs, action: Tensor) -> Tensor:
 
 
 class TwinCritics:
-    """Trains the two critics of a network, at the same time where there are two threads."""
+    """Trains the two critics of a network."""
 
-    def __init__(self, network: ActorCritics, lr: float, threads: TwoThreads) -> None:
-        self._network, self._lr, self._threads = network, lr, threads
+    def __init__(self, network: ActorCritics, lr: float) -> None:
+        self._network, self._lr = network, lr
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
 
-    def step(self, minibatches: Sequence[Rows], goals: Sequence[Tensor]) -> list[Metrics]:
-        """A gradient step of both on each minibatch, towards its goal f32 [n]. Returns the metrics of all steps."""
-
-        def of(number: int) -> list[Metrics]:
-            return [self._step(number, rows, goal) for rows, goal in zip(minibatches, goals, strict=True)]
-
-        first, second = self._threads.both(lambda: of(0), lambda: of(1))
-        return [*first, *second]
-
-    def _step(self, number: int, rows: Rows, goal: Tensor) -> Metrics:
-        value = self._network.critic(number, rows.obs, rows.action)
-        error = value.detach() - goal
-        adam = self._adams[number]
-        adam.zero_grad()
-        value.backward(2 / len(error) * error)  # type: ignore[no-untyped-call]  # of the mean squared error
-        adam.step(self._lr)
-        return {"critic_loss": error.square().mean(), "value": value.detach().mean()}
+    def step(self, rows: Rows, goal: Tensor) -> Metrics:
+        """A gradient step of each towards goal f32 [n]."""
+        errors, values = [], []
+        for number, adam in enumerate(self._adams):
+            value = self._network.critic(number, rows.obs, rows.action)
+            error = value.detach() - goal
+            adam.zero_grad()
+            value.backward(2 / len(error) * error)  # type: ignore[no-untyped-call]  # of the mean squared error
+            adam.step(self._lr)
+            errors.append(error)
+            values.append(value.detach())
+        return {"critic_loss": torch.stack(errors).square().mean(1).sum(), "value": torch.stack(values).mean()}
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [adam.state_dict() for adam in self._adams]
@@ -73,30 +66,6 @@ class TwinCritics:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         for adam, saved in zip(self._adams, state, strict=True):
             adam.load_state_dict(saved)
-
-
-def policy_gradient(
-    sums: Callable[[slice], Metrics], parameters: Sequence[nn.Parameter], count: int, threads: TwoThreads
-) -> Metrics:
-    """Give the policy's parameters the gradient of the metric `actor_loss` over `count` rows, half of them in a thread.
-
-    sums: metrics f32 [] of some rows, which add up to those of all. Returns these. No other parameters get a gradient:
-    a third of the step would go into the critics'.
-    """
-
-    def of(part: slice) -> tuple[tuple[Tensor, ...], Metrics]:
-        metrics = sums(part)
-        gradient = torch.autograd.grad(metrics["actor_loss"], parameters)
-        return gradient, {name: value.detach() for name, value in metrics.items()}
-
-    found = threads.halves(of, count)
-    gradient, metrics = found[0]
-    for more, others in found[1:]:
-        torch._foreach_add_(gradient, more)
-        metrics = {name: value + others[name] for name, value in metrics.items()}
-    for parameter, value in zip(parameters, gradient, strict=True):
-        parameter.grad = value
-    return metrics
 
 
 class Scale:

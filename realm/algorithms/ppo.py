@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
-from contextlib import nullcontext
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +26,13 @@ from realm import returns
 from realm.algorithms.adam import Adam
 from realm.algorithms.choose import choose
 from realm.algorithms.settings import Settings
-from realm.algorithms.threads import TwoThreads
 from realm.contract import Array, Arrays, Chunk, Learned
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see PPO.tensor
 
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough for the cache
 
+Answer = TypeVar("Answer")
 Obs = dict[str, Tensor]  # name -> [n, ...]
 Metrics = dict[str, Tensor]  # of a gradient step; f32 [] each, or f32 [n], which `PPO._of_all` reduces
 
@@ -98,6 +98,15 @@ class Loss:
     metrics: Metrics
 
 
+class SameThread(Executor):
+    """An executor without a thread: it does the work at once."""
+
+    def submit(self, work: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
+        done: Future[Answer] = Future()
+        done.set_result(work(*args, **kwargs))
+        return done
+
+
 class PPO:
     """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
@@ -108,7 +117,7 @@ class PPO:
         for name, parameter in network.named_parameters():
             parts[name.startswith("critic") and not settings.shared_trunk].append(parameter)
         self.optimizers = [Adam(part, settings.adam_eps) for part in parts.values() if part]
-        self.threads = TwoThreads()  # policy and critic share no weights: neither waits for the other
+        self.second: Executor = SameThread()  # a second thread within `two_threads`
         self.env_steps = 0  # valid rows learned from, each counted once however many epochs
         self.updates = 0  # the version of the weights, within an epoch
         self.moved_on = False  # the weights are no longer those that went out as this version
@@ -154,7 +163,7 @@ class PPO:
         """
         settings, now = self.settings, self.schedule()
         steps: list[Metrics | None] = []
-        with nullcontext() if settings.shared_trunk else self.threads.open(self.device):
+        with self.two_threads():
             rows = self.rows(batch, now, older=self.moved_on or bool((batch.version[..., 1] != self.updates).any()))
             count = len(rows.index)
             minibatches = self._minibatches(rows)
@@ -166,7 +175,7 @@ class PPO:
                         steps.append(self._joint_step(minibatch, now))
                         continue
                     # they share no weights: the critic makes its steps in another thread, and neither waits
-                    critic = self.threads.submit(self._critic_step, minibatch, now)
+                    critic = self.second.submit(self._critic_step, minibatch, now)
                     loss = policy_loss(minibatch, self.network.actor(minibatch.obs), settings, now.entropy_coef)
                     pending.append((self._descend(self.optimizers[0], loss, now.lr), critic))
                 steps += [_of_both(policy, critic.result()) for policy, critic in pending]
@@ -209,9 +218,9 @@ class PPO:
         epochs = range(self.settings.epochs)
         orders = [torch.randperm(count, generator=self.generator).to(self.device) for _ in epochs]
         parts = [part for order in orders for part in order.tensor_split(self._of_a_pass(count))]
-        ahead = self.threads.submit(rows.at, parts[0])
+        ahead = self.second.submit(rows.at, parts[0])
         for part in parts[1:]:
-            minibatch, ahead = ahead.result(), self.threads.submit(rows.at, part)
+            minibatch, ahead = ahead.result(), self.second.submit(rows.at, part)
             yield minibatch
         yield ahead.result()
 
@@ -248,6 +257,30 @@ class PPO:
         optimizer.step(lr, (grad_norm / self.settings.max_grad_norm).clamp(min=1.0))
         return {"loss": value, **loss.metrics, "grad_norm": grad_norm}
 
+    def side_by_side(self, of_policy: Callable[[], Answer], of_critic: Callable[[], Answer]) -> tuple[Answer, Answer]:
+        """Call both, at the same time within `two_threads`, and return both results."""
+        critic = self.second.submit(of_critic)
+        return of_policy(), critic.result()
+
+    @contextmanager
+    def two_threads(self) -> Iterator[None]:
+        """Give the critic a thread of its own, and each of the two threads half of torch's threads, if torch has two.
+
+        Policy and critic share no weights, so neither waits for the other. OpenMP's threads, which split each
+        operation, would meet a hundred times in a gradient step.
+        """
+        threads = torch.get_num_threads()
+        if threads == 1 or self.settings.shared_trunk or self.device.type != "cpu":
+            yield
+            return
+        torch.set_num_threads(threads - threads // 2)
+        try:
+            with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self.second:
+                yield
+        finally:
+            self.second = SameThread()
+            torch.set_num_threads(threads)
+
     # ---- from a batch to rows ----
 
     @torch.no_grad()
@@ -260,7 +293,7 @@ class PPO:
         of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
         older = older and (settings.decoupled or settings.advantage == "vtrace")
         if older:
-            logits, value = self.threads.both(
+            logits, value = self.side_by_side(
                 lambda: self.forward(obs, network.actor), lambda: self.forward(of_critic, network.critic)
             )
         else:
@@ -305,7 +338,7 @@ class PPO:
         """`forward`, half of the chunks in each thread."""
         half = len(next(iter(obs.values()))) // 2
         head, tail = ({name: x[part] for name, x in obs.items()} for part in (slice(half), slice(half, None)))
-        return torch.cat(self.threads.both(lambda: self.forward(head, net), lambda: self.forward(tail, net)))
+        return torch.cat(self.side_by_side(lambda: self.forward(head, net), lambda: self.forward(tail, net)))
 
     def tensor(self, array: Array) -> Tensor:
         """The array on the device. On a CPU it is not copied, even if it is read-only: nobody writes into it."""

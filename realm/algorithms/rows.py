@@ -47,11 +47,10 @@ class Means:
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = {}
 
-    def add(self, *steps: dict[str, Tensor]) -> None:
-        """The metrics of some steps, name -> f32 [] each."""
-        for metrics in steps:
-            for name, value in metrics.items():
-                self._values.setdefault(name, []).append(value)
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        """metrics: name -> f32 []."""
+        for name, value in metrics.items():
+            self._values.setdefault(name, []).append(value)
 
     def result(self) -> dict[str, float]:
         return {name: float(torch.stack(values).mean()) for name, values in self._values.items()}

@@ -20,13 +20,11 @@ from realm.algorithms.continuous import (
     Scale,
     TwinCritics,
     both_values,
-    policy_gradient,
     uniform_at_first,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import SACSettings
-from realm.algorithms.threads import TwoThreads
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
 LOG_STD_LEAST, LOG_STD_GREATEST = -5.0, 2.0
@@ -67,8 +65,7 @@ class SAC:
         self.log_temperature = nn.Parameter(torch.tensor(math.log(settings.temperature or 1.0), device=device))
         self.entropy_target = settings.entropy_target or -float(len(action.low))
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.threads = TwoThreads()
-        self.critics = TwinCritics(network, settings.lr, self.threads)
+        self.critics = TwinCritics(network, settings.lr)
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
         self.weights = list(network.critic_nets.parameters())
         self.target_weights = list(self.target.critic_nets.parameters())
@@ -95,43 +92,32 @@ class SAC:
         means = Means()
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
-        with self.threads.open(self.device):
-            for part in rows.parts(self.settings.minibatch_size):
-                minibatch = rows.at(part)
-                means.add(*self.critics.step([minibatch], [self.goals(minibatch, noise[0, part])]))
-                means.add(self.step_actor(minibatch.obs, noise[1, part]))
-                follow(self.target_weights, self.weights, self.settings.tau)
+        for part in rows.parts(self.settings.minibatch_size):
+            minibatch = rows.at(part)
+            means.add(self.critics.step(minibatch, self.goals(minibatch, noise[0, part])))
+            means.add(self.step_actor(minibatch.obs, noise[1, part]))
+            follow(self.target_weights, self.weights, self.settings.tau)
         return means.result(), None
 
+    @torch.no_grad()
     def goals(self, rows: Rows, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
-
-        @torch.no_grad()  # it holds for one thread only
-        def of(part: slice) -> Tensor:
-            some = rows.at(part)
-            action, log_density = squashed(self.network.actor(some.next_obs), noise[part])
-            values = both_values(self.target, some.next_obs, action)
-            return targets(some.reward, some.discount, values, log_density, self.log_temperature.exp())
-
-        return torch.cat(self.threads.halves(of, len(noise)))
+        action, log_density = squashed(self.network.actor(rows.next_obs), noise)
+        values = both_values(self.target, rows.next_obs, action)
+        return targets(rows.reward, rows.discount, values, log_density, self.log_temperature.exp())
 
     def step_actor(self, obs: Obs, noise: Tensor) -> Metrics:
         """One gradient step of the actor, eq. 7 and 9 of the paper, and of the temperature, eq. 18."""
-        temperature, count = self.log_temperature.exp().detach(), len(noise)
-
-        def sums(part: slice) -> Metrics:
-            some = {name: x[part] for name, x in obs.items()}
-            action, log_density = squashed(self.network.actor(some), noise[part])
-            values = both_values(self.network, some, action)
-            loss = temperature * log_density - torch.minimum(values[0], values[1])
-            return {"actor_loss": loss.sum() / count, "entropy": log_density.sum() / -count}
-
-        metrics = policy_gradient(sums, self.actor_adam.parameters, count, self.threads)
-        self.actor_adam.step(self.settings.lr)
+        temperature = self.log_temperature.exp().detach()
+        action, log_density = squashed(self.network.actor(obs), noise)
+        values = both_values(self.network, obs, action)
+        loss = (temperature * log_density - torch.minimum(values[0], values[1])).mean()
+        self.actor_adam.descend(loss, self.settings.lr)
+        entropy = -log_density.detach().mean()
         if not self.settings.temperature:
-            self.log_temperature.grad = metrics["entropy"] - self.entropy_target
+            self.log_temperature.grad = entropy - self.entropy_target
             self.temperature_adam.step(self.settings.lr)
-        return {**metrics, "temperature": temperature}
+        return {"actor_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""

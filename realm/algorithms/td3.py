@@ -18,13 +18,11 @@ from realm.algorithms.continuous import (
     Scale,
     TwinCritics,
     both_values,
-    policy_gradient,
     uniform_at_first,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Means, Rows, to_rows
 from realm.algorithms.settings import TD3Settings
-from realm.algorithms.threads import TwoThreads
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
 
@@ -52,8 +50,7 @@ class TD3:
         self.target = frozen_copy(network)
         self.weights, self.target_weights = _weights(network), _weights(self.target)
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.threads = TwoThreads()
-        self.critics = TwinCritics(network, settings.lr, self.threads)
+        self.critics = TwinCritics(network, settings.lr)
         self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
         self.steps = 0  # gradient steps of the critics
 
@@ -79,46 +76,33 @@ class TD3:
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn(rows.action.shape, generator=self.generator).to(self.device)
         end = 0
-        with self.threads.open(self.device):
-            while end < len(noise):
-                # the targets stay as they are until the policy's next step: one pass over all rows until then
-                begin, end = end, end + own.minibatch_size * (own.policy_delay - self.steps % own.policy_delay)
-                ahead = rows.at(slice(begin, end))
-                goal = self.goals(ahead, noise[begin:end])
-                parts = list(ahead.parts(own.minibatch_size))
-                minibatches = [ahead.at(part) for part in parts]
-                means.add(*self.critics.step(minibatches, [goal[part] for part in parts]))
-                self.steps += len(parts)
+        while end < len(noise):
+            # the targets stay as they are until the actor's next step: one pass over all rows until then
+            begin, end = end, end + own.minibatch_size * (own.policy_delay - self.steps % own.policy_delay)
+            ahead = rows.at(slice(begin, end))
+            goal = self.goals(ahead, noise[begin:end])
+            for part in ahead.parts(own.minibatch_size):
+                minibatch = ahead.at(part)
+                means.add(self.critics.step(minibatch, goal[part]))
+                self.steps += 1
                 if self.steps % own.policy_delay == 0:
-                    means.add(self.step_actor(minibatches[-1].obs))
+                    means.add(self.step_actor(minibatch.obs))
         return means.result(), None
 
+    @torch.no_grad()
     def goals(self, rows: Rows, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal."""
         own = self.settings
-
-        @torch.no_grad()  # it holds for one thread only
-        def of(part: slice) -> Tensor:
-            some = rows.at(part)
-            policy = self.target.actor(some.next_obs)
-            action = smoothed(policy, noise[part], own.target_noise, own.target_noise_clip)
-            return targets(some.reward, some.discount, both_values(self.target, some.next_obs, action))
-
-        return torch.cat(self.threads.halves(of, len(noise)))
+        next_action = smoothed(self.target.actor(rows.next_obs), noise, own.target_noise, own.target_noise_clip)
+        return targets(rows.reward, rows.discount, both_values(self.target, rows.next_obs, next_action))
 
     def step_actor(self, obs: Obs) -> Metrics:
-        """One gradient step of the policy up the first critic, then the targets follow. The deterministic policy
+        """One gradient step of the actor up the first critic, then the targets follow. The deterministic policy
         gradient, as in algorithm 1 of the paper."""
-        count = len(next(iter(obs.values())))
-
-        def sums(part: slice) -> Metrics:
-            some = {name: x[part] for name, x in obs.items()}
-            return {"actor_loss": self.network.critic(0, some, self.network.actor(some)).sum() / -count}
-
-        metrics = policy_gradient(sums, self.actor_adam.parameters, count, self.threads)
-        self.actor_adam.step(self.settings.lr)
+        loss = -self.network.critic(0, obs, self.network.actor(obs)).mean()
+        self.actor_adam.descend(loss, self.settings.lr)
         follow(self.target_weights, self.weights, self.settings.tau)
-        return metrics
+        return {"actor_loss": loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""

@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=20_000, help="of each run, at most 100,000")
     parser.add_argument("--from-step", type=int, default=2000, help="where the clock begins")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of torch, one after the other")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of torch, such as 1 2: each in turn")
     parser.add_argument("--cleanrl", type=Path, help="CleanRL's script; without it there are two")
     parser.add_argument("--only", choices=["realm", "sb3", "cleanrl"], help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
