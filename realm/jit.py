@@ -34,11 +34,22 @@ _folders: list[Path] = []  # of the kernels imported so far, in import order
 def jit(function: F) -> F:
     """Compile `function` at its first call and cache the machine code. Without fastmath, so results are exact; without
     the GIL, so other threads run meanwhile."""
+    return _compiled(function, no_cpython_wrapper=False)
+
+
+def jit_helper(function: F) -> F:
+    """`jit` for what kernels alone call: without the entry for Python, which often takes longer to compile than the
+    rest."""
+    return _compiled(function, no_cpython_wrapper=True)
+
+
+def _compiled(function: F, no_cpython_wrapper: bool) -> F:
     folder = Path(function.__code__.co_filename).resolve().parent
     if folder not in _folders:
         _folders.append(folder)
     settings.CACHE_DIR = cache_folder(tuple(sorted(_folders)))  # numba reads it in the next line
-    options: Any = {"no_cfunc_wrapper": True}  # an option that numba's types do not know
+    # options that numba's types do not know
+    options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": no_cpython_wrapper}
     return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
 
 

@@ -23,7 +23,7 @@ from realm.env.physics import (
     State,
     World,
 )
-from realm.jit import jit
+from realm.jit import jit, jit_helper
 
 POSITION_SIZE = 2 * c.BINS + 2
 SMALL_SIZE = POSITION_SIZE + 2 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + DIRECTIONS + 7
@@ -37,7 +37,7 @@ STEP_Z = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 # seconds.
 
 
-@jit
+@jit_helper
 def _target(x: float, z: float, cx: int, cz: int, action: int) -> tuple[int, int]:
     """The cell (x, z) where an action of a hero at (x, z) in cell (cx, cz) leads: a walk to the next one, a flash to
     where it lands."""
@@ -151,7 +151,7 @@ def write_useful(s: State, w: World, out: NDArray[np.bool_]) -> None:
 # ---- tours: how `Ways` has them is told in ways.py ----
 
 
-@jit
+@jit_helper
 def _treasures_left(there: NDArray[np.uint8], e: int, end: int) -> int:
     """As a set of stops."""
     left = 0

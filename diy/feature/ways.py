@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from realm.env.map import CELL, POINTS, SIZE, Map
 from realm.env.physics import FLASH_MOVE, FRAMES_PER_STEP, TRIGGER_RADIUS, WALK_FRAME
-from realm.jit import jit
+from realm.jit import jit, jit_helper
 
 FAR = np.float32(1e4)  # where no way leads
 STOPS = POINTS - 2
@@ -47,7 +47,7 @@ def make_ways(map_: Map, ends: Iterable[int]) -> Ways:
     fields = np.empty((2, len(known), SIZE, SIZE, POINTS), np.float32)
     tours = np.empty((2, len(known), STOPS, SETS), np.float32)
     at_points = (slice(None), map_.cells[:, 1], map_.cells[:, 0])
-    everywhere = _lengths(map_, map_.road)
+    everywhere = _lengths(map_, map_.road.copy())  # numba compiles for a read-only array apart
     for end in known:
         lengths = _lengths(map_, map_.road & ~_disc(map_, end))
         # the end's own disc is entered; and where it bars the only way, one leads over it all the same
@@ -114,13 +114,13 @@ def _spread(road: NDArray[np.uint8], through: NDArray[np.uint8], length: NDArray
                     changed = True
 
 
-@jit
+@jit_helper
 def stop(point: int, end: int) -> int:
     """The number of a point among the stops."""
     return point - 1 - (point > end)
 
 
-@jit
+@jit_helper
 def without(stops: int, k: int) -> int:
     """A set of stops with the bit of stop k left out: those above it move down by one."""
     below = (1 << k) - 1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from realm.env.map import CELL, POINTS, SIZE, Map
 from realm.env.options import Episode
-from realm.jit import jit
+from realm.jit import jit, jit_helper
 
 # ---- the numbers of the game ----
 
@@ -180,7 +180,7 @@ def make_state(num_envs: int) -> State:
 # ---- randomness ----
 
 
-@jit
+@jit_helper
 def _random_below(rng: NDArray[np.uint64], e: int, n: int) -> np.int64:
     """The next number 0..n-1 of environment e's splitmix64 generator."""
     rng[e] += np.uint64(0x9E3779B97F4A7C15)
@@ -194,7 +194,7 @@ def _random_below(rng: NDArray[np.uint64], e: int, n: int) -> np.int64:
 # ---- reset ----
 
 
-@jit
+@jit_helper
 def _draw_treasures(
     planned: NDArray[np.uint8], rng: NDArray[np.uint64], e: int, start: int, end: int, num: int
 ) -> None:
@@ -259,19 +259,19 @@ def reset(s: State, w: World, episodes: Episodes, which: NDArray[np.bool_]) -> N
 # ---- step ----
 
 
-@jit
+@jit_helper
 def _cell(v: float) -> int:
     """The cell of a coordinate."""
     return int(np.floor(v / CELL))
 
 
-@jit
+@jit_helper
 def _within_reach(points: NDArray[np.float64], i: int, x: float, z: float) -> bool:
     dx, dz = x - points[i, 0], z - points[i, 1]
     return bool(dx * dx + dz * dz <= TRIGGER_RADIUS * TRIGGER_RADIUS)
 
 
-@jit
+@jit_helper
 def _take(
     there: NDArray[np.uint8], e: int, end: int, near: int, points: NDArray[np.float64], x: float, z: float
 ) -> tuple[int, bool, bool]:
@@ -293,7 +293,7 @@ def _take(
     return treasures, buff, at_end
 
 
-@jit
+@jit_helper
 def _move(s: State, w: World, actions: NDArray[np.int64]) -> None:
     """Move the heroes and let them take what they pass: fills the position, `there` and the last step's
     flags."""
@@ -344,7 +344,7 @@ def _move(s: State, w: World, actions: NDArray[np.int64]) -> None:
         hit_wall[e] = not at_end and moved_x * moved_x + moved_z * moved_z < least * least
 
 
-@jit
+@jit_helper
 def _count(s: State) -> None:
     """Carry the last step's flags into counters, timers, memory map and score."""
     fresh, terminated, truncated, steps, max_step = s.fresh, s.terminated, s.truncated, s.steps, s.max_step
