@@ -14,6 +14,7 @@ class Config(Settings):
     gamma_start: float = 0.99
     gamma_end: float = 0.99
     lam: float = 0.95
+    entropy_start: float = 0.0
     lr_start: float = 1e-3
     total_env_steps: int = 200_000
     epochs: int = 10
