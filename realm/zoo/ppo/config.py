@@ -11,9 +11,10 @@ class Config(Settings):
     table: ClassVar[str] = "ppo"
     hidden: int = 64  # width of the two hidden layers of actor and critic
     chunk_length: int = 128
-    gamma_start: float = 0.999
-    gamma_end: float = 0.999
+    gamma_start: float = 0.99
+    gamma_end: float = 0.99
     lam: float = 0.95
+    entropy_start: float = 0.0
     lr_start: float = 1e-3
     total_env_steps: int = 200_000
     epochs: int = 10
