@@ -90,7 +90,7 @@ def test_a_hangup_ends_one_process_with_a_checkpoint(tmp_path):
         run.process.send_signal(signal.SIGHUP)  # of the shell: no second wish
         assert run.finish() == 0, run.text()
         assert run.file()["cause"] == "SIGHUP received"
-        last = int(re.findall(r"model of update ([\d,]+)", run.text())[-1].replace(",", ""))
+        last = int(re.findall(r"newest model +update ([\d,]+)", run.text())[-1].replace(",", ""))
         assert run.checkpoints()[-1] == (1, last)
 
 
