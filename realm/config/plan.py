@@ -30,7 +30,7 @@ _REPLAY_STEPS = 1_000_000  # the replay memory of the papers on TD3, SAC and DQN
 _REPLAY_SHARE = 0.5  # of the memory, at most
 _FIRST_STEPS = 1000  # env steps before the first draw from a replay memory
 _ACTOR_ENVS = 64  # environments in a question: below that the way to the actor takes more than a tenth of all CPU time
-_ACTOR_ON_CPU = f"without a GPU an actor costs less than a tenth only for one worker with {_ACTOR_ENVS} environments"
+_ACTOR_ON_CPU = f"without a GPU an actor costs no more than a tenth only for one worker with {_ACTOR_ENVS} environments"
 
 
 @dataclass(frozen=True)
