@@ -22,6 +22,7 @@ from realm.roles.table import ROLES
 
 _SPARE = 300  # thousandths of all memory that a spare role counts as larger
 _SLOW_START_S = 30.0
+_OPTIONAL_S = 60.0  # an evaluator compiles its kernels with the lowest priority, on cores that are full
 _MOST_PAUSE_S = 30.0
 _QUIET_REPORTS = 30  # missing reports before a role is named
 _QUIET_UPDATES = 5  # the same in updates: a role may wait for one, and the learner reports between two
@@ -99,6 +100,8 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
     limit = max(_QUIET_REPORTS * app.report_interval_s, _QUIET_UPDATES * (update_s or 0.0))
     if update_s is None and role.name == "learner":
         limit = max(limit, app.start_timeout_s)  # the first update compiles, and nobody knows how long one takes
+    if ROLES[role.name].optional:
+        limit = max(limit, _OPTIONAL_S)
     if quiet > _KILLED_AFTER * limit:
         role.cause = role.cause or f"silent for {quiet:.0f} s, so it was killed"
         kill(process)
