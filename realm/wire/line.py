@@ -213,7 +213,6 @@ class Lines:
         self._invited: dict[bytes, int] = {}
         self._strangers: dict[int, tuple[socket.socket, float]] = {}
         self._lines: dict[int, tuple[int, Line]] = {}  # by file descriptor, as the strangers are
-        self._stuck: set[int] = set()  # those of lines that still have to send
         self._selector = selectors.DefaultSelector()
         for fd in (self._listener.fileno(), *(other.fileno() for other in others)):
             self._selector.register(fd, _READ)
@@ -277,10 +276,9 @@ class Lines:
 
     def _watch(self, line: Line) -> None:
         """Wait for room, too, as long as a part of the line's last answer is still here."""
-        fd = line.fileno()
-        if line.unsent != (fd in self._stuck):
-            self._stuck ^= {fd}
-            self._selector.modify(fd, _READ | selectors.EVENT_WRITE if line.unsent else _READ)
+        events = _READ | selectors.EVENT_WRITE if line.unsent else _READ
+        if self._selector.get_key(line.fileno()).events != events:
+            self._selector.modify(line.fileno(), events)
 
     def _hear(self, fd: int) -> None:
         caller, line = self._lines[fd]
@@ -334,7 +332,6 @@ class Lines:
 
     def _end(self, line: Line) -> None:
         self._selector.unregister(line.fileno())
-        self._stuck.discard(line.fileno())
         caller, _ = self._lines.pop(line.fileno())
         self.waiting.pop(caller, None)
         self._frames.pop(caller, None)
