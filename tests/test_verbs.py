@@ -163,7 +163,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.plan = folder, PLAN
-        self.config = RunConfig(AppConfig(algo="toy_verbs", modelpool_max_save_model_count=3), {}, {}, {})
+        self.config = RunConfig(AppConfig(algo="toy_verbs"), {}, {}, {})
         self.book: dict[str, str] = {}
         self.roles: dict[str, Role] = {}
         self.clients: list[Client] = []
@@ -930,6 +930,20 @@ def test_readers_wait_at_the_pool(cluster: Cluster, models: Models) -> None:
         reader.wait(lambda: Version(1, 0), models.tick)
     assert [reader.loaded for reader in readers] == [1] * 4
     assert all(one.unanswered == 1 for one in cluster.clients if one.codec.sender.startswith("aisrv"))
+
+
+def test_the_first_model_is_kept_for_who_comes_late(cluster: Cluster, models: Models) -> None:
+    client = cluster.client("model_pool", "evaluator-0")
+    question = client.ask("first", {})
+    for update in range(20):
+        models.publish(Version(1, update))
+        models.tick()
+    until(lambda: (models.tick(), cluster.roles["model_pool"].totals["version_update"] == 19)[1])
+    early, late = client.wait(question, models.tick), client.wait(client.ask("first", {}), models.tick)
+    for message in (early, late):
+        assert message.array("weights").tobytes() == to_bytes(models.agents[Version(1, 0)].model)
+    latest = client.wait(client.ask("latest", {"have": [1, 0]}), models.tick)
+    assert latest.version() == Version(1, 19)
 
 
 def test_a_pool_that_comes_back_empty_gets_the_model_again(cluster: Cluster, models: Models) -> None:

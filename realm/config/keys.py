@@ -107,7 +107,7 @@ class AppConfig:
     publish_every: Count = 1
     """Updates between two models that go out to those who predict; above 1 only with max_version_lag "free"."""
     modelpool_max_save_model_count: Annotated[int, Meta(ge=1, le=10_000)] = 5
-    """Models that the model pool and the folder of checkpoints keep: the newest ones."""
+    """Models that the folder of checkpoints keeps: the newest ones."""
     user_save_mode_max_count: Limit = 0
     """The most models that the user's code may save; 0 is no limit."""
     preload_model: bool = False

@@ -35,8 +35,9 @@ class Judge:
     def __init__(self, config: RunConfig, agent: Agent, spec: Spec, run_dir: Path, tick: Callable[[], None]) -> None:
         """config: as evaluated (`RunConfig.evaluated`). tick: called before each prediction; raises to give up."""
         app = config.app
-        self._config, self._agent, self._schema, self._run_dir, self._tick = config, agent, spec.schema, run_dir, tick
+        self._config, self._agent, self._schema, self._tick = config, agent, spec.schema, tick
         self._act = remembering(agent, spec)
+        self._results = run_dir / "evaluations.jsonl"
         self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
         with calling(config, "make_envs"):
             hyper = load_hyper(app.algo, config.hyper)
@@ -46,6 +47,11 @@ class Judge:
         if app.eval_actions != "greedy":
             setting["actions"] = app.eval_actions
         self._best = BestModel(run_dir / BEST_FOLDER, setting)
+
+    @property
+    def begun(self) -> bool:
+        """Whether this run has judged a model before, also one of an earlier process."""
+        return self._results.exists()
 
     def judge(self, version: Version, env_steps: int) -> Evaluation:
         """Play with the agent as it is, and add a line to `evaluations.jsonl`. A full disk costs only the line."""
@@ -63,7 +69,7 @@ class Judge:
         try:
             best.offer(self._agent, evaluation, self._schema, took)
             evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
-            add_line(self._run_dir / "evaluations.jsonl", {**dataclasses.asdict(evaluation), **took})
+            add_line(self._results, {**dataclasses.asdict(evaluation), **took})
         except OSError as error:
             logger.warning("cannot write the evaluation of {}, the run goes on: {}", version, error)
         logger.info(

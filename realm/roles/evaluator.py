@@ -32,9 +32,11 @@ def run(job: Job) -> None:
     parts, to_pool = acting(agent), job.client("model_pool")
     link.ready([to_pool])
     version, due = NO_VERSION, 0
+    untrained = app.eval_every_steps > 0 and not judge.begun
     while True:
         # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
-        model = to_pool.wait(to_pool.ask("latest", {"have": list(version)}), link.tick)
+        model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), link.tick)
+        untrained = False
         tag = parse_model(model)
         version = tag.version
         if tag.env_steps < due:

@@ -1,11 +1,10 @@
-"""The model pool: keeps the last K published models and sends the newest to each reader that has an older one.
+"""The model pool: keeps the newest published model and sends it to each reader that has an older one.
 
-A request for `latest` stays open until there is a newer model, so readers need not poll and get no backlog.
+A request for `latest` stays open until there is a newer model, so readers need not poll and get no backlog. The pool
+keeps the first model, too: the evaluator judges the untrained policy, and asks for it when training is under way.
 """
 
 from __future__ import annotations
-
-from collections import OrderedDict
 
 from realm.contract import NO_VERSION, Array, ModelTag, Version
 from realm.roles.job import Job
@@ -17,8 +16,9 @@ from realm.wire.sockets import wait_any
 def run(job: Job) -> None:
     """Serve until stopped."""
     link, meters, server = job.link, job.link.meters, job.bound()
-    models: OrderedDict[Version, tuple[ModelTag, Array]] = OrderedDict()
-    waiting: dict[str, tuple[bytes, int, Version]] = {}  # sender -> peer, sequence number, version that it has
+    first: tuple[ModelTag, Array] | None = None
+    newest: tuple[ModelTag, Array] | None = None
+    waiting: dict[str, tuple[bytes, Message, Version]] = {}  # sender -> peer, its question, version that it has
     link.ready([server])
     while True:
         link.tick()
@@ -30,28 +30,31 @@ def run(job: Job) -> None:
         try:
             match message.kind:
                 case "publish":
-                    tag = parse_model(message)
-                    models[tag.version] = (tag, message.array("weights"))
-                    server.expect(2 * max(weights.nbytes for _, weights in models.values()))
-                    while len(models) > job.config.app.modelpool_max_save_model_count:
-                        models.pop(min(models))
+                    model = parse_model(message), message.array("weights")
+                    first = first or model
+                    newest = model if newest is None or model[0].version > newest[0].version else newest
+                    server.expect(2 * newest[1].nbytes)
                     meters.count("published")
-                    meters.totals["version_epoch"], meters.totals["version_update"] = max(models)
+                    meters.totals["version_epoch"], meters.totals["version_update"] = newest[0].version
                     server.send(peer, Message("have", message.seq))
                 case "offer":
-                    known = max(models, default=NO_VERSION) >= message.version()
+                    offered = message.version()
+                    known = newest is not None and newest[0].version >= offered
                     server.send(peer, Message("have" if known else "want", message.seq))
                 case "latest":
-                    waiting[message.sender] = (peer, message.seq, message.version("have"))
+                    waiting[message.sender] = (peer, message, message.version("have"))
+                case "first":
+                    waiting[message.sender] = (peer, message, NO_VERSION)
                 case kind:
                     raise WireError(f"the model pool does not answer {kind!r}")
         except WireError as error:
             server.reject(peer, error)
             continue
-        newest = max(models, default=NO_VERSION)
-        for sender, (asker, seq, have) in list(waiting.items()):
-            if newest > have:
-                tag, weights = models[newest]
-                server.send(asker, Message("model", seq, tag_meta(tag), {"weights": weights}))
+        if first is None or newest is None:
+            continue
+        for sender, (asker, question, have) in list(waiting.items()):
+            if newest[0].version > have:
+                tag, weights = first if question.kind == "first" else newest
+                server.send(asker, Message("model", question.seq, tag_meta(tag), {"weights": weights}))
                 meters.count("served")
                 del waiting[sender]
