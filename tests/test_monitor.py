@@ -53,6 +53,27 @@ def test_totals_stay_and_means_start_anew() -> None:
     assert meters.snapshot() == ({"rounds": 3, "items": 5}, {})
 
 
+def test_no_observation_falls_into_the_middle_of_a_snapshot() -> None:
+    """The buffer observes in its keeper's thread and reports from its loop: a sum with a count of 0 was a bad report."""
+    meters, each = Meters(), 100_000
+    reported: list[tuple[float, ...]] = []
+    threads = [threading.Thread(target=lambda: [meters.put("x", 1.0) for _ in range(each)]) for _ in range(3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            reported += map(tuple, meters.snapshot()[1].values())  # a copy: as it is when it is sent
+        reported += map(tuple, meters.snapshot()[1].values())
+    finally:
+        sys.setswitchinterval(before)
+        for thread in threads:
+            thread.join()
+    assert all(amount == count > 0 for amount, count in reported)
+    assert sum(count for _, count in reported) == 3 * each
+
+
 def test_whatever_is_a_number_can_be_reported() -> None:
     meters = Meters()
     values: list[Any] = [np.float32(1), np.int64(2), torch.tensor(3.0), torch.tensor([4]), True, np.array(5.5)]

@@ -2,10 +2,12 @@
 
 A role owns one `Meters`; every `report_interval_s` its snapshot becomes a Report. User code sees the same object
 through the two methods of `contract.Monitor`. Means are sent as (sum, count), so that several workers add up correctly.
+The buffer's keeper observes in a thread of its own, so a lock keeps an observation out of the middle of a snapshot.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -24,15 +26,18 @@ class Meters:
         self.totals: dict[str, float] = defaultdict(float)
         self._sums: dict[str, list[float]] = {}
         self._timings: dict[str, list[float]] = defaultdict(list)
+        self._lock = threading.Lock()
 
     def count(self, name: str, amount: float = 1) -> None:
         self.totals[name] += amount
 
     def put(self, name: str, value: float) -> None:
         """Add one observation to a mean."""
-        entry = self._sums.setdefault(name, [0.0, 0.0])
-        entry[0] += float(value)  # users pass tensors and NumPy scalars, too
-        entry[1] += 1
+        value = float(value)  # users pass tensors and NumPy scalars, too
+        with self._lock:
+            entry = self._sums.setdefault(name, [0.0, 0.0])
+            entry[0] += value
+            entry[1] += 1
 
     def put_all(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -40,9 +45,10 @@ class Meters:
 
     def timing(self, name: str, seconds: float) -> None:
         """Add one observation of a duration; becomes `<name>_median_ms` and `<name>_p99_ms`."""
-        timings = self._timings[name]
-        if len(timings) < _RESERVOIR:
-            timings.append(seconds)
+        with self._lock:
+            timings = self._timings[name]
+            if len(timings) < _RESERVOIR:
+                timings.append(seconds)
 
     def episodes(self, info: Mapping[str, Any]) -> None:
         """Take gymnasium's `info["episode"]` (name -> [E]) where `info["_episode"]` is true."""
@@ -56,11 +62,11 @@ class Meters:
 
     def snapshot(self) -> tuple[dict[str, float], dict[str, list[float]]]:
         """(totals so far, name -> [sum, count] since the last snapshot)."""
-        means = self._sums
-        self._sums = {}
-        for name, seconds in self._timings.items():
+        with self._lock:
+            means, self._sums = self._sums, {}
+            timings, self._timings = self._timings, defaultdict(list)
+        for name, seconds in timings.items():
             ms = np.asarray(seconds) * 1e3
             means[f"{name}_median_ms"] = [float(np.median(ms)), 1.0]
             means[f"{name}_p99_ms"] = [float(np.quantile(ms, 0.99)), 1.0]
-        self._timings.clear()
         return dict(self.totals), means
