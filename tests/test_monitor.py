@@ -54,7 +54,7 @@ def test_totals_stay_and_means_start_anew() -> None:
 
 
 def test_no_observation_falls_into_the_middle_of_a_snapshot() -> None:
-    """The buffer observes in its keeper's thread and reports from its loop: a sum with a count of 0 was a bad report."""
+    """The buffer observes in its keeper's thread and reports from its loop: a count of 0 was a bad report."""
     meters, each = Meters(), 100_000
     reported: list[tuple[float, ...]] = []
     threads = [threading.Thread(target=lambda: [meters.put("x", 1.0) for _ in range(each)]) for _ in range(3)]

@@ -114,7 +114,7 @@ class Trainer:
         if spoiled := self._spoiled(saves=True):
             raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
         self._sound = self.version
-        self._went_out_at[self.version.update] = time.monotonic()
+        self._note_version()
         path = self.save()
         if path is not None:
             checkpoint.load(path)
@@ -177,7 +177,6 @@ class Trainer:
         meters.count("updates")
         meters.count("items_trained", len(items["worker"]))
         meters.count("env_steps_trained", steps)
-        meters.totals["version_epoch"], meters.totals["version_update"] = self.version
         return priorities
 
     def _batch(self, items: Arrays) -> Any:
@@ -235,6 +234,10 @@ class Trainer:
     def _number_weights(self, steps: int) -> None:
         """Name the weights as they are now: the next version, which was trained on `steps` more env steps."""
         self.version, self.env_steps, self._moved_on = self.next_version, self.env_steps + steps, False
+        self._note_version()
+
+    def _note_version(self) -> None:
+        self._meters.totals["version_epoch"], self._meters.totals["version_update"] = self.version
         self._went_out_at[self.version.update] = time.monotonic()
         self._went_out_at.pop(self.version.update - 1000, None)
 

@@ -55,52 +55,44 @@ def counting(label: str, total: int, unit: str = "steps") -> Iterator[Show]:
     """Show `total` things done one by one: a bar with rate and remaining time, or without a terminal a line with the
     same numbers every `LINE_EVERY_S`.
     """
-    # late: every start imports this module, but few commands count
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    begin = time.monotonic()
+    with _shown(label) as show:
 
-    columns = (
-        TextColumn(label),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    terminal = sys.stderr.isatty()
-    begin, line = time.monotonic(), Every(LINE_EVERY_S)
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as progress:
-        task = progress.add_task("", total=total, rate="")
+        def show_count(finished: int, units: int) -> None:
+            rate = units / max(1e-9, time.monotonic() - begin)
+            rate_text = f"{rate:,.{0 if rate >= 10 else 2}f} {unit}/s"
+            show(finished / total, f"{finished:,} of {total:,}, {rate_text}")
 
-        def show(finished: int, units: int) -> None:
-            took = max(1e-9, time.monotonic() - begin)
-            rate = f"{units / took:,.{0 if units / took >= 10 else 2}f} {unit}/s"
-            progress.update(task, completed=finished, rate=rate)
-            if not terminal and line.due():
-                left = f"{took * (total - finished) / finished:,.0f} s left" if finished else "time left not known yet"
-                print(f"{label}: {finished:,} of {total:,}, {rate}, {left}", file=sys.stderr, flush=True)
-
-        yield show
+        yield show_count
 
 
 @contextmanager
 def measuring(label: str) -> Iterator[Callable[[float], None]]:
     """Show work of which the share that is done is reported, 0..1: a bar with the remaining time, or without a terminal
     a line every `LINE_EVERY_S`."""
-    from rich.console import Console  # late, as above
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    with _shown(label) as show:
+        yield lambda share: show(share, f"{share:.0%}")
+
+
+@contextmanager
+def _shown(label: str) -> Iterator[Callable[[float, str], None]]:
+    """The function that shows the share that is done, 0..1, and what to say of it."""
+    # late: every start imports this module, but few commands count
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
     terminal = sys.stderr.isatty()
     begin, line = time.monotonic(), Every(LINE_EVERY_S)
-    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn(label), BarColumn(), TextColumn("{task.fields[done]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as progress:
-        task = progress.add_task("", total=1.0)
+        task = progress.add_task("", total=1.0, done="")
 
-        def show(share: float) -> None:
-            progress.update(task, completed=share)
-            if not terminal and share > 0 and line.due():
-                took = time.monotonic() - begin
-                # at first it compiles, which says nothing about the rest
-                left = f"{took * (1 - share) / share:,.0f} s left" if share > 0.1 else "time left not known yet"
-                print(f"{label}: {share:.0%}, {left}", file=sys.stderr, flush=True)
+        def show(share: float, done: str) -> None:
+            # at first it compiles, and the first of many episodes says nothing about the rest
+            took, known = time.monotonic() - begin, share > 0.1
+            left = f"{took * (1 - share) / share:,.0f} s left" if known else "time left not known yet"
+            progress.update(task, completed=share, done=f"{done}, {left}" if known else done)
+            if not terminal and line.due():
+                print(f"{label}: {done}, {left}", file=sys.stderr, flush=True)
 
         yield show
