@@ -35,6 +35,7 @@ from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
 _FROZEN_S = 5.0  # no turn of the loop takes as long
+_OPTIONAL_STOPS_S = 2.0
 
 
 class Supervisor:
@@ -391,14 +392,18 @@ class Supervisor:
                 limit = self._patience_s(role)
                 if now - since > limit and not role.given_up:
                     role.given_up = True
-                    logger.warning("{} did not stop in {:.0f} s and is killed", role.label, limit)
+                    level = "INFO" if ROLES[role.name].optional else "WARNING"
+                    logger.log(level, "{} did not stop in {:.0f} s and is killed", role.label, limit)
                 if role.given_up or role.state == "starting":
                     kill(role.process)
             if alive:
                 return
 
     def _patience_s(self, role: Role) -> float:
-        """Seconds that a role may take to stop. The learner stops after its update, which may take long."""
+        """Seconds that a role may take to stop. The learner stops after its update, which may take long. An optional
+        role has nothing to save, and may be in the middle of an evaluation, or compile."""
+        if ROLES[role.name].optional:
+            return min(_OPTIONAL_STOPS_S, self.app.stop_timeout_s)
         update_s = self.board.recent("learner/update_s") or 0.0
         return self.app.stop_timeout_s + (3 * update_s if role.name == "learner" else 0.0)
 
