@@ -30,7 +30,7 @@ from realm.config.memory import memory
 from realm.config.plan import gpus, usable_cores
 from realm.config.toml import read_toml
 from realm.errors import ConfigError
-from realm.launch.rundir import find_runs, is_alive, living_pids
+from realm.launch.rundir import find_runs, living_pids
 
 _ROOT = Path(realm.__file__).parents[1]
 _WITHIN_S = 60.0  # a library loads in two seconds, and a busy machine may take long
@@ -210,7 +210,7 @@ def _folder(folder: Path) -> Iterator[Finding]:
 def _runs(folder: Path) -> Iterator[Finding]:
     orphans, killed = [], []
     for path, run in find_runs(folder):
-        if is_alive(run.pid, run.created, run.boot):
+        if run.lives:
             continue
         if pids := living_pids(run):
             orphans.append(f"{path} ({', '.join(map(str, pids))})")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from realm.config.toml import did_you_mean
 from realm.errors import ConfigError
-from realm.launch.rundir import is_alive, read_run
+from realm.launch.rundir import read_run
 
 _LOOK_EVERY_S = 0.25
 
@@ -51,7 +51,7 @@ def show_logs(run_dir: Path, role: str, count: int, follow: bool) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
             run = read_run(run_dir)
-            lives = run is not None and is_alive(run.pid, run.created, run.boot)
+            lives = run is not None and run.lives
             for path in _paths(run_dir, role):
                 if lines := logs.setdefault(path, _Log(path)).new():
                     if path != last:

@@ -61,6 +61,11 @@ class RunFile:
     warned: bool = field(default=False, repr=False, compare=False)
     """Whether the last write failed. Not written."""
 
+    @property
+    def lives(self) -> bool:
+        """Whether its supervisor, or its one process, lives."""
+        return is_alive(self.pid, self.created, self.boot)
+
     def write(self, run_dir: Path) -> None:
         content = {
             entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("lock", "warned")
