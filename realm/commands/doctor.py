@@ -210,7 +210,7 @@ def _folder(folder: Path) -> Iterator[Finding]:
 def _runs(folder: Path) -> Iterator[Finding]:
     orphans, killed = [], []
     for path, run in find_runs(folder):
-        if run.lives:
+        if run.lives():
             continue
         if pids := living_pids(run):
             orphans.append(f"{path} ({', '.join(map(str, pids))})")

@@ -51,7 +51,7 @@ def show_logs(run_dir: Path, role: str, count: int, follow: bool) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
             run = read_run(run_dir)
-            lives = run is not None and run.lives
+            lives = run is not None and run.lives()
             for path in _paths(run_dir, role):
                 if lines := logs.setdefault(path, _Log(path)).new():
                     if path != last:

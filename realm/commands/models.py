@@ -16,7 +16,7 @@ from realm.config.load import RunConfig, load_config
 from realm.config.toml import did_you_mean
 from realm.errors import ConfigError
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
-from realm.watch.outcome import BEST_FOLDER
+from realm.watch.outcome import BEST_FOLDER, models_in
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 SHIPPED = "shipped"  # the name of the model that comes with diy
@@ -94,7 +94,7 @@ def chosen_model(
         # the shipped model lies inside the package that plays it, and is no run
         refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))
     if number == "best":
-        if not any((run_dir / BEST_FOLDER).glob("model.ckpt-*")):
+        if not models_in(run_dir / BEST_FOLDER):
             raise ConfigError(f"{run_dir}: none of its models was evaluated, so none is the best; leave --id best out")
         return config, run_dir / BEST_FOLDER, "latest"
     return config, checkpoints_of(folder), "latest" if number == "latest" else int(number)

@@ -18,6 +18,7 @@ from pathlib import Path
 from realm.commands.files import below
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids
+from realm.watch.outcome import BEST_FOLDER, models_in
 from realm.watch.resources import in_words
 
 _DAY_S = 86_400.0
@@ -100,9 +101,9 @@ def _found(path: Path, run: RunFile) -> Found:
         (path / "run.json").stat().st_mtime,
         lives=bool(living_pids(run)),
         link=path.is_symlink(),
-        best=any((path / "best_ckpt").glob("model.ckpt-*")),
-        ckpt=any((path / "ckpt").glob("model.ckpt-*")),
-        kept=any((path / "user_ckpt").glob("model.ckpt-*")),
+        best=bool(models_in(path / BEST_FOLDER)),
+        ckpt=bool(models_in(path / "ckpt")),
+        kept=bool(models_in(path / "user_ckpt")),
         size=0 if path.is_symlink() else sum(file.st_blocks * 512 for file in below(path)),
     )
 

@@ -34,7 +34,7 @@ def stop_all(log_dir: Path) -> int:
         print(f"no living run below {log_dir}")
     for path, run in living:
         print(f"stopping {path} ...", flush=True)
-        if run.lives:
+        if run.lives():
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
                 supervisor = psutil.Process(run.pid)
                 supervisor.terminate()  # it then ends its roles
@@ -52,7 +52,7 @@ def stop_all(log_dir: Path) -> int:
 def _wait_for_supervisor(run: RunFile) -> None:
     """Wait without a limit: the learner finishes its update before it saves, which may take long."""
     shown_at = time.monotonic()
-    while run.lives:
+    while run.lives():
         if time.monotonic() - shown_at > 10:
             shown_at = time.monotonic()
             print("  still stopping: the learner saves after its update", flush=True)
@@ -64,7 +64,7 @@ def stop_role(log_dir: Path, role: str) -> int:
     runs = 0
     where = "" if log_dir == runs_folder(None) else f" --log-dir {shlex.quote(str(log_dir))}"
     for path, run in find_runs(log_dir, warn):
-        if not run.lives:
+        if not run.lives():
             continue
         answer = ask(run, "stop_role", {"role": role})
         if answer is None:
@@ -82,7 +82,7 @@ def stop_role(log_dir: Path, role: str) -> int:
 
 def save_models(log_dir: Path) -> int:
     """Ask the learner of every living run to save a checkpoint in `user_ckpt/`, where it is not pruned."""
-    living = [(path, run) for path, run in find_runs(log_dir, warn) if run.lives and run.control]
+    living = [(path, run) for path, run in find_runs(log_dir, warn) if run.lives() and run.control]
     if not living:
         print(f"no living cluster below {log_dir}")
     for path, run in living:

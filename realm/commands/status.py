@@ -64,17 +64,17 @@ def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
 def attach(run_dir: Path) -> int:
     """Show a living run as its own terminal does, until it ends."""
     run = read_run(run_dir)
-    if run is None or not run.lives:
+    if run is None or not run.lives():
         raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm resume` goes on with one")
     if not run.control:
         raise RunError(f"{run_dir}: trains in one process, which answers no questions; {_saved(run_dir)}")
     with contextlib.suppress(KeyboardInterrupt), display(str(run_dir), _LEAVES) as show:
-        while run.lives:
+        while run.lives():
             answer = ask(run, "status", {})
             if answer is not None:
                 show(msgspec.convert(answer.mapping("status"), Status))
             time.sleep(_WATCH_EVERY_S / 2)
-    if run.lives:
+    if run.lives():
         print(f"{run_dir} goes on")
         return 0
     ended = read_run(run_dir) or run
@@ -84,7 +84,7 @@ def attach(run_dir: Path) -> int:
 
 def living(log_dir: Path, skipped: Callable[[str], None] | None = None) -> list[Seen]:
     """Every living run with its numbers. skipped: as in `find_runs`."""
-    return [look(path, run) for path, run in find_runs(log_dir, skipped) if run.lives]
+    return [look(path, run) for path, run in find_runs(log_dir, skipped) if run.lives()]
 
 
 def look(path: Path, run: RunFile) -> Seen:
@@ -97,19 +97,19 @@ def look(path: Path, run: RunFile) -> Seen:
 
 def state_of(run: RunFile) -> str:
     """Its state; a run that has ended without saying so was killed."""
-    if run.state in ("starting", "running", "stopping") and not run.lives:
+    if run.state in ("starting", "running", "stopping") and not run.lives():
         return "killed"
     return run.state
 
 
 def _chosen(log_dir: Path) -> list[tuple[Path, RunFile]]:
     runs = find_runs(log_dir, warn)
-    return [(path, run) for path, run in runs if run.lives] or runs[-1:]
+    return [(path, run) for path, run in runs if run.lives()] or runs[-1:]
 
 
 def _plain(path: Path, run: RunFile) -> dict[str, Any]:
     """A run as JSON has it."""
-    alive = run.lives
+    alive = run.lives()
     seen = look(path, run) if alive else Seen(path, run, None, {})
     return {
         "run": str(path), "alive": alive, "state": state_of(run), "cause": run.cause, "pid": run.pid,

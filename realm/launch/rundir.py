@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import secrets
 import sys
 import time
@@ -25,6 +24,7 @@ from realm.config.keys import LONGEST_NAME, AppConfig
 from realm.config.toml import one_line
 from realm.errors import ConfigError
 from realm.files import read_json, replace_file
+from realm.watch.outcome import models_in
 
 _MOST_BYTES = 4 << 20  # of a run.json
 
@@ -61,7 +61,6 @@ class RunFile:
     warned: bool = field(default=False, repr=False, compare=False)
     """Whether the last write failed. Not written."""
 
-    @property
     def lives(self) -> bool:
         """Whether its supervisor, or its one process, lives."""
         return is_alive(self.pid, self.created, self.boot)
@@ -177,7 +176,8 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
     earlier = read_run(run_dir)
     for subfolder in ("log/tensorboard", "ckpt", "user_ckpt"):
         (run_dir / subfolder).mkdir(parents=True, exist_ok=True)
-    epoch = max(earlier.epoch if earlier else 0, _last_epoch(run_dir / "ckpt"))
+    # a damaged checkpoint counts, too: its number is taken
+    epoch = max([earlier.epoch if earlier else 0, *(version.epoch for version, _ in models_in(run_dir / "ckpt"))])
     own = os.getpid()
     run = RunFile(secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch, lock=lock)
     run.write(run_dir)
@@ -195,9 +195,3 @@ def _new_folder(folder: Path, name: str) -> Path:
             count += 1
             end = f"-{count}"
             path = folder / f"{name[: LONGEST_NAME - len(end)]}{end}"
-
-
-def _last_epoch(folder: Path) -> int:
-    """The highest epoch in the names of a folder's checkpoints, valid or damaged; 0 without one."""
-    names = [re.fullmatch(r"model\.ckpt-(\d+)-\d+", path.name) for path in folder.glob("model.ckpt-*")]
-    return max((int(match[1]) for match in names if match), default=0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
 from realm.user import hyper_table, load_hyper
+from realm.watch.outcome import models_in
 from realm.watch.progress import busy
 from realm.wire.keys import Keys, load_keys
 
@@ -143,8 +143,7 @@ def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
 
 def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
     """The newest checkpoint with a readable manifest, and its schema; the learner verifies the rest."""
-    paths = [folder, *folder.glob("model.ckpt-*")]
-    for path in sorted(paths, key=lambda it: [int(number) for number in re.findall(r"\d+", it.name)], reverse=True):
+    for path in (*(path for _, path in models_in(folder)), folder):
         try:
             return path, str(read_json(path / "manifest.json", MOST_MANIFEST_BYTES)["schema"])
         except (OSError, ValueError, LookupError, TypeError):
@@ -170,7 +169,7 @@ def _write_config(run_dir: Path, text: str) -> Path | None:
 def beginning(run_dir: Path, config: RunConfig) -> list[str]:
     """Say whether a run in this directory is new or resumed, and which keys differ from its last session's."""
     former = run_dir / "config.toml"
-    if not former.exists() and not any((run_dir / "ckpt").glob("model.ckpt-*")):
+    if not former.exists() and not models_in(run_dir / "ckpt"):
         return [f"new run: {run_dir}"]
     sentence = f"resuming the run {run_dir}, which keeps all its files (--fresh begins a new one)"
     try:

@@ -14,9 +14,8 @@ import io
 import json
 import os
 import random
-import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +27,8 @@ import torch
 from realm.contract import Agent, Version
 from realm.errors import CheckpointError, UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, check_archive, read_bytes, read_json
+from realm.watch.outcome import models_in
 
-_NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
 _PARTS = ("model.safetensors", "state.pt")
 _MOST_PART_BYTES = 4 << 30
 
@@ -154,7 +153,7 @@ def save(
         shutil.rmtree(draft, ignore_errors=True)  # free the space on a full disk
         raise
     _sync_folder(folder)
-    for version_, path in list(_all(folder))[keep:]:
+    for version_, path in models_in(folder)[keep:]:
         if version_ != version:
             _remove(path)
     return final
@@ -205,7 +204,7 @@ def load(path: Path) -> Checkpoint:
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint below `folder`, and a sentence for each newer one that was skipped."""
     skipped: list[str] = []
-    for _, path in _all(folder):
+    for _, path in models_in(folder):
         try:
             return load(path), skipped
         except CheckpointError as error:
@@ -222,7 +221,7 @@ def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
         if newest is None:
             raise CheckpointError(f"{folder}: has no valid checkpoint {'; '.join(skipped)}".rstrip())
         return newest
-    checkpoints = list(_all(folder))
+    checkpoints = models_in(folder)
     for version, path in checkpoints:
         if version.update == update:
             return load(path)
@@ -273,17 +272,6 @@ def _remove(path: Path) -> None:
     aside = path.with_name(f".removing-{path.name}")
     os.rename(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _all(folder: Path) -> Iterator[tuple[Version, Path]]:
-    """Checkpoint folders, newest first."""
-    checkpoints = []
-    if folder.is_dir():
-        for path in folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match:
-                checkpoints.append((Version(int(match[1]), int(match[2])), path))
-    yield from sorted(checkpoints, reverse=True)
 
 
 def _sync_folder(folder: Path) -> None:

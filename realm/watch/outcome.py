@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realm.contract import Version
 from realm.files import read_bytes, read_json
 from realm.watch.status import Scored
 
@@ -21,6 +22,12 @@ BEST_FOLDER = "best_ckpt"
 _MOST_BYTES = 4 << 20
 _MOST_EVALUATIONS = 256 << 20  # bytes
 _NAME = re.compile(r"model\.ckpt-(\d+)-(\d+)")
+
+
+def models_in(folder: Path) -> list[tuple[Version, Path]]:
+    """What has the name of a checkpoint, the newest first; whether it is a good one is seen when it is read."""
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("model.ckpt-*"))
+    return sorted(((Version(int(match[1]), int(match[2])), path) for match, path in named if match), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,10 @@ class Saved:
 
 def newest_model(run_dir: Path) -> Saved | None:
     """The newest checkpoint of a run."""
-    for path in _models(run_dir / "ckpt"):
+    for version, path in models_in(run_dir / "ckpt"):
         try:
             manifest = read_json(path / "manifest.json", _MOST_BYTES)
-            return Saved(path, *_version(path), int(manifest["env_steps"]))
+            return Saved(path, *version, int(manifest["env_steps"]))
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None
@@ -47,11 +54,11 @@ def newest_model(run_dir: Path) -> Saved | None:
 
 def best_model(run_dir: Path) -> Saved | None:
     """The model that scored most in the run's evaluations."""
-    for path in _models(run_dir / BEST_FOLDER):
+    for version, path in models_in(run_dir / BEST_FOLDER):
         try:
             body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
-            scored = Scored(str(body["statistic"]), float(body["score"]), *_version(path))
-            return Saved(path, *_version(path), int(body["env_steps"]), scored)
+            scored = Scored(str(body["statistic"]), float(body["score"]), *version)
+            return Saved(path, *version, int(body["env_steps"]), scored)
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None
@@ -65,14 +72,3 @@ def evaluated(run_dir: Path) -> tuple[str, float, float] | None:
         return str(line["statistic"]), float(line["best"]), float(line["score"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def _models(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
-    found = [path for path in folder.glob("model.ckpt-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_version, reverse=True)
-
-
-def _version(path: Path) -> tuple[int, int]:
-    epoch, update = map(int, path.name.removeprefix("model.ckpt-").split("-"))
-    return epoch, update
