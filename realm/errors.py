@@ -6,6 +6,9 @@ does not help: the configuration, the user's code or a file must change first. A
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """The user must change something; the text says in one sentence what is wrong, where, and what to do."""
@@ -43,3 +46,15 @@ class DivergedError(RunError):
 
 class UnsavedError(RunError):
     """The last checkpoint could not be written; the text names the folder and what is lost."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` if a known word is close, else ""."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def one_line(error: object) -> str:
+    """The text of an error without line breaks."""
+    return " ".join(str(error).split())[:300]

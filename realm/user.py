@@ -25,9 +25,9 @@ from typing import Any
 
 from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
-from realm.config.toml import did_you_mean, one_line, toml_value
+from realm.config.toml import toml_value
 from realm.contract import Policy, Spec, WorkflowContext
-from realm.errors import ConfigError, ContractError, UserCodeError, UserError
+from realm.errors import ConfigError, ContractError, UserCodeError, UserError, did_you_mean, one_line
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 

@@ -1,4 +1,4 @@
-"""Adam, by torch's own fused kernel. Made by `ppo.py`, for whoever trains."""
+"""Adam, by torch's own fused kernel, for every algorithm of this folder."""
 
 from __future__ import annotations
 

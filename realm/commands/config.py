@@ -12,9 +12,9 @@ from realm.commands.parser import terminal_width
 from realm.config.keys import AppConfig
 from realm.config.load import HINTS, RunConfig, load_config, settings_of
 from realm.config.meanings import meanings
-from realm.config.toml import did_you_mean, toml_value
+from realm.config.toml import toml_value
 from realm.config.values import expected
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean
 from realm.user import load_config_class
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from realm.config.keys import AppConfig
-from realm.config.toml import one_line, read_toml
-from realm.errors import ConfigError, UserCodeError
+from realm.config.toml import read_toml
+from realm.errors import ConfigError, UserCodeError, one_line
 from realm.user import refuse_code_of_a_run
 
 if TYPE_CHECKING:

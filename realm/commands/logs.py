@@ -8,8 +8,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from realm.config.toml import did_you_mean
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean
 from realm.launch.rundir import read_run
 
 _LOOK_EVERY_S = 0.25

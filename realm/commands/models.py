@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from realm.config.load import RunConfig, load_config
-from realm.config.toml import did_you_mean
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
 from realm.watch.outcome import BEST_FOLDER, models_in
 

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from realm.config.toml import did_you_mean
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean
 
 
 def terminal_width(otherwise: int) -> int:

@@ -14,8 +14,7 @@ import numpy as np
 
 from realm.commands.files import check_file, writing
 from realm.commands.models import run_folder, runs_folder
-from realm.config.toml import did_you_mean
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean
 from realm.launch.rundir import find_runs
 from realm.watch.progress import busy
 from realm.watch.tensorboard import Curve, read_curves

@@ -26,8 +26,8 @@ from realm.commands.ending import called
 from realm.commands.models import DEFAULT_CONFIG
 from realm.commands.seeds import check_series, has_ended, results, start_run
 from realm.config.load import SWEEP, RunConfig
-from realm.config.toml import did_you_mean, read_toml, toml_value
-from realm.errors import ConfigError, UserError
+from realm.config.toml import read_toml, toml_value
+from realm.errors import ConfigError, UserError, did_you_mean
 from realm.kaiwu.project import load
 from realm.user import hyper_keys, load_hyper
 from realm.watch.status import table

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from realm.config.keys import CHECKS, IGNORED, SPELLINGS, AppConfig
-from realm.config.toml import MOST_DOTS, did_you_mean, one_line, parse_value, read_toml, shown, toml_key, toml_value
+from realm.config.toml import MOST_DOTS, parse_value, read_toml, shown, toml_key, toml_value
 from realm.config.values import convert, is_text
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean, one_line
 
 EVAL_SEED = 2_000_000  # of `realm eval`: differs from the seeds of training and of choosing the best model
 

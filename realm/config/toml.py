@@ -1,22 +1,21 @@
 """TOML with places: reads a file together with the line of every key, and writes values back as TOML.
 
-Called only within `config`. `read_toml` gives the tables of a file and `table.key` -> `file:line`, or raises
+`read_toml` gives the tables of a file and `table.key` -> `file:line`, or raises
 ConfigError with the line of the wrong statement. Python's tomllib reports no lines of keys; `_statements` finds them.
 """
 
 from __future__ import annotations
 
 import datetime
-import difflib
 import json
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from realm.errors import ConfigError
+from realm.errors import ConfigError, did_you_mean, one_line
 from realm.files import read_bytes
 
 if sys.version_info >= (3, 11):
@@ -163,21 +162,9 @@ def _parses(lines: list[str]) -> bool:
     return True
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` if a known word is close, else ""."""
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
-    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
-
-
 def shown(key: Key) -> str:
     """Name a key as `--set` does: without [app]."""
     return ".".join(key[1:] if key[0] == "app" else key)
-
-
-def one_line(error: object) -> str:
-    """The text of an error without line breaks."""
-    return " ".join(str(error).split())[:300]
 
 
 def toml_key(key: str) -> str:

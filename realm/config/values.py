@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from realm.config.toml import did_you_mean, one_line, toml_value
-from realm.errors import ConfigError
+from realm.config.toml import toml_value
+from realm.errors import ConfigError, did_you_mean, one_line
 
 NOUNS = {
     int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes",

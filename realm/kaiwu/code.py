@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from realm.errors import UserCodeError, UserError
+from realm.errors import UserCodeError, UserError, one_line
 from realm.kaiwu import surface
 from realm.kaiwu.methods import METHODS, is_wrapped, place_of
 from realm.kaiwu.process import current, in_project
@@ -150,7 +150,7 @@ def running(what: str) -> Iterator[None]:
 
 
 def _told(error: BaseException) -> str:
-    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:300]
+    text = one_line(error.msg if isinstance(error, SyntaxError) else error)
     place = place_in_project(error) or str(current().config.root / current().config.package)
     return f"{place}: {type(error).__name__}: {text}"
 

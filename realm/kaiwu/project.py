@@ -20,8 +20,7 @@ from typing import Any
 
 from realm.config.keys import IGNORED
 from realm.config.load import HINTS, RunConfig, load_config
-from realm.config.toml import did_you_mean
-from realm.errors import ConfigError, UserCodeError
+from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.kaiwu.config import Config
 from realm.kaiwu.models import required
 from realm.kaiwu.process import refuse_project_in_a_run

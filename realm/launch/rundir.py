@@ -21,8 +21,7 @@ import psutil
 from loguru import logger
 
 from realm.config.keys import LONGEST_NAME, AppConfig
-from realm.config.toml import one_line
-from realm.errors import ConfigError
+from realm.errors import ConfigError, one_line
 from realm.files import read_json, replace_file
 from realm.watch.outcome import models_in
 

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from realm.contract import ActionSpec, Array, Fields, check_arrays
-from realm.errors import ContractError, UserCodeError
+from realm.errors import ContractError, UserCodeError, one_line
 
 
 def check_envs(envs: Any, number: int) -> None:
@@ -192,4 +192,4 @@ def sentence(env: Any, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == _file_of(_users_class(env))]
     frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {one_line(error)}"
