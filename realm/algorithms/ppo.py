@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from realm import returns
 from realm.algorithms.adam import Adam
 from realm.algorithms.choose import choose
+from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Array, Arrays, Chunk, Learned
 
@@ -33,7 +34,6 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserW
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough for the cache
 
 Answer = TypeVar("Answer")
-Obs = dict[str, Tensor]  # name -> [n, ...]
 Metrics = dict[str, Tensor]  # of a gradient step; f32 [] each, or f32 [n], which `PPO._of_all` reduces
 
 
