@@ -110,7 +110,7 @@ def _number_space(space: Any) -> spaces.Box:
     if isinstance(space, spaces.MultiBinary):
         return spaces.Box(0, 1, space.shape, np.int8)
     low, high = (_numbers(space, bound[None])[0] for bound in (space.low, space.high))
-    return spaces.Box(low, high, dtype=low.dtype.type)
+    return spaces.Box(low, high, low.shape, dtype=low.dtype.type)
 
 
 def _numbers(space: Any, array: Array) -> Array:
