@@ -310,12 +310,16 @@ class PPO:
             log_probs = returns.masked_log_softmax(logits.flatten(0, 1)[index], legal)
             log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         ends = self.tensor(batch.terminated), self.tensor(batch.truncated), valid
+        own = batch.step.get("discount")  # where the workflow says that steps differ in duration
+        discount = None if own is None else self.tensor(own)
         if settings.advantage == "vtrace":
             log_ratio = torch.zeros_like(reward)  # rows that are not valid have no action
             log_ratio[valid] = log_centre - log_prob
-            advantage, target = returns.vtrace(reward, value, log_ratio, *ends, now.gamma, settings.lam)
+            advantage, target = returns.vtrace(
+                reward, value, log_ratio, *ends, now.gamma, settings.lam, discount=discount
+            )
         else:
-            advantage, target = returns.gae(reward, value, *ends, now.gamma, settings.lam)
+            advantage, target = returns.gae(reward, value, *ends, now.gamma, settings.lam, discount=discount)
         return Rows(
             obs=flat,
             index=index,
