@@ -391,7 +391,7 @@ def test_a_step_with_a_discount_of_its_own_has_it_in_place_of_gamma(fields: dict
     own = dataclasses.replace(chunk, step={"discount": np.full(chunk.reward.shape, 0.5, np.float32)})
     targets = []
     for gamma, batch in ((0.5, chunk), (0.9, own), (0.9, chunk)):
-        config = dataclasses.replace(TINY, gamma_start=gamma, gamma_end=gamma, value_source="learner", **fields)
+        config = dataclasses.replace(TINY, gamma_start=gamma, gamma_end=gamma, **{"value_source": "learner", **fields})
         agent = make_agent(config, seed=4)
         targets.append(agent.ppo.rows(batch, agent.ppo.schedule(), older=True).target)
     torch.testing.assert_close(targets[1], targets[0])
