@@ -152,9 +152,11 @@ def test_a_resumed_run_has_its_replay_memory(tmp_path, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["aisrv-0", "buffer-0", "learner-0"])
+@pytest.mark.parametrize("role", ["aisrv-0", "actor-0", "model_pool-0", "buffer-0", "learner-0"])
 def test_role_killed_with_a_replay_memory(tmp_path, role):
-    with Run(tmp_path, "restart_budget=3", "counting.learn_s=0.02", *FLOWS["rows"]) as run:
+    """Prioritised, and kept in files: a buffer that is killed goes on with its rows."""
+    ranked = ("reverb_sampler=Prioritized", "counting.ranks=true", "save_replay=true", REMEMBER)
+    with Run(tmp_path, "restart_budget=3", "counting.learn_s=0.02", *FLOWS["rows"], *ranked) as run:
         run.wait_running()
         run.wait_trained(20)
         run.kill(role)
