@@ -29,7 +29,7 @@ from realm.env.commands import oracle as oracle_command
 from realm.env.commands.episodes import fixed_options, treasure_ids
 from realm.env.commands.maps import corridor_widths, facts, generate_map, show_map
 from realm.env.options import OptionError
-from realm.env.oracle import Oracle
+from realm.env.oracle import Oracle, lattice
 from realm.errors import ConfigError
 
 RESET = "\x1b[0m"  # numba writes it at the end, where there is a colorama
@@ -221,7 +221,7 @@ def test_record_a_trained_model(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def prepared() -> Oracle:
-    return oracles.make_oracle(maps.default(), treasures=(5, 7))
+    return oracles.make_oracle(maps.default(), treasures=(5, 7), fine=lattice.FINE)
 
 
 @pytest.fixture
@@ -241,6 +241,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("oracle")
 def test_oracle_says_what_it_knows_and_draws_it(
     asked: list[tuple[Any, ...]], prepared: Oracle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,6 +288,7 @@ def test_oracle_says_what_it_knows_and_draws_it(
         assert file.size == (1440, 1632)
 
 
+@pytest.mark.xdist_group("oracle")
 @pytest.mark.usefixtures("asked")
 def test_oracle_short_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # one treasure is left out

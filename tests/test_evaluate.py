@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from realm.env import commands, oracle, report
 from realm.env import map as maps
 from realm.env.map import Map
 from realm.env.options import Episode, OptionError
+from realm.env.oracle import lattice
 from realm.errors import ConfigError, UserCodeError
 from realm.learn import judge
 from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
@@ -180,17 +182,25 @@ TREASURES = (3, 7)
 
 
 @pytest.fixture
-def cache(bounds_folder: Path) -> Path:
-    return bounds_folder / oracle.CACHE
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds on the coarser lattice, in a quarter of the time."""
+    monkeypatch.setattr(oracle, "make_oracle", partial(oracle.make_oracle, fine=lattice.FINE))
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("oracle")
 def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
+    """The sets of two treasures to the step; all sets to a step of what the coarser lattice says."""
     ids = [point for point in range(1, 16) if point not in (2, 1)]
-    shares: list[float] = []
-    steps = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, report=shares.append).steps
     with np.load(report.shipped_bounds(maps.default(), 2, 1, ids, 2000)) as shipped:
-        assert np.array_equal(shipped["steps"], steps)
+        steps = shipped["steps"]
+    few = oracle.make_oracle(maps.default(), treasures=TREASURES)
+    places = [sum(1 << ids.index(i) for i in oracle.set_ids(few, part)) for part in range(4)]
+    assert steps[places].tolist() == few.steps.tolist()
+    shares: list[float] = []
+    coarse = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, fine=lattice.FINE, report=shares.append)
+    assert len(steps) == len(coarse.steps) == 8192
+    assert np.abs(steps - coarse.steps).max() <= 1
     assert shares == sorted(shares)
     assert len(shares) > 20
     assert 0 < shares[0] < 0.1 < 0.7 < shares[-1] <= 1
@@ -216,9 +226,11 @@ def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_nobody_beats_the_bound(cache: Path) -> None:
+@pytest.mark.xdist_group("oracle")
+@pytest.mark.usefixtures("coarse")
+def test_nobody_beats_the_bound(tmp_path: Path) -> None:
     """Not even the oracle's own play, which comes near it."""
-    map_ = maps.default()
+    map_, cache = maps.default(), tmp_path / oracle.CACHE
     known = oracle.make_oracle(map_, treasures=TREASURES)
     sets = [(), (3,), TREASURES]
     runs = [oracle.solve(known, ids, tries=1, width=100).run for ids in sets]
@@ -331,7 +343,11 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
+@pytest.mark.xdist_group("oracle")
+@pytest.mark.usefixtures("coarse")
+def test_eval_of_the_realm(tmp_path: Path) -> None:
+    layouts = [Episode(2, 1, 300, len(TREASURES), TREASURES)]
+    limit = report.bound_limits(maps.default(), layouts, tmp_path / oracle.CACHE)  # where the command looks for it
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",
                   "--set", "env.treasure_random=0", "--set", "env.treasure_id=[3,7]", "--set", "env.treasure_num=2",
                   "--set", "env.max_step=300", "--set", "max_env_steps=1000")  # fmt: skip
@@ -339,7 +355,7 @@ def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     assert code == 0, err
     file, picture = tmp_path / "eval.json", tmp_path / "eval.png"
     code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2",
-                           "--json", file, "--out", picture, cwd=bounds_folder)  # fmt: skip
+                           "--json", file, "--out", picture, cwd=tmp_path)  # fmt: skip
     assert (code, err) == (0, "")
     assert "5 episodes as [env] has them, greedy actions and sampled actions, seed 2000000" in out
     assert "the oracle's bound" in out
@@ -351,16 +367,17 @@ def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     assert {len(values) for values in episodes.values()} == {10}
     assert [(row["explore"], row["treasures"], row["episodes"]) for row in table] == [(0.0, 2, 5), (1.0, 2, 5)]
     assert np.allclose(table[0]["score"], np.mean(episodes["score"][:5]))
+    assert np.allclose(episodes["regret"], limit.score - episodes["score"])
     assert min(episodes["regret"]) >= 0
     assert len(set(episodes["length"][:5])) == 1  # the same layout, and nothing is drawn
     with Image.open(picture) as image:
         assert image.size[0] == 3 * 720
-    code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--no-oracle", cwd=tmp_path)
+    code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--no-oracle", cwd=tmp_path / "tiny")
     assert (code, err) == (0, "")
     assert "reached_end" in out
     assert "regret" not in out
-    assert not (tmp_path / oracle.CACHE).exists()
-    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=bounds_folder)
+    assert not (tmp_path / "tiny" / oracle.CACHE).exists()
+    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=tmp_path)
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1
