@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from realm.watch import progress
@@ -10,3 +12,18 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that tests call in their own process say nothing of work going on, however slow the machine is."""
     monkeypatch.setattr(progress, "LONG_S", 3600.0)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 3600.0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of the oracle run in one process, which compiles it and makes what they share; others are dealt singly.
+
+    This is what `--dist loadgroup` is for, but xdist 3.8 does not find its groups with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # late: without xdist nobody calls this
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "oracle" if "oracle" in nodeid else nodeid
+
+    return Scheduling(config, log)

@@ -241,7 +241,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("oracle")
 def test_oracle_says_what_it_knows_and_draws_it(
     asked: list[tuple[Any, ...]], prepared: Oracle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,7 +287,6 @@ def test_oracle_says_what_it_knows_and_draws_it(
         assert file.size == (1440, 1632)
 
 
-@pytest.mark.xdist_group("oracle")
 @pytest.mark.usefixtures("asked")
 def test_oracle_short_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # one treasure is left out

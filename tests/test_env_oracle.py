@@ -17,8 +17,6 @@ from realm.env.map import CELL, EXTENT, Map, MapError
 from realm.env.oracle import Oracle, beam, distances, fields, lattice, lengths, solving
 from realm.env.oracle.beam import STATE_NAMES, _copy_rows, _make_state
 
-pytestmark = pytest.mark.xdist_group("oracle")  # one process compiles it, and makes what several tests share
-
 TREASURES = (3, 7, 11, 14)
 
 

@@ -188,7 +188,6 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("oracle")
 def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
     """The sets of two treasures to the step; all sets to a step of what the coarser lattice says."""
     ids = [point for point in range(1, 16) if point not in (2, 1)]
@@ -226,9 +225,8 @@ def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("oracle")
 @pytest.mark.usefixtures("coarse")
-def test_nobody_beats_the_bound(tmp_path: Path) -> None:
+def test_nobody_beats_the_oracles_bound(tmp_path: Path) -> None:
     """Not even the oracle's own play, which comes near it."""
     map_, cache = maps.default(), tmp_path / oracle.CACHE
     known = oracle.make_oracle(map_, treasures=TREASURES)
@@ -343,7 +341,6 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.system
-@pytest.mark.xdist_group("oracle")
 @pytest.mark.usefixtures("coarse")
 def test_eval_of_the_realm(tmp_path: Path) -> None:
     layouts = [Episode(2, 1, 300, len(TREASURES), TREASURES)]

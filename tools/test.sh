@@ -7,5 +7,4 @@ case "${1:-}" in
     --all) shift ;;
     *) set -- -m "not slow" "$@" ;;
 esac
-# three at a time, since some wait; -n 0 for a debugger. Tests of one `xdist_group` run one after the other, in one process.
-exec "$python" -m pytest -n 3 --dist loadgroup "$@"
+exec "$python" -m pytest -n 3 "$@"  # three at a time, since some wait; -n 0 for a debugger
