@@ -15,7 +15,7 @@ from pathlib import Path
 import hanging
 import psutil
 import pytest
-from cluster import ROOT, Run
+from cluster import PATIENCE_S, ROOT, Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from realm.config.keys import AppConfig
@@ -94,12 +94,21 @@ def test_a_hangup_ends_one_process_with_a_checkpoint(tmp_path):
         assert run.checkpoints()[-1] == (1, last)
 
 
+def wait_asleep(run):
+    """Wait until its process has slept for a second. One that waits for a core is not asleep."""
+    asleep, deadline = 0, time.monotonic() + PATIENCE_S
+    while asleep < 20:
+        assert time.monotonic() < deadline, run.text()
+        time.sleep(0.05)
+        asleep = asleep + 1 if psutil.Process(run.process.pid).status() == psutil.STATUS_SLEEPING else 0
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_one_process_at_once(tmp_path, number):
     with Run(tmp_path, LOCAL, "counting.learn_s=600.0") as run:
-        run.wait_running()
-        time.sleep(3)
+        run.wait_for(lambda: run.checkpoints(), "the first checkpoint")
+        wait_asleep(run)  # in `learn`, as nothing else lasts
         run.process.send_signal(number)
         time.sleep(0.5)
         assert run.process.poll() is None
