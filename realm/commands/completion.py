@@ -13,7 +13,9 @@ from realm.errors import ConfigError
 _RUNS = {
     "bash": "_realm_runs",
     "zsh": "_files -W '(train .)' -/",
-    "preamble": {"bash": "_realm_runs() {\n  (cd train 2> /dev/null && compgen -d -- $1)\n  _shtab_compgen_dirs $1\n}\n"},
+    "preamble": {
+        "bash": "_realm_runs() {\n  (cd train 2> /dev/null && compgen -d -- $1)\n  _shtab_compgen_dirs $1\n}\n",
+    },
 }
 """Folders in train/, where runs are unless `log_dir` says otherwise, and those of the current directory."""
 
