@@ -30,7 +30,7 @@ from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
 from realm.watch.meters import Meters
-from realm.watch.progress import Every
+from realm.watch.progress import Every, Stillness
 from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.watch.summary import warn_of_faults
@@ -84,6 +84,7 @@ def run(prepared: Prepared) -> End:
         gate = VersionGate(None, plan.batch, plan.round_size)
 
         def refresh() -> tuple[Version, int, int]:
+            loop.tick()  # a workflow that never yields must be seen, and ended, too
             return trainer.version, trainer.env_steps, trainer.memory_size
 
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
@@ -112,7 +113,7 @@ def run(prepared: Prepared) -> End:
     prepared.run_file.write_or_warn(prepared.run_dir)
     warn_of_faults(board)
     logger.info("the run has ended: {}", loop.cause)
-    return End(loop.cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"), status)
+    return End(loop.cause, trainer.version, board.env_steps, updates, board.recent_of("learner"), status)
 
 
 class _Loop:
@@ -142,6 +143,7 @@ class _Loop:
         )
         self._played, self._trained, self._curves, self._resources = played, trained, curves, resources
         self._show, self._signals, self._shown = show, signals, Every(_SHOW_EVERY_S)
+        self._stillness = Stillness()
         every = prepared.config.app.eval_every_steps
         self._evaluations = _Evaluations(prepared, trainer.agent, board, curves, signals) if every else None
 
@@ -166,12 +168,14 @@ class _Loop:
         if waits:
             count = len(items["worker"])
             raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
+        self._stillness.moved()
         self.tick()
 
     def update(self, items: Any, info: Any) -> None:
         """Train on these items at once, past the buffer."""
         self._begin(info.new_env_steps)
         self._trainer.update(items, info)
+        self._stillness.moved()
         self.tick()
 
     def _begin(self, env_steps: int) -> None:
@@ -189,7 +193,14 @@ class _Loop:
             # nobody here could wait for memory
             self._resources.look({"the run": prepared.run_file.pid}, holds=False)
         self._curves.write_due(board)
-        self._limit = app.limit_reached(trainer.env_steps, board.training_s)
+        if still_s := self._stillness.due(time.monotonic()):
+            actions, played = self._policy.actions, int(self._played.totals["env_steps"])
+            logger.warning(
+                "nothing has moved for {:.0f} s: the workflow has yielded no round ({:,} actions predicted and {:,} "
+                "env steps yielded so far)", still_s, actions, played,
+            )  # fmt: skip
+        board.count(trainer.env_steps, self._buffer.new_env_steps)
+        self._limit = app.limit_reached(board.env_steps, board.training_s)
         if self._limit or self._signals:
             raise Stopped
 
