@@ -31,6 +31,8 @@ from realm.errors import ConfigError, ContractError, UserCodeError, UserError, d
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
+_UNKNOWN_ARGUMENT = re.compile(r"got an unexpected keyword argument '(\w+)'")
+
 _HERE = Path(__file__).resolve().parent
 BUILT_IN = _HERE / "builtin" if (_HERE / "builtin").is_dir() else _HERE.parent
 """The folder of `diy/` and `conf/`, which come with Realm: the checkout, or what setup.py makes of it."""
@@ -203,7 +205,8 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
     """Turn errors from calls of a function of the user's, in this file of the package, into one sentence.
 
     A ValueError that names a key of [env] becomes a ConfigError with the key's place: environments refuse their options
-    with such errors. Every other error becomes a UserCodeError with the user's line.
+    with such errors. So does the TypeError of a constructor without such an argument: most often [env] belongs to
+    another environment. Every other error becomes a UserCodeError with the user's line.
     """
     try:
         yield
@@ -220,6 +223,12 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
                 own = hyper_keys(config.app.algo)
                 near = f" (did you mean '{config.app.hyper_table}.{key}'?)" if key in own else near
                 raise ConfigError(f"{place}: key 'env.{key}': {text}{near}") from error
+        if isinstance(error, TypeError) and (found := _UNKNOWN_ARGUMENT.search(str(error))) and found[1] in config.env:
+            place = config.places.get(f"env.{found[1]}", "table [env]")
+            raise ConfigError(
+                f"{place}: key 'env.{found[1]}': the environments of {config.app.algo!r} take no such option; if [env] "
+                "belongs to another environment, give the configuration of this one with --config"
+            ) from error
         raise _raised(error, config.app.algo, file, f"calling {function}") from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster import ROOT
 
-PROGRESS = re.compile(r"^(.* \.\.\.|.*: [\d,]+ of [\d,]+, .*|.* INFO +the package .* plays .*)\n", re.MULTILINE)
+PROGRESS = re.compile(r"^(.* \.\.\.|.*: ([\d,]+ of [\d,]+|\d+%), .*|.* INFO +the package .* plays .*)\n", re.MULTILINE)
 
 
 def start(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str]:

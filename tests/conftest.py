@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,16 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 3600.0)
 
 
-@pytest.fixture(scope="session")
-def bounds_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `realm eval` is called. It keeps the oracle's bounds in its folder, and they take a minute or two."""
-    return tmp_path_factory.mktemp("bounds")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of the oracle run in one process, which compiles it and makes what they share; others are dealt singly.
+
+    This is what `--dist loadgroup` is for, but xdist 3.8 does not find its groups with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # late: without xdist nobody calls this
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "oracle" if "oracle" in nodeid else nodeid
+
+    return Scheduling(config, log)

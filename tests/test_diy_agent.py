@@ -385,6 +385,19 @@ def test_vtrace_of_the_acting_policy_has_the_targets_of_gae() -> None:
     assert by["gae"].log_centre is by["gae"].log_prob
 
 
+@pytest.mark.parametrize("fields", [{}, VTRACE], ids=str)
+def test_a_step_with_a_discount_of_its_own_has_it_in_place_of_gamma(fields: dict[str, Any]) -> None:
+    chunk = recorded(3)[2]
+    own = dataclasses.replace(chunk, step={"discount": np.full(chunk.reward.shape, 0.5, np.float32)})
+    targets = []
+    for gamma, batch in ((0.5, chunk), (0.9, own), (0.9, chunk)):
+        config = dataclasses.replace(TINY, gamma_start=gamma, gamma_end=gamma, **{"value_source": "learner", **fields})
+        agent = make_agent(config, seed=4)
+        targets.append(agent.ppo.rows(batch, agent.ppo.schedule(), older=True).target)
+    torch.testing.assert_close(targets[1], targets[0])
+    assert not torch.allclose(targets[1], targets[2])
+
+
 def test_vtrace_reads_no_action_of_a_row_that_is_not_valid() -> None:
     chunk = recorded(3)[2]
     results = []

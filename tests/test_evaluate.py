@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from realm.env import commands, oracle, report
 from realm.env import map as maps
 from realm.env.map import Map
 from realm.env.options import Episode, OptionError
+from realm.env.oracle import lattice
 from realm.errors import ConfigError, UserCodeError
 from realm.learn import judge
 from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
@@ -79,10 +81,18 @@ def played_literally(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_envs", [1, 4, 7, 60])
-def test_every_layout_is_played_once_and_told_from_the_others(num_envs: int) -> None:
+def test_every_layout_is_played_once_and_told_from_the_others() -> None:
     layouts = layouts_of_all_kinds(40)
     literal = played_literally(layouts)
+    # the walker is a good judge: its episodes end in all ways, at many lengths
+    assert len({one["length"] for one in literal}) > 30
+    assert {bool(one["reached_end"]) for one in literal} == {False, True}
+    assert len({one["missed"] for one in literal}) >= 3
+    for num_envs in (1, 4, 7, 60):
+        check_all_are_played(num_envs, layouts, literal)
+
+
+def check_all_are_played(num_envs: int, layouts: list[dict[str, Any]], literal: list[dict[str, Any]]) -> None:
     envs, walker, shown = make_envs(num_envs, 0, Config(), {"treasure_num": 13}), Walker(num_envs), []
     played = evaluate_layouts(
         envs, walker.predict, layouts, seed=5, show=lambda *done: shown.append(done), keep_actions=True
@@ -103,15 +113,6 @@ def test_every_layout_is_played_once_and_told_from_the_others(num_envs: int) -> 
     again = evaluate_layouts(envs, Walker(num_envs).predict, layouts[:7], seed=6)
     assert again.steps.tolist() == played.steps[:7].tolist()
     assert again.actions == []
-
-
-@pytest.mark.slow
-def test_the_walker_is_a_good_judge() -> None:
-    """Its episodes end in all ways, at many lengths."""
-    literal = played_literally(layouts_of_all_kinds(40))
-    assert len({one["length"] for one in literal}) > 30
-    assert {bool(one["reached_end"]) for one in literal} == {False, True}
-    assert len({one["missed"] for one in literal}) >= 3
 
 
 def test_environments_that_do_not_report() -> None:
@@ -180,17 +181,24 @@ TREASURES = (3, 7)
 
 
 @pytest.fixture
-def cache(bounds_folder: Path) -> Path:
-    return bounds_folder / oracle.CACHE
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds on the coarser lattice, in a quarter of the time."""
+    monkeypatch.setattr(oracle, "make_oracle", partial(oracle.make_oracle, fine=lattice.FINE))
 
 
 @pytest.mark.slow
 def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
+    """The sets of two treasures to the step; all sets to a step of what the coarser lattice says."""
     ids = [point for point in range(1, 16) if point not in (2, 1)]
-    shares: list[float] = []
-    steps = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, report=shares.append).steps
     with np.load(report.shipped_bounds(maps.default(), 2, 1, ids, 2000)) as shipped:
-        assert np.array_equal(shipped["steps"], steps)
+        steps = shipped["steps"]
+    few = oracle.make_oracle(maps.default(), treasures=TREASURES)
+    places = [sum(1 << ids.index(i) for i in oracle.set_ids(few, part)) for part in range(4)]
+    assert steps[places].tolist() == few.steps.tolist()
+    shares: list[float] = []
+    coarse = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, fine=lattice.FINE, report=shares.append)
+    assert len(steps) == len(coarse.steps) == 8192
+    assert np.abs(steps - coarse.steps).max() <= 1
     assert shares == sorted(shares)
     assert len(shares) > 20
     assert 0 < shares[0] < 0.1 < 0.7 < shares[-1] <= 1
@@ -216,9 +224,10 @@ def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_nobody_beats_the_bound(cache: Path) -> None:
+@pytest.mark.usefixtures("coarse")
+def test_nobody_beats_the_oracles_bound(tmp_path: Path) -> None:
     """Not even the oracle's own play, which comes near it."""
-    map_ = maps.default()
+    map_, cache = maps.default(), tmp_path / oracle.CACHE
     known = oracle.make_oracle(map_, treasures=TREASURES)
     sets = [(), (3,), TREASURES]
     runs = [oracle.solve(known, ids, tries=1, width=100).run for ids in sets]
@@ -331,7 +340,10 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
+@pytest.mark.usefixtures("coarse")
+def test_eval_of_the_realm(tmp_path: Path) -> None:
+    layouts = [Episode(2, 1, 300, len(TREASURES), TREASURES)]
+    limit = report.bound_limits(maps.default(), layouts, tmp_path / oracle.CACHE)  # where the command looks for it
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",
                   "--set", "env.treasure_random=0", "--set", "env.treasure_id=[3,7]", "--set", "env.treasure_num=2",
                   "--set", "env.max_step=300", "--set", "max_env_steps=1000")  # fmt: skip
@@ -339,7 +351,7 @@ def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     assert code == 0, err
     file, picture = tmp_path / "eval.json", tmp_path / "eval.png"
     code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2",
-                           "--json", file, "--out", picture, cwd=bounds_folder)  # fmt: skip
+                           "--json", file, "--out", picture, cwd=tmp_path)  # fmt: skip
     assert (code, err) == (0, "")
     assert "5 episodes as [env] has them, greedy actions and sampled actions, seed 2000000" in out
     assert "the oracle's bound" in out
@@ -351,16 +363,17 @@ def test_eval_of_the_realm(tmp_path: Path, bounds_folder: Path) -> None:
     assert {len(values) for values in episodes.values()} == {10}
     assert [(row["explore"], row["treasures"], row["episodes"]) for row in table] == [(0.0, 2, 5), (1.0, 2, 5)]
     assert np.allclose(table[0]["score"], np.mean(episodes["score"][:5]))
+    assert np.allclose(episodes["regret"], limit.score - episodes["score"])
     assert min(episodes["regret"]) >= 0
     assert len(set(episodes["length"][:5])) == 1  # the same layout, and nothing is drawn
     with Image.open(picture) as image:
         assert image.size[0] == 3 * 720
-    code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--no-oracle", cwd=tmp_path)
+    code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--no-oracle", cwd=tmp_path / "tiny")
     assert (code, err) == (0, "")
     assert "reached_end" in out
     assert "regret" not in out
-    assert not (tmp_path / oracle.CACHE).exists()
-    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=bounds_folder)
+    assert not (tmp_path / "tiny" / oracle.CACHE).exists()
+    code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=tmp_path)
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from cluster import Run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_checkpoint import Agent, Pool, Yielding, batches, trainer
 
 from realm.contract import Evaluation, Version
@@ -298,6 +298,13 @@ def test_a_replay_memory_that_does_not_fit_is_refused_before_it_is_used(small: P
     assert [path.name for path in (small / "replay").iterdir()] == ["reward.npy"]
 
 
+def updates(run: Run) -> float:
+    """How many the curves show; KeyError before they have one."""
+    curves = EventAccumulator(str(run.dir / "log" / "tensorboard"), {"scalars": 0})
+    curves.Reload()
+    return float(curves.Scalars("system/learner/version_update")[-1].value)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("leave", [0, 4096 * 3])
 @pytest.mark.parametrize("flow", ["one process", "at once"])
@@ -308,7 +315,7 @@ def test_a_disk_that_is_full_when_a_run_stops(small: Path, tmp_path: Path, flow:
         run.dir = small / "runs" / "one"
         run.wait_running()
         run.wait_for(lambda: run.checkpoints(), "the first checkpoint")
-        time.sleep(2)  # some updates
+        run.wait_for(lambda: updates(run) >= 5, "some updates that are not saved")
         fill(small, leave)
         assert run.interrupt() == 1, run.text()
         text = run.output.read_text()

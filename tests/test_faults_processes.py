@@ -15,7 +15,7 @@ from pathlib import Path
 import hanging
 import psutil
 import pytest
-from cluster import ROOT, Run
+from cluster import PATIENCE_S, ROOT, Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from realm.config.keys import AppConfig
@@ -94,12 +94,21 @@ def test_a_hangup_ends_one_process_with_a_checkpoint(tmp_path):
         assert run.checkpoints()[-1] == (1, last)
 
 
+def wait_asleep(run):
+    """Wait until its process has slept for a second. One that waits for a core is not asleep."""
+    asleep, deadline = 0, time.monotonic() + PATIENCE_S
+    while asleep < 20:
+        assert time.monotonic() < deadline, run.text()
+        time.sleep(0.05)
+        asleep = asleep + 1 if psutil.Process(run.process.pid).status() == psutil.STATUS_SLEEPING else 0
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_one_process_at_once(tmp_path, number):
     with Run(tmp_path, LOCAL, "counting.learn_s=600.0") as run:
-        run.wait_running()
-        time.sleep(3)
+        run.wait_for(lambda: run.checkpoints(), "the first checkpoint")
+        wait_asleep(run)  # in `learn`, as nothing else lasts
         run.process.send_signal(number)
         time.sleep(0.5)
         assert run.process.poll() is None
@@ -209,20 +218,6 @@ def test_every_role_may_be_stopped_for_a_while(tmp_path):
         assert run.processes() == []
 
 
-@pytest.mark.system
-def test_stopped_roles_end_with_a_killed_supervisor(tmp_path):
-    with Run(tmp_path, NATIVE) as run:
-        run.wait_running()
-        for role in ("aisrv-0", "learner-0"):  # from scratch and forked
-            os.kill(run.pid(role), signal.SIGSTOP)
-        run.process.kill()
-        run.process.wait()
-        deadline = time.monotonic() + 60
-        while run.processes():
-            assert time.monotonic() < deadline, run.processes()
-            time.sleep(0.05)
-
-
 def gone(processes):
     """Wait until none of them lives; a zombie does not."""
     deadline = time.monotonic() + 60
@@ -232,9 +227,8 @@ def gone(processes):
 
 
 @pytest.mark.system
-@pytest.mark.slow
-def test_children_of_environments_end_with_the_worker_and_with_the_run(tmp_path):
-    """Also those of a worker that is stopped, as they are themselves."""
+def test_all_processes_end_with_the_worker_and_with_the_run(tmp_path):
+    """Also stopped ones, and the children of environments: no supervisor is there any more to end them."""
     package = tmp_path / "families"
     shutil.copytree(ROOT / "tests" / "counting", package)
     definition = package / "feature" / "definition.py"
@@ -252,7 +246,8 @@ def test_children_of_environments_end_with_the_worker_and_with_the_run(tmp_path)
         workers = [psutil.Process(run.pid(role)) for role in ("aisrv-0", "aisrv-1")]
         families = [*workers, *(child for worker in workers for child in worker.children())]
         assert len(families) == 4
-        for one in families:
+        assert len(run.processes()) >= 6
+        for one in (*families, psutil.Process(run.pid("learner-0"))):  # workers are made from scratch, it is a fork
             one.suspend()
         run.process.kill()
         run.process.wait()

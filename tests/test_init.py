@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 from cluster import ROOT
-from commands import realm
+from commands import end, realm, start
 from gymnasium import spaces
 
 from realm.commands.main import main
 from realm.contract import ActionSpec
 from realm.errors import ConfigError
+from realm.watch.outcome import newest_model
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)
@@ -57,6 +59,7 @@ OBSERVATIONS: list[tuple[spaces.Space[Any], Any]] = [
     (spaces.Discrete(4, start=1), lambda x: {"state": hot([4], [x - 1])}),
     (spaces.MultiDiscrete([2, 3]), lambda x: {"state": hot([2, 3], x)}),
     (spaces.MultiBinary(4), lambda x: {"state": x}),
+    (spaces.Box(-1, 1, (), np.float32), lambda x: {"state": np.asarray(x)}),
     (spaces.Box(0, 255, (40, 44, 3), np.uint8), lambda x: {"state": x}),
     (spaces.Box(0, 255, (4, 40, 44), np.uint8), lambda x: {"state": np.moveaxis(x, 0, -1)}),
     (spaces.Box(0, 255, (40, 44), np.uint8), lambda x: {"state": x[:, :, None]}),
@@ -150,7 +153,7 @@ def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         "--env No-v0": "--env 'No-v0': Environment `No` doesn't exist",
         "--env no_such_module:No-v0": "No module named 'no_such_module'",
         "random --env CartPole-v1": "NAME is 'random', which is the name of another Python module",
-        "my-agent --env CartPole-v1": "NAME is 'my-agent'; it must be the name of a Python package",
+        "my+agent --env CartPole-v1": "NAME is 'my+agent'; it must be the name of a Python package",
         "--env CartPole-v1 --from td3": "--from td3 does not fit the actions of CartPole-v1; it must be dqn or ppo",
         "--env CartPole-v1 --from realm": "--env CartPole-v1: cannot be given with --from realm",
     }.items():
@@ -175,6 +178,50 @@ def test_a_module_of_ones_own_trains(tmp_path: Path) -> None:
                          "max_env_steps=2000", "eval_every_steps=0", cwd=tmp_path)  # fmt: skip
     assert code == 0, err
     assert (tmp_path / "train" / "cluster" / "summary.json").exists()
+
+
+TENANTS = {
+    "td3": ["Pendulum-v1", "random_steps=100"],
+    "sac": ["Pendulum-v1", "random_steps=100"],
+    "dqn": ["CartPole-v1", "noisy=true", "dueling=true", "n_step=3", "frames=2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.parametrize("package", TENANTS)
+def test_an_off_policy_package_goes_on_where_it_was_killed(package: str, tmp_path: Path) -> None:
+    env, *own = TENANTS[package]
+    code, out, err = realm("init", "my-agent", "--from", package, "--env", env, cwd=tmp_path)
+    assert code == 0, err
+    assert f"my_agent/ and my_agent.toml are written: {env} with {package}" in out
+    # an update is 20 gradient steps, and comes every 20 env steps
+    command = ["-m", "realm", "start", "--config", "my_agent.toml", "--set", "warm_up_steps=100", "eval_every_steps=0",
+               "train_batch_size=320", "production_consume_ratio=16", "dump_model_freq=5", "save_replay=true",
+               "reverb_sampler=" + ("Prioritized" if package == "dqn" else "Uniform"),
+               *(f"my_agent.{one}" for one in ("hidden=32", "minibatch_size=16", *own))]  # fmt: skip
+    run = tmp_path / "train" / "my_agent"
+    first, deadline = start(*command, cwd=tmp_path), time.monotonic() + 200
+    while not (saved := newest_model(run)) or saved.update < 5:
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first.kill()
+    first.communicate()
+    saved = newest_model(run)
+    assert saved
+    code, _, err = end(start(*command, f"max_env_steps={saved.env_steps + 400}", cwd=tmp_path))
+    assert code == 0, err
+    last = newest_model(run)
+    assert last
+    assert last.env_steps >= saved.env_steps + 400
+    # no second warm-up, and no update for steps that had one already
+    assert abs(last.update - saved.update - (last.env_steps - saved.env_steps) / 20) <= 2
+    code, _, err = end(start(*command, "wrapper_type=remote", "run_name=cluster", "max_env_steps=400", cwd=tmp_path))
+    assert code == 0, err
+    model = newest_model(tmp_path / "train" / "cluster")
+    assert model
+    assert model.update > 0
 
 
 def test_a_copy_of_the_games_agent_is_a_package(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert PROGRESS.sub("", none + some) == ""
 
 
+def test_a_share_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.measuring("the oracle's bounds") as show:
+        show(0.0)
+        show(0.05)
+        show(0.5)
+    early, later = capsys.readouterr().err.splitlines(keepends=True)
+    assert early == "the oracle's bounds: 5%, time left not known yet\n"
+    assert re.fullmatch(r"the oracle's bounds: 50%, [\d,]+ s left\n", later)
+    assert PROGRESS.sub("", early + later) == ""
+
+
 def test_once_in_a_while() -> None:
     often, seldom = progress.Every(0.01), progress.Every(3600.0)
     assert not seldom.due()

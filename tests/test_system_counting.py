@@ -152,27 +152,29 @@ def test_a_resumed_run_has_its_replay_memory(tmp_path, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["aisrv-0", "buffer-0", "learner-0"])
-def test_role_killed_with_a_replay_memory(tmp_path, role):
-    with Run(tmp_path, "restart_budget=3", "counting.learn_s=0.02", *FLOWS["rows"]) as run:
+def test_roles_killed_with_a_replay_memory(tmp_path):
+    """Prioritised, and kept in files: a buffer that is killed goes on with its rows."""
+    ranked = ("reverb_sampler=Prioritized", "counting.ranks=true", "save_replay=true", REMEMBER)
+    with Run(tmp_path, "restart_budget=3", "counting.learn_s=0.02", *FLOWS["rows"], *ranked) as run:
         run.wait_running()
         run.wait_trained(20)
-        run.kill(role)
-        before = run.checkpoints()[-1][1]
-        run.wait_trained(before + 60, epoch=2 if role == "learner-0" else 1)
+        for role, epoch in (("aisrv-0", 1), ("actor-0", 1), ("model_pool-0", 1), ("buffer-0", 1), ("learner-0", 2)):
+            run.kill(role)
+            before = run.checkpoints()[-1][1]
+            run.wait_trained(before + 60, epoch)
         assert run.interrupt() == 0, run.text()
 
 
-@pytest.mark.parametrize("role", ["aisrv-0", "actor-0", "model_pool-0", "buffer-0"])
-def test_role_killed(tmp_path, role):
+def test_role_killed(tmp_path):
     """Any role may die at any moment: the others wait, the run goes on, and every row is still right."""
     with Run(
         tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS["strict"], REMEMBER
     ) as run:
         run.wait_running()
         run.wait_trained(20)
-        run.kill(role)
-        before = run.checkpoints()[-1][1]
-        run.wait_trained(before + 60)
+        for role in ("aisrv-0", "actor-0", "model_pool-0", "buffer-0"):
+            run.kill(role)
+            before = run.checkpoints()[-1][1]
+            run.wait_trained(before + 60)
         assert run.interrupt() == 0, run.text()
         assert run.processes() == []

@@ -17,13 +17,13 @@ def python(*arguments):
     )
 
 
-def test_debug_run_then_eval_then_tensorboard(tmp_path, bounds_folder):
+def test_debug_run_then_eval_then_tensorboard(tmp_path):
     done = python("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=debug")
     assert done.returncode == 0, done.stderr
     assert "ok: " in done.stdout
 
     code, _, err = realm("eval", tmp_path / "debug", "--episodes", "3", "--stochastic",
-                         "--json", tmp_path / "eval.json", cwd=bounds_folder)  # fmt: skip
+                         "--json", tmp_path / "eval.json", cwd=tmp_path)  # fmt: skip
     assert code == 0, err
     content = json.loads((tmp_path / "eval.json").read_text())
     assert len(content["episodes"]["score"]) == 3

@@ -63,7 +63,8 @@ def test_status_stop_and_resume(tmp_path):
         assert "no living run" in command("status", "--log-dir", log_dir).stdout
         version = run.totals("learner")["version_update"]
         steps = run.summary()["env_steps"]
-        # the final checkpoint is of the last version that was trained
+        # `stop` is SIGTERM; the final checkpoint is of the last version that was trained
+        assert (run.file()["state"], run.file()["cause"]) == ("stopped", "SIGTERM received")
         assert run.checkpoints()[-1] == (1, version)
         assert "evaluator-0" not in run.file()["roles"]  # eval_cpu_share is 0 here
     with Run(tmp_path, NATIVE, f"max_env_steps={int(steps) + 3000}") as run:
@@ -71,18 +72,58 @@ def test_status_stop_and_resume(tmp_path):
         assert run.checkpoints()[-1][0] == 2
         assert run.checkpoints()[-1][1] > version
         assert run.summary()["env_steps"] >= steps + 3000
+        models = run.checkpoints()
+    # a folder of bad checkpoints is not trained over
+    for path in run.dir.glob("ckpt/*/state.pt"):
+        path.write_bytes(b"nothing")
+    with Run(tmp_path, NATIVE, "max_env_steps=3000") as run:
+        assert run.finish() == 2, run.text()
+        assert "checkpoints can be used" in run.output.read_text()
+        assert run.checkpoints() == models
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_run_cleanly(tmp_path, number):
-    with Run(tmp_path, NATIVE) as run:
+def test_a_run_from_its_start_to_an_interrupt(tmp_path):
+    """Who loads what, which ports are used, that a second start is refused, and that Ctrl+C ends it cleanly."""
+    base = 0
+    while not base:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port < 64_000 and all(_is_free(one) for one in range(port, port + 3)):
+            base = port
+    backend = "reverb" if HAS_REVERB else "native"
+    with Run(tmp_path, f"buffer_backend={backend}", f"base_port={base}", "restart_budget=3") as run:
         run.wait_running()
         run.wait_trained(20)
-        run.process.send_signal(number)
-        assert run.finish() == 0, run.text()
+        # only those who need it load torch and TensorFlow
+        loaded = {role: loaded_libraries(run.pid(role)) for role in run.file()["roles"]}
+        assert loaded["aisrv-0"] == loaded["aisrv-1"] == loaded["model_pool-0"] == set()
+        assert loaded["actor-0"] == loaded["learner-0"] == {"torch"}
+        assert "torch" not in loaded["buffer-0"]
+        assert ("tensorflow" in loaded["buffer-0"]) == (backend == "reverb")
+        assert loaded_libraries(run.process.pid) == set()
+        if backend == "native" or OWN_NETWORK:
+            assert {address for address, _ in run.listens()} == {"127.0.0.1"}
+        assert (run.dir / "run.json").stat().st_mode & 0o077 == 0
+
+        # the fixed ports are used, and used again
+        ports = {f"tcp://127.0.0.1:{base + offset}" for offset in range(3)}
+        assert {role["address"] for role in run.file()["roles"].values()} - {""} == ports
+        run.kill("actor-0")
+        run.wait_for(lambda: run.file()["roles"]["actor-0"]["state"] == "ready", "the actor is back")
+        assert {role["address"] for role in run.file()["roles"].values()} - {""} == ports
+
+        # a run directory has one run
+        second = command("start", "--config", "tests/counting/counting.toml",
+                         "--set", f"log_dir={run.dir.parent}", "--set", "run_name=one")  # fmt: skip
+        assert second.returncode == 2
+        assert str(run.file()["pid"]) in second.stderr
+        assert len(second.stderr.strip().splitlines()) == 1
+
+        assert run.interrupt() == 0, run.text()
         assert run.processes() == []
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
-        assert run.file()["state"] == "stopped"
+        assert (run.file()["state"], run.file()["cause"]) == ("stopped", "SIGINT received")
 
 
 def test_a_second_interrupt_ends_it_at_once(tmp_path):
@@ -112,34 +153,9 @@ def test_two_starts_at_once_share_nothing(tmp_path):
         assert codes == [0, 2], first.text()
 
 
-def test_epochs_go_on_when_checkpoints_are_lost(tmp_path):
-    with Run(tmp_path, NATIVE, "restart_budget=3") as run:
-        run.wait_running()
-        run.wait_trained(20)
-        for path in run.dir.glob("ckpt/model.ckpt-*"):
-            path.rename(path.with_name(f"lost-{path.name}"))
-        run.kill("learner-0")
-        run.wait_trained(20, epoch=2)
-        assert run.interrupt() == 0, run.text()
-
-
-def test_a_folder_of_bad_checkpoints_is_not_trained_over(tmp_path):
-    with Run(tmp_path, NATIVE, "max_env_steps=3000") as run:
-        assert run.finish() == 0, run.text()
-        bad = run.checkpoints()
-    for path in run.dir.glob("ckpt/*/state.pt"):
-        path.write_bytes(b"nothing")
-    with Run(tmp_path, NATIVE, "max_env_steps=3000") as run:
-        assert run.finish() == 2, run.text()
-        assert "checkpoints can be used" in run.output.read_text()
-        assert run.checkpoints() == bad
-
-
 def test_a_long_update_is_waited_for(tmp_path):
-    with Run(tmp_path, NATIVE, "counting.learn_s=2.0", "stop_timeout_s=0.5") as run:
-        run.wait_running()
-        status = ("status", "--log-dir", str(run.dir.parent))
-        run.wait_for(lambda: re.search(r"updates +[2-9]", command(*status).stdout), "two updates")
+    with Run(tmp_path, NATIVE, "counting.learn_s=2.0", "stop_timeout_s=0.5", "dump_model_freq=1") as run:
+        run.wait_trained(2)
         assert run.interrupt() == 0, run.text()
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
 
@@ -164,35 +180,12 @@ def test_a_role_that_does_not_stop_is_named_once():
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_no_orphans_when_the_launcher_is_killed(tmp_path):
-    with Run(tmp_path, NATIVE) as run:
-        run.wait_running()
-        assert len(run.processes()) >= 6
-        run.process.kill()
-        run.process.wait()
-        deadline = time.monotonic() + PATIENCE_S
-        while run.processes() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert run.processes() == []
-
-
 def test_stopped_while_starting(tmp_path):
     with Run(tmp_path, NATIVE) as run:
         run.wait_for(lambda: run.file()["roles"]["learner-0"]["pid"], "the roles are started")
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0, run.text()
         assert run.processes() == []
-
-
-def test_a_run_directory_has_one_run(tmp_path):
-    with Run(tmp_path, NATIVE) as run:
-        run.wait_running()
-        second = command("start", "--config", "tests/counting/counting.toml",
-                         "--set", f"log_dir={run.dir.parent}", "--set", "run_name=one")  # fmt: skip
-        assert second.returncode == 2
-        assert str(run.file()["pid"]) in second.stderr
-        assert len(second.stderr.strip().splitlines()) == 1
-        assert run.interrupt() == 0
 
 
 def test_a_taken_port_is_named_with_its_owner(tmp_path):
@@ -207,23 +200,6 @@ def test_a_taken_port_is_named_with_its_owner(tmp_path):
             assert not run.dir.exists()
 
 
-def test_fixed_ports_are_used(tmp_path):
-    base = 0
-    while not base:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port < 64_000 and all(_is_free(one) for one in range(port, port + 3)):
-            base = port
-    with Run(tmp_path, NATIVE, f"base_port={base}", "restart_budget=3") as run:
-        run.wait_running()
-        addresses = {role["address"] for role in run.file()["roles"].values()} - {""}
-        assert addresses == {f"tcp://127.0.0.1:{base + offset}" for offset in range(3)}
-        run.kill("actor-0")
-        run.wait_for(lambda: run.file()["roles"]["actor-0"]["state"] == "ready", "the actor is back")
-        assert run.interrupt() == 0, run.text()
-
-
 def _is_free(port):
     with socket.socket() as probe:
         try:
@@ -233,28 +209,16 @@ def _is_free(port):
         return True
 
 
-def test_only_those_who_need_it_load_torch_and_tensorflow(tmp_path):
-    backend = "reverb" if HAS_REVERB else "native"
-    with Run(tmp_path, f"buffer_backend={backend}") as run:
-        run.wait_running()
-        run.wait_trained(20)
-        loaded = {role: loaded_libraries(run.pid(role)) for role in run.file()["roles"]}
-        assert loaded["aisrv-0"] == loaded["aisrv-1"] == loaded["model_pool-0"] == set()
-        assert loaded["actor-0"] == loaded["learner-0"] == {"torch"}
-        assert "torch" not in loaded["buffer-0"]
-        assert ("tensorflow" in loaded["buffer-0"]) == (backend == "reverb")
-        assert loaded_libraries(run.process.pid) == set()
-        if backend == "native" or OWN_NETWORK:
-            assert {address for address, _ in run.listens()} == {"127.0.0.1"}
-        assert (run.dir / "run.json").stat().st_mode & 0o077 == 0
-        assert run.interrupt() == 0, run.text()
-
-
-def test_a_role_that_cannot_be_started_again_ends_the_run_in_order(tmp_path):
-    """Here its log cannot be opened."""
+def test_a_run_whose_files_are_lost(tmp_path):
+    """Epochs go on without the checkpoints. Without its log a role cannot be started again: the run ends in order."""
     with Run(tmp_path, NATIVE, "restart_budget=1") as run:
         run.wait_running()
         run.wait_trained(20)
+        for path in run.dir.glob("ckpt/model.ckpt-*"):
+            path.rename(path.with_name(f"lost-{path.name}"))
+        run.kill("learner-0")
+        run.wait_trained(20, epoch=2)
+
         (run.dir / "log").rename(run.dir / "log-gone")
         os.kill(run.pid("aisrv-0"), signal.SIGKILL)
         assert run.finish() == 1, run.text()
@@ -262,10 +226,10 @@ def test_a_role_that_cannot_be_started_again_ends_the_run_in_order(tmp_path):
         found = run.file()
         assert found["state"] == "failed"
         assert "aisrv-0 cannot be started again" in found["cause"]
-        last = run.totals("learner")["version_update"]
-        assert (
-            run.dir / "ckpt" / f"model.ckpt-1-{last:.0f}" / "manifest.json"
-        ).exists()  # and the learner has saved it
+        # and the learner has saved its last version
+        last = run.checkpoints()[-1]
+        assert last == (2, run.summary()["processes"]["learner-0.2"]["version_update"])
+        assert (run.dir / "ckpt" / f"model.ckpt-{last[0]}-{last[1]}" / "manifest.json").exists()
 
 
 def test_a_crash_loop_ends_the_run_with_its_cause(tmp_path):

@@ -363,7 +363,10 @@ def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
 
 def evaluations(run, lines):
     run.mkdir(exist_ok=True)
-    rows = [{"version": [epoch, 0], "env_steps": steps, "score": score} for epoch, steps, score in lines]
+    rows = [
+        {"version": [epoch, 0], "env_steps": steps, "score": score, "time": time[0] if time else 0.0}
+        for epoch, steps, score, *time in lines
+    ]
     (run / "evaluations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"torn')
 
 
@@ -378,17 +381,22 @@ def test_evaluations_that_a_restart_took_back_do_not_count(tmp_path):
 
 def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     first = control.Study(
-        "a", "A, E-v1", "pendulum.toml", "first", -160, 8000, ("eval_every_steps=1000",), known="-152"
+        "a", "A, E-v1", "pendulum.toml", "first", -160, 8000, ("eval_every_steps=1000",), known="-152", minutes=2.5
     )
     last = control.Study("b", "B, E-v1", "pendulum.toml", "last", 10, set=("eval_every_steps=1000",))
     tasks = [control.Task(study, seed, tmp_path / f"{study.name}-{seed}") for study in (first, last) for seed in (1, 2)]
+    late = control.Task(first, 3, tmp_path / "a-3")
+    evaluations(late.folder, [(1, 0, -900.0, 0.0), (1, 7000, -150.0, 180.0)])
     evaluations(tasks[0].folder, [(1, 1000, -900.0), (1, 7000, -150.0), (1, 8000, -200.0)])
     evaluations(tasks[1].folder, [(1, 9000, -150.0)])
     evaluations(tasks[2].folder, [(1, 1000 * n, float(n)) for n in range(20)])
     run = {"run_id": "x", "pid": 1, "created": 0.0, "boot": "", "cause": "max_env_steps = 20000 reached"}
     (tasks[2].folder / "run.json").write_text(json.dumps(run))
-    text = control.page([control.result(task) for task in tasks], common.about())
-    assert "| first: at least -160 within 8,000 | 7,000 (0.0 min) / 9,000 (0.0 min) | 8,000 | -152 | 1 of 2 |" in text
+    text = control.page([control.result(task) for task in (*tasks, late)], common.about())
+    assert (
+        "within 8,000 and 2.5 min | 7,000 (0.0 min) / 9,000 (0.0 min) / 7,000 (3.0 min) | 7,667 | -152 | 1 of 3 |"
+        in text
+    )
     assert "| last: at least 10 | 14 / *0% done* | - | - | not known yet |" in text
     assert control.by_hand(tmp_path / "none.md") == ""
     (tmp_path / "page.md").write_text(text + "\n## Speed\n\nfast\n")

@@ -72,6 +72,16 @@ def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it(packa
     with pytest.raises(ConfigError) as caught:
         try_user_code(config, load_hyper("realm.zoo.dqn", {}))
     assert command in str(caught.value)
+    assert str(caught.value).startswith(f"[env] id is {env!r}, ")  # the name that was given
+
+
+@pytest.mark.parametrize("algo", ["realm.zoo.cartpole", "realm.zoo.dqn"])
+def test_options_of_another_environment_are_a_sentence_with_the_place_and_the_way_out(algo):
+    config = load_config(ROOT / "conf" / "configure_app.toml", [f"algo={algo}"])
+    with pytest.raises(ConfigError) as caught:
+        try_user_code(config, load_hyper(algo, {}))
+    assert "conf/configure_app.toml:33: key 'env.start': " in str(caught.value)
+    assert str(caught.value).endswith("give the configuration of this one with --config")
 
 
 def test_what_is_no_fault_of_the_workflow_ends_the_trial(tried):

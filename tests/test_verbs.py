@@ -104,7 +104,7 @@ class FakeLink:
     """What a role needs of its Link: an end, and a place for numbers."""
 
     def __init__(self) -> None:
-        self.meters, self.run_id, self.env_steps = Meters(), "run-1", 0
+        self.meters, self.env_steps = Meters(), 0
         self.over, self.is_ready = threading.Event(), threading.Event()
 
     def tick(self) -> None:

@@ -17,6 +17,8 @@ Obs = dict[str, Tensor]  # name -> [n, ...]
 
 Module = TypeVar("Module")
 
+_IMAGE_FEATURES = 256
+
 relu = partial(nn.ReLU, inplace=True)  # what it follows needs its own output no more
 
 
@@ -35,7 +37,7 @@ class Encoder(nn.Module):
     An image is uint8 [height, width, channels] with sides of at least 36 (the network of Mnih et al. 2015).
     """
 
-    def __init__(self, fields: Fields, image_features: int = 256) -> None:
+    def __init__(self, fields: Fields) -> None:
         """An observation named `legal` is a mask of actions and no input."""
         super().__init__()
         self.cnns = nn.ModuleDict()
@@ -44,8 +46,8 @@ class Encoder(nn.Module):
         for number, name in enumerate(self.names):
             shape = fields[name].shape
             if is_image(fields[name]):
-                self.cnns[str(number)] = _cnn(shape, image_features)
-                self.features += image_features
+                self.cnns[str(number)] = _cnn(shape, _IMAGE_FEATURES)
+                self.features += _IMAGE_FEATURES
             else:
                 self.features += fields[name].size
 

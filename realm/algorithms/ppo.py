@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from realm import returns
 from realm.algorithms.adam import Adam
 from realm.algorithms.choose import choose
+from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Array, Arrays, Chunk, Learned
 
@@ -33,7 +34,6 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserW
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough for the cache
 
 Answer = TypeVar("Answer")
-Obs = dict[str, Tensor]  # name -> [n, ...]
 Metrics = dict[str, Tensor]  # of a gradient step; f32 [] each, or f32 [n], which `PPO._of_all` reduces
 
 
@@ -310,12 +310,16 @@ class PPO:
             log_probs = returns.masked_log_softmax(logits.flatten(0, 1)[index], legal)
             log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         ends = self.tensor(batch.terminated), self.tensor(batch.truncated), valid
+        own = batch.step.get("discount")  # where the workflow says that steps differ in duration
+        discount = None if own is None else self.tensor(own)
         if settings.advantage == "vtrace":
             log_ratio = torch.zeros_like(reward)  # rows that are not valid have no action
             log_ratio[valid] = log_centre - log_prob
-            advantage, target = returns.vtrace(reward, value, log_ratio, *ends, now.gamma, settings.lam)
+            advantage, target = returns.vtrace(
+                reward, value, log_ratio, *ends, now.gamma, settings.lam, discount=discount
+            )
         else:
-            advantage, target = returns.gae(reward, value, *ends, now.gamma, settings.lam)
+            advantage, target = returns.gae(reward, value, *ends, now.gamma, settings.lam, discount=discount)
         return Rows(
             obs=flat,
             index=index,

@@ -31,8 +31,10 @@ _MEMORY_BYTES = 1 << 30  # of observations in a replay memory
 def init(name: str, env: str, package: str) -> None:
     """Write the package `name` and `<name>.toml` into the current directory.
 
-    name: "" makes one from the environment's; package: of PACKAGES, "" chooses by the action space. Raises ConfigError.
+    name: "" makes one from the environment's; `my-agent` becomes `my_agent`, which Python can import.
+    package: of PACKAGES, "" chooses by the action space. Raises ConfigError.
     """
+    name = name.replace("-", "_")
     if package == GAME and env:
         raise ConfigError(f"--env {env}: cannot be given with --from {GAME}, which is the agent of the game")
     if package != GAME and not env:

@@ -47,6 +47,15 @@ class RunConfig:
     places: dict[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The tables of the TOML file, by their names."""
+        own = {self.app.hyper_table: self.hyper}
+        return {"app": dataclasses.asdict(self.app), "env": self.env, "eval_env": self.eval_env, **own}
+
+    def settings(self) -> dict[str, Any]:
+        """Every key as `--set` names it: those of [app] without their table."""
+        return {shown((table, key)): value for table, values in self.tables().items() for key, value in values.items()}
+
     def evaluated(self) -> RunConfig:
         """A copy for evaluations, with `eval_env` merged into `env`; an empty list removes an option."""
         env = {key: value for key, value in {**self.env, **self.eval_env}.items() if self.eval_env.get(key) != []}
@@ -119,12 +128,8 @@ def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
 
     why: key of [app] -> the reason for a value that was "auto", written as a comment.
     """
-    tables = {
-        "app": dataclasses.asdict(config.app), "env": config.env, "eval_env": config.eval_env,
-        config.app.hyper_table: config.hyper,
-    }  # fmt: skip
     lines = ["# The effective configuration of this run, written by Realm."]
-    for name, table in tables.items():
+    for name, table in config.tables().items():
         lines += ["", f"[{toml_key(name)}]"]
         for key, value in table.items():
             reason = why.get(key) if why and name == "app" else None
@@ -134,11 +139,7 @@ def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
 
 def settings_of(config: RunConfig) -> dict[str, str]:
     """Every key, as `--set` names it, with its value as TOML."""
-    tables = {
-        "": dataclasses.asdict(config.app), "env.": config.env, "eval_env.": config.eval_env,
-        f"{config.app.hyper_table}.": config.hyper,
-    }  # fmt: skip
-    return {table + key: toml_value(value) for table, values in tables.items() for key, value in values.items()}
+    return {key: toml_value(value) for key, value in config.settings().items()}
 
 
 def _app(

@@ -11,7 +11,7 @@ from realm.contract.versions import Version
 class Report:
     """A role's report to the supervisor, sent every `report_interval_s`.
 
-    env_steps  learner: trained on so far, over all epochs; worker: collected since its start
+    env_steps  learner: trained on so far, over all epochs; other roles: 0
     totals     name -> counted since the start of the process
     means      name -> [sum, count] since the last report
     """

@@ -10,7 +10,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +128,8 @@ def load_files(agent: Any, files: dict[str, bytes]) -> None:
 class Saves:
     """The models of one learner: the framework's, and those that the project's code asks for."""
 
-    def __init__(self, agent: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._agent, self._clock = agent, clock
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
         self._done: dict[Path, int] = {}  # folder -> the newest step saved there
         self._asked_at: list[float] = []
         self._named = False
@@ -145,7 +144,7 @@ class Saves:
 
     def for_user(self, number: int) -> None:
         """Save where the user's models lie, unless there are too many already, which is one warning."""
-        config, now = current().config, self._clock()
+        config, now = current().config, time.monotonic()
         self._asked_at = [at for at in self._asked_at if now - at < 60.0]
         folder = current().user_dir
         if self._done.get(folder) == number:

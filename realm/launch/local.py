@@ -210,9 +210,9 @@ class _Evaluations:
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:
     """Give the board the same reports that the roles of a cluster send."""
-    board.take(Report("aisrv", 0, trainer.env_steps, *played.snapshot()), 1)
+    board.take(Report("aisrv", 0, 0, *played.snapshot()), 1)
     board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
-    board.take(Report("buffer", 0, trainer.env_steps, buffer.totals(), {}), 1)
+    board.take(Report("buffer", 0, 0, buffer.totals(), {}), 1)
 
 
 def _tell(prepared: Prepared, origin: str) -> None:

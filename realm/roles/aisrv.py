@@ -56,7 +56,6 @@ def run(job: Job) -> None:
             )
         gate.begin_round()
         steps = count_env_steps(items)
-        link.env_steps += steps
         meters.count("env_steps", steps)
         meters.count("items", len(items["worker"]))
         meters.count("rounds")

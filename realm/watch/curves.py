@@ -5,7 +5,6 @@ Owned by the supervisor and by the one-process run.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,10 +82,8 @@ class Curves:
 
 def hyper_parameters(config: RunConfig) -> dict[str, bool | float | str]:
     """The settings of a run by which it may be compared with others, as `--set` names them; lists as TOML."""
-    own = {key: value for key, value in dataclasses.asdict(config.app).items() if key not in _NOT_TRAINING}
-    tables = {"": own, "env.": config.env, "eval_env.": config.eval_env, f"{config.app.hyper_table}.": config.hyper}
     return {
-        prefix + key: value if isinstance(value, bool | int | float | str) else toml_value(value)
-        for prefix, table in tables.items()
-        for key, value in table.items()
+        key: value if isinstance(value, bool | int | float | str) else toml_value(value)
+        for key, value in config.settings().items()
+        if key not in _NOT_TRAINING
     }

@@ -44,8 +44,7 @@ class Link:
     def __init__(
         self, codec: Codec, address: str, role: str, index: int, interval_s: float, keys: Keys | None = None
     ) -> None:
-        self.role, self.index, self.incarnation = role, index, codec.incarnation
-        self.run_id = codec.run_id
+        self.role, self.index = role, index
         self.meters = Meters()
         self.env_steps = 0
         self._client = Client(codec, address, keys)
@@ -97,7 +96,7 @@ class Link:
             self.report()
 
     def commands(self) -> list[Message]:
-        """Commands other than stop since the last call: `save`, `buffer_restarted`."""
+        """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`."""
         taken, self._commands = self._commands, []
         return taken
 

@@ -30,7 +30,7 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
     """Environments that report each episode's return; observations are dicts of numbers (see `_number_space`), and
     `{"state": ...}` where they were no dicts. options: the table `[env]`; default: the id if it names none."""
     given = dict(options)
-    name = given.pop("id", default)
+    env_id = name = given.pop("id", default)
     mode = "sync"
     if str(name).startswith("ALE/"):
         # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
@@ -40,9 +40,9 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
             raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
         envs: Any = gymnasium.make_vec(name, num_envs, vectorization_mode=mode, **given)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"[env] id is {name}, which needs a package that is not installed: {error}") from error
+        raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {error}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ConfigError(f"[env] id is {name!r}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"[env] id is {env_id!r}: {str(error).splitlines()[0]}") from error
     action: Any = envs.single_action_space
     from_0 = not isinstance(action, spaces.Discrete) or action.start == 0
     if isinstance(action, (spaces.MultiDiscrete, spaces.MultiBinary)) or not from_0:
@@ -110,7 +110,7 @@ def _number_space(space: Any) -> spaces.Box:
     if isinstance(space, spaces.MultiBinary):
         return spaces.Box(0, 1, space.shape, np.int8)
     low, high = (_numbers(space, bound[None])[0] for bound in (space.low, space.high))
-    return spaces.Box(low, high, dtype=low.dtype.type)
+    return spaces.Box(low, high, low.shape, dtype=low.dtype.type)
 
 
 def _numbers(space: Any, array: Array) -> Array:

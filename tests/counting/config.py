@@ -13,6 +13,7 @@ class Config:
     once: bool = True  # every chunk must come exactly once
     n_step: int = 0  # draw rows of so many steps, discounted by 0.5; 0: whole chunks
     look_back: int = 0  # observations before a row's own
+    ranks: bool = False  # learn returns priorities
     remember: bool = False  # the policy counts its own steps in Spec.state
     nan_from: int = 0  # the weights become NaN in this update and those after it; 0: never
     nan_times: int = 1  # so often

@@ -41,7 +41,7 @@ FAULTS: dict[str, Fault] = {
         tests=(
             f"{CHECKPOINT}::test_damage_is_found_out_and_the_previous_one_used",
             f"{CHECKPOINT}::test_a_hundred_flipped_bits", f"{CHECKPOINT}::test_every_byte_of_a_manifest",
-            f"{LIFE}::test_a_folder_of_bad_checkpoints_is_not_trained_over",
+            f"{LIFE}::test_status_stop_and_resume",
         ),
     ),
     "F7": Fault("killed while saving", tests=(f"{CHECKPOINT}::test_killed_while_saving",)),
@@ -73,7 +73,7 @@ FAULTS: dict[str, Fault] = {
     "F12": Fault("a port that is taken", tests=(f"{LIFE}::test_a_taken_port_is_named_with_its_owner",)),
     "F13": Fault(
         "a second start",
-        tests=(f"{LIFE}::test_a_run_directory_has_one_run", f"{LIFE}::test_two_starts_at_once_share_nothing"),
+        tests=(f"{LIFE}::test_a_run_from_its_start_to_an_interrupt", f"{LIFE}::test_two_starts_at_once_share_nothing"),
     ),
     "F14": Fault(
         "stop all", tests=(f"{LIFE}::test_status_stop_and_resume", f"{LIFE}::test_a_long_update_is_waited_for"),
@@ -81,17 +81,14 @@ FAULTS: dict[str, Fault] = {
     "F15": Fault(
         "signals",
         tests=(
-            f"{LIFE}::test_a_signal_ends_the_run_cleanly", f"{LIFE}::test_a_second_interrupt_ends_it_at_once",
+            f"{LIFE}::test_a_run_from_its_start_to_an_interrupt", f"{LIFE}::test_a_second_interrupt_ends_it_at_once",
             f"{PROCESSES}::test_a_second_signal_ends_one_process_at_once",
             f"{PROCESSES}::test_a_closed_terminal_ends_the_run_in_order",
         ),
     ),
     "F16": Fault(
         "the supervisor is killed",
-        tests=(
-            f"{LIFE}::test_no_orphans_when_the_launcher_is_killed",
-            f"{PROCESSES}::test_stopped_roles_end_with_a_killed_supervisor",
-        ),
+        tests=(f"{PROCESSES}::test_all_processes_end_with_the_worker_and_with_the_run",),
     ),
     "F17": Fault("environments that fail", tests=("test_rollout.py", f"{ERRORS}::test_a_definition_that_raises")),
     "F18": Fault(
@@ -154,7 +151,7 @@ FAULTS: dict[str, Fault] = {
     "F32": Fault("the clock jumps, then status and stop: with F19", tests=()),
     "F33": Fault(
         "environments with children", (faults.kill_families,),
-        (f"{PROCESSES}::test_children_of_environments_end_with_the_worker_and_with_the_run",), 1,
+        (f"{PROCESSES}::test_all_processes_end_with_the_worker_and_with_the_run",), 1,
     ),
     "F34": Fault(
         "no room for the last checkpoint",

@@ -47,6 +47,7 @@ class Study(NamedTuple):
     set: Sequence[str] = ()
     seeds: int = 3  # at most
     known: str = ""
+    minutes: float = float("inf")
 
 
 class Point(NamedTuple):
@@ -137,10 +138,10 @@ def result(task: Task) -> Result:
     done = bool(found) and found[-1].env_steps >= app.max_env_steps - 2 * app.eval_every_steps and _has_ended(task)
     figure = passed = None
     if study.measure == "first":
-        reached = [one.env_steps for one in found if one.score >= study.at_least]
+        reached = next((one for one in found if one.score >= study.at_least), None)
         if reached or done:
-            figure = float(reached[0]) if reached else np.inf
-            passed = figure <= study.within
+            figure = float(reached.env_steps) if reached else np.inf
+            passed = reached is not None and reached.env_steps <= study.within and reached.minutes <= study.minutes
     elif done:
         figure = statistics.fmean(one.score for one in found[-LAST:])
         passed = figure >= study.at_least
@@ -183,6 +184,7 @@ def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
         seeds = [one for one in results if one.task.study is study]
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
         mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
+        mark += f" and {study.minutes:g} min" if np.isfinite(study.minutes) else ""
         mean = f"{statistics.fmean(figures):,.0f}" if len(figures) == len(seeds) else "-"
         lines.append(
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "

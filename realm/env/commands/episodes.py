@@ -15,7 +15,7 @@ from realm.config.load import RunConfig
 from realm.env import draw, options
 from realm.env.draw import Recording
 from realm.env.realm_env import RealmEnv
-from realm.errors import ConfigError
+from realm.errors import ConfigError, UserError
 from realm.watch.progress import busy
 
 PICTURES = (".gif", ".png", ".html")
@@ -101,7 +101,15 @@ def _agent_plays(
     from realm.learn.evaluate import load_player
     from realm.learn.insight import insight
 
-    player = load_player(config, find(folder, model), env, 1, seed)
+    try:
+        player = load_player(config, find(folder, model), env, 1, seed)
+    except UserError as error:
+        if isinstance(error.__cause__, TypeError):  # the constructor has no such arguments
+            raise ConfigError(
+                f"{config.app.algo}: its environments do not take the options of Back to the Realm, which is all that "
+                "`realm play` and `realm record` can show; `realm eval` plays any environment"
+            ) from error
+        raise
     envs = player.envs
     slot, explore, first = np.zeros(1, np.int64), np.full(1, float(stochastic), np.float32), np.ones(1, np.bool_)
     obs, _ = envs.reset(seed=seed)

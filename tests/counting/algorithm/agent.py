@@ -41,7 +41,8 @@ class Agent:
         time.sleep(self.config.learn_s / 2)
         if self.config.nan_late:
             self.spoil()
-        return {"checked_rows": float(len(batch.worker))}, None
+        priorities = 1.0 + batch.env if self.config.ranks else None
+        return {"checked_rows": float(len(batch.worker))}, priorities
 
     def spoil(self):
         if self.config.nan_from and self.calls >= self.config.nan_from and self.nans < self.config.nan_times:
@@ -81,6 +82,7 @@ class Agent:
             obs, after = obs[:, -1], after[:, -1]
         assert (batch.action == obs[:, 0] % 1000).all(), "another row's action"
         assert (batch.extra["echo"] == obs[:, 0]).all(), "another row's extra"
+        assert (batch.step["raw"] == obs[:, 0] * 3).all(), "another row's number of the workflow"
         n, ended = after[:, 0] - obs[:, 0], after[:, 2] >= length
         assert ((n == n_step) | (ended & (n >= 1) & (n < n_step))).all(), "n steps, or to the episode's end"
         assert (after[:, 1] == obs[:, 1]).all(), "a row crosses episodes"
@@ -97,6 +99,9 @@ class Agent:
         assert (np.diff(count[:, 0]) == 1).all(), f"{who} seq {seq}: rows lost or reordered: {count[:, 0]}"
         assert (batch.action[b] == count[:-1, 0] % 1000).all(), f"{who} seq {seq}: another row's action"
         assert (batch.extra["echo"][b] == count[:-1, 0]).all(), f"{who} seq {seq}: another row's extra"
+        assert (batch.step["raw"][b] == count[:-1, 0] * 3).all(), (
+            f"{who} seq {seq}: another row's number of the workflow"
+        )
         assert (first == (count[:, 2] == 0)).all(), f"{who} seq {seq}: first is wrong"
         # a row is not valid exactly where the next row begins an episode: nothing is trained on across a reset
         assert (valid == ~first[1:]).all(), f"{who} seq {seq}: valid is wrong"

@@ -54,6 +54,7 @@ def spec(envs, config):
         obs={"count": Field((3,), "int64")},
         action=ActionSpec(n=1000),
         extra={"echo": Field((), "int64")},
+        step={"raw": Field((), "int64")},
         chunk_length=config.chunk_length,
         state={"steps": Field((2,), "int64")} if config.remember else {},
         draw=Draw(config.n_step, 0.5, config.look_back) if config.n_step else None,

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.ppo import PPO, Obs
+from realm.algorithms.networks import Obs
+from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.cartpole.config import Config
 
