@@ -99,3 +99,22 @@ def test_as_many_models_are_kept_as_the_configuration_says(run_dir: Path) -> Non
     here = process.current()
     assert models.numbers_in(here.restore_dir) == [2, 3]
     assert models.numbers_in(here.user_dir) == [0, 1]
+
+
+class Parts(Agent):
+    """One that saves two files, with the number somewhere in their names."""
+
+    @surface._AGENT["save_model_wrapper"]
+    def save_model(self, path: Any = None, id: Any = "1") -> None:
+        for part in ("actor", "critic"):
+            torch.save(self.net.state_dict(), f"{path}/{part}_model.ckpt-{id}.pth")
+
+
+def test_the_number_may_be_anywhere_in_the_names_of_a_models_files(run_dir: Path) -> None:
+    saves = models.Saves(Parts())
+    for number in (9, 10, 11):
+        saves.dump(number)
+    left = [path.name for path in models.files_of(process.current().restore_dir, 10)]
+    assert left == ["actor_model.ckpt-10.pth", "critic_model.ckpt-10.pth"]
+    assert len(list(process.current().restore_dir.iterdir())) == 4, "those of model 9 are gone, both"
+    assert sorted(models.as_files(Parts(), 3)) == ["actor_model.ckpt-3.pth", "critic_model.ckpt-3.pth"]

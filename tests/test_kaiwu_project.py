@@ -111,8 +111,14 @@ def test_a_later_generation_is_named(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "agent_ppo").mkdir()
     (tmp_path / "agent_ppo" / "agent.py").write_text("from kaiwudrl.interface.agent import BaseAgent\n")
-    (tmp_path / "conf" / "configure_app.toml").write_text('[app]\nalgo = "ppo"\n')
+    config_of(tmp_path).write_text('[app]\nalgo = "ppo"\n')
     assert "third generation" in refusal(tmp_path)
+    (tmp_path / "agent_ppo" / "feature").mkdir()  # its name and place are those of the first generation
+    (tmp_path / "agent_ppo" / "feature" / "definition.py").write_text(
+        "from kaiwu_agent.utils.common_func import Frame\n"
+    )
+    assert "third generation" in refusal(tmp_path)
+    assert "third generation" in refusal(tmp_path, "algo=agent_ppo")
 
 
 def test_the_configuration_loads_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

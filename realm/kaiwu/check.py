@@ -103,7 +103,10 @@ def _probe(definition: code.Definition) -> dict[str, Any]:
         _note(act, answer, f"{place_of(type(agent).predict)}: ActData")
         with code.calling("trying action_process"):
             action = int(definition.action_process(answer))
-        _, raw, _, terminated, truncated, env_info = game.step(action)
+        try:
+            _, raw, _, terminated, truncated, env_info = game.step(action)
+        except ValueError as error:
+            raise UserCodeError(f"{place_of(definition.action_process)}: action_process: {error}") from error
         if terminated or truncated:
             raw = game.reset()
     return {"obs": obs, "act": act}

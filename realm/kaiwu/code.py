@@ -136,7 +136,8 @@ def raised(error: BaseException, what: str) -> UserCodeError:
 
 @contextlib.contextmanager
 def running(what: str) -> Iterator[None]:
-    """Name the place of an error that may not come again: its process is started again, as with any other code."""
+    """Name the place of an error. It may not come again, so its process is started again, as with any other code. But
+    an import that failed fails again, also where the project's code turned it into another error."""
     try:
         yield
     except UserError:
@@ -146,7 +147,8 @@ def running(what: str) -> Iterator[None]:
         while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
             first = earlier
         began = "" if first is error else f"; it began with {_told(first)}"
-        raise RuntimeError(f"{_told(error)} (while {what}){began}") from error
+        again = UserCodeError if isinstance(first, (ImportError, SyntaxError)) else RuntimeError
+        raise again(f"{_told(error)} (while {what}){began}") from error
 
 
 def _told(error: BaseException) -> str:

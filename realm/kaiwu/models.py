@@ -22,20 +22,20 @@ from realm.kaiwu.process import current
 
 NEWEST = -1
 """Stands for a model's number: the weights that arrive last."""
-_NUMBER = re.compile(r"model\.ckpt-(\d+)(?!\d)")
+_NUMBER = re.compile(r"model\.ckpt-(\d+)(?!\d)")  # anywhere in a name: critic_model.ckpt-5.pth is of model 5, too
 _UNTOUCHED_S = 0.5  # a file that was written to since may not be whole
 _WAITS = 20
 
 
 def numbers_in(folder: Path) -> list[int]:
     """The ids of the models in a folder, in order."""
-    names = [_NUMBER.match(path.name) for path in folder.glob("model.ckpt-*")] if folder.is_dir() else []
+    names = [_NUMBER.search(path.name) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted({int(match[1]) for match in names if match})
 
 
 def files_of(folder: Path, number: int | str) -> list[Path]:
     """The files of one model."""
-    matches = [(path, _NUMBER.match(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+    matches = [(path, _NUMBER.search(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(path for path, match in matches if match and match[1] == str(number))
 
 
@@ -66,8 +66,8 @@ def save(agent: Any, folder: Path, number: int) -> bool:
         return False
     if not files_of(folder, number):
         raise UserCodeError(
-            f"{place_of(type(agent).save_model)}: save_model wrote no file model.ckpt-{number}* into the folder "
-            f"{folder} that it was given; it must write one or more, like f'{{path}}/model.ckpt-{{id}}.pkl'"
+            f"{place_of(type(agent).save_model)}: save_model wrote no file with model.ckpt-{number} in its name into "
+            f"the folder {folder} that it was given; it must write one or more, like f'{{path}}/model.ckpt-{{id}}.pkl'"
         )
     return True
 
@@ -109,7 +109,7 @@ def as_files(agent: Any, number: int) -> dict[str, bytes]:
     try:
         with calling("saving the agent"):
             plain(agent, "save_model", path=str(folder), id=str(number))
-        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if _NUMBER.match(path.name)}
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if _NUMBER.search(path.name)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -112,7 +112,15 @@ def project_of(file: Path) -> Path | None:
 
 def _packages(root: Path) -> list[str]:
     """The packages of a project that train."""
-    return sorted(path.name for path in root.iterdir() if any((path / part).is_file() for part in _PARTS))
+    return sorted(
+        path.name for path in root.iterdir() if any((path / part).is_file() for part in _PARTS) and not _is_later(path)
+    )
+
+
+def _is_later(package: Path) -> bool:
+    """Whether a package is laid out as the later generations have it; they may have a feature/definition.py, too."""
+    first, later = ("train_workflow.py", "algorithm/agent.py"), ("workflow/train_workflow.py", "agent.py")
+    return any((package / part).is_file() for part in later) and not any((package / part).is_file() for part in first)
 
 
 def _matches(pattern: re.Pattern[str], file: Path) -> bool:
@@ -133,7 +141,7 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
     """Turn a project's tables into Realm's; returns the warnings."""
     given = tables.get("app", {})
     package = given.get("algo", "diy")
-    if not isinstance(package, str) or "." in package or not (root / package).is_dir():
+    if not isinstance(package, str) or "." in package or not (root / package).is_dir() or _is_later(root / package):
         if later:
             raise ConfigError(f"{later}, which is for other rules of the game; only the first is supported")
         if isinstance(package, str) and "." in package:

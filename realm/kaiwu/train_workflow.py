@@ -366,7 +366,10 @@ class _Guarded:
             raise _Through(UserCodeError(f"{_caller()}: env.reset: {error}")) from error
 
     def step(self, action: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._game.step(action)
+        try:
+            return self._game.step(action)
+        except ValueError as error:
+            raise _Through(UserCodeError(f"{_caller()}: env.step: {error}")) from error
 
     def close(self) -> None:
         self._game.close()

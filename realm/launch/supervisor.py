@@ -26,6 +26,7 @@ from realm.launch.role import Key, Role, heed_silence, kill, pid, signal_name, s
 from realm.launch.rundir import start_of
 from realm.launch.start import Prepared
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
+from realm.user import has_enter
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.resources import Resources
@@ -46,6 +47,7 @@ class Supervisor:
         self.app, self.plan, self.spec = prepared.config.app, prepared.plan, prepared.spec
         self.run_dir, self.run_file = prepared.run_dir, prepared.run_file
         self._own_network, self._keys = own_network, prepared.keys
+        self._workers_import = has_enter(self.app.algo)  # what such a package runs in a worker may need torch, too
         plan, run, keys = prepared.plan, prepared.run_file, prepared.keys
         self.board = Board()
         control = Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
@@ -288,7 +290,7 @@ class Supervisor:
             role_environment(role.name, self.plan),
             self.run_dir / "log" / f"{role.label}.log",
             f"{role.label} {self.run_dir}",
-            imports_torch=holds_weights(role.name, self.plan),
+            imports_torch=holds_weights(role.name, self.plan) or (role.name == "aisrv" and self._workers_import),
             own_network=own_network,
         )
         if ROLES[role.name].spare:
