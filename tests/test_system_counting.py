@@ -162,15 +162,16 @@ def test_a_resumed_run_has_its_replay_memory(tmp_path, mode):
 def test_a_warm_up_counts_as_it_is_played(tmp_path, mode):
     """A run that goes on without its memory warms up again, and ends at its limit in the middle of that."""
     versions = []
-    for limit in (21_000, 22_000):
-        with Run(tmp_path, mode, *FLOWS["rows"], "warm_up_steps=20000", f"max_env_steps={limit}") as run:
+    for warm_up, limit in ((20_000, 60_000), (60_000, 61_000)):
+        with Run(tmp_path, mode, *FLOWS["rows"], f"warm_up_steps={warm_up}", f"max_env_steps={limit}") as run:
             assert run.finish() == 0, run.text()
         versions.append(run.checkpoints()[-1])
     assert versions[0][1] > 0
     assert versions[1] == (2, versions[0][1])
-    assert run.file()["cause"] == "max_env_steps = 22000 reached"
+    assert run.file()["cause"] == "max_env_steps = 61000 reached"
     ended_at = int(re.findall(r"^ +env steps +([\d,]+)", run.output.read_text(), re.MULTILINE)[-1].replace(",", ""))
-    assert 22_000 <= ended_at < 22_000 + (100 if "local" in mode else 15_000)
+    # the workers of a cluster play on until they hear of it, for seconds on a busy machine
+    assert 61_000 <= ended_at < (61_100 if "local" in mode else 115_000)
 
 
 @pytest.mark.slow
