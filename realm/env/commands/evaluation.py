@@ -175,7 +175,7 @@ def _tables(played: Played, console: Console) -> list[Table]:
 def _table(played: Played, group: int | None = None) -> Table:
     """A line for each number of treasures: all of the first round, and next to it less of the second. group: only these
     columns: 0 has scores, 1 regrets, 2 those of the second round."""
-    heads = [
+    heads: list[tuple[str, ...]] = [
         ("episodes", "end %", "missed", "steps", "score"),
         ("regret", "worst", "excess %", "worst", "worst layout"),
     ]
