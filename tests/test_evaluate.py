@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from cluster import ROOT
 from commands import end, realm, start
 from PIL import Image
+from rich.console import Console
 
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
@@ -23,6 +25,7 @@ from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
 from realm.env import commands, oracle, report
 from realm.env import map as maps
+from realm.env.commands import evaluation
 from realm.env.map import Map
 from realm.env.options import Episode, OptionError
 from realm.env.oracle import lattice
@@ -306,6 +309,20 @@ def test_the_table_literally() -> None:
     assert report.worst_layouts(played, limits, 2)[0] == 4
     assert len(report.rows(layouts[3:4], Outcome(*(one[3:4] for one in played[:4]), {}, []),
                            report.Limits(*(one[3:4] for one in limits)))) == 1  # fmt: skip
+
+    names, worst = ["greedy actions", "sampled actions"], report.worst_layouts(played, limits, 6)
+    both = evaluation.Played(maps.default(), layouts, limits, names, [played, played], [table, table], worst)
+    for width in (80, 120, 200):
+        out = io.StringIO()
+        console = Console(width=width, file=out)
+        views = evaluation._tables(both, console)
+        assert len(views) == (3 if width < 200 else 1)
+        for view in (*views, evaluation._worst_table(both)):
+            console.print(view)
+        text = out.getvalue()
+        assert "\u2026" not in text  # nothing is cut
+        assert text.count(f"{table[-1].score:,.2f}") == 2
+        assert max(map(len, text.splitlines())) <= width
 
 
 # ---- the command ----
