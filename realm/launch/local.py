@@ -207,7 +207,7 @@ class _Loop:
     def judge_last(self) -> None:
         """Evaluate the model with which the run has reached its last env step."""
         most = self._prepared.config.app.max_env_steps
-        if self._evaluations and 0 < most <= self._trainer.env_steps:
+        if self._evaluations and 0 < most <= self._board.env_steps:
             self._evaluations.last(self._trainer)
 
     def save(self) -> None:
