@@ -167,14 +167,17 @@ def load_hyper(algo: str, overrides: Mapping[str, Any], places: Mapping[str, str
         raise _raised(error, algo, "config", "making Config") from error
 
 
+def hyper_of(config: RunConfig) -> Any:
+    """The frozen `Config` of a run's package, with the run's hyper-parameters."""
+    return load_hyper(config.app.algo, config.hyper, config.places)
+
+
 def enter(config: RunConfig, role: str, run_dir: Path) -> None:
     """Call the function `enter(config, role, run_dir)` of `<algo>/config.py`, if it has one: a package may prepare each
     process before any of its other files is loaded there. role: that of the process, or "local" or "eval"."""
     if has_enter(config.app.algo):
         module = _module(config.app.algo, "config", "a frozen dataclass Config")
-        _function(module, "enter", "config", "role", "run_dir")(
-            load_hyper(config.app.algo, config.hyper), role, run_dir
-        )
+        _function(module, "enter", "config", "role", "run_dir")(hyper_of(config), role, run_dir)
 
 
 def has_enter(algo: str) -> bool:

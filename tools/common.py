@@ -28,7 +28,7 @@ from realm.config.plan import Machine, Plan, decide, make_plan, this_machine
 from realm.env.map import MapError
 from realm.env.options import OptionError
 from realm.errors import ConfigError, UserError
-from realm.user import hyper_table, load_hyper, load_preferences
+from realm.user import hyper_of, hyper_table, load_preferences
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
@@ -38,7 +38,7 @@ TELL_S = 30.0  # between two lines of progress in a log
 
 def effective(config: RunConfig) -> RunConfig:
     """The configuration as a run of it on this machine writes it into its config.toml: every value decided."""
-    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    hyper = hyper_of(config)
     app = decide(config.app, this_machine(), load_preferences(config.app.algo)).app
     return dataclasses.replace(config, app=app, hyper=hyper_table(hyper, config.hyper))
 

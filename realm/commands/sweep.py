@@ -29,7 +29,7 @@ from realm.config.load import SWEEP, RunConfig
 from realm.config.toml import read_toml, toml_value
 from realm.errors import ConfigError, UserError, did_you_mean
 from realm.kaiwu.project import load
-from realm.user import hyper_keys, load_hyper
+from realm.user import hyper_keys, hyper_of
 from realm.watch.status import table
 
 _WORDS = ("low", "high", "log", "step")
@@ -163,7 +163,7 @@ def _check_space(space: Mapping[str, Values], path: str, overrides: Sequence[str
         for end in values.ends:
             try:
                 config = load(path, [*overrides, f"{key}={end}"], hyper_keys)
-                load_hyper(config.app.algo, config.hyper, config.places)
+                hyper_of(config)
             except UserError as error:
                 raise ConfigError(f"{values.place}: {error}") from error
 

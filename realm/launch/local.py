@@ -15,7 +15,7 @@ from typing import Any
 
 from loguru import logger
 
-from realm.contract import Agent, Arrays, Report, Version, WorkflowContext, count_env_steps
+from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
@@ -25,7 +25,7 @@ from realm.learn.judge import Judge
 from realm.learn.trainer import Trainer
 from realm.roles.job import seed_of
 from realm.rollout.rounds import RestartingEnvs, rounds
-from realm.user import enter, load_agent, load_definition, load_hyper, load_workflow
+from realm.user import enter, hyper_of, load_agent, load_definition, load_workflow
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
@@ -56,7 +56,7 @@ def run(prepared: Prepared) -> End:
     """Train until a limit or a signal."""
     config, plan, spec = prepared.config, prepared.plan, prepared.spec
     app = config.app
-    hyper = load_hyper(app.algo, config.hyper)
+    hyper = hyper_of(config)
     board, played, trained = Board(), Meters(), Meters()
     with _recorded(prepared), display(str(prepared.run_dir), STOPS, app.level) as show, _signals() as signals:
         epoch = prepared.run_file.epoch
@@ -116,46 +116,40 @@ def run(prepared: Prepared) -> End:
     return End(loop.cause, trainer.version, board.env_steps, updates, board.recent_of("learner"), status)
 
 
+@dataclass
 class _Loop:
     """What happens between two rounds of the workflow; its methods raise Stopped where the run ends."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        board: Board,
-        trainer: Trainer,
-        buffer: ReplayBuffer,
-        policy: LocalPolicy,
-        played: Meters,
-        trained: Meters,
-        curves: Curves,
-        resources: Resources,
-        show: Callable[[Status], None],
-        signals: list[str],
-    ) -> None:
+    prepared: Prepared
+    board: Board
+    trainer: Trainer
+    buffer: ReplayBuffer
+    policy: LocalPolicy
+    played: Meters
+    trained: Meters
+    curves: Curves
+    resources: Resources
+    show: Callable[[Status], None]
+    signals: list[str]
+
+    def __post_init__(self) -> None:
         self._limit = ""  # which one has ended the run
-        self._prepared, self._board, self._trainer, self._buffer, self._policy = (
-            prepared,
-            board,
-            trainer,
-            buffer,
-            policy,
-        )
-        self._played, self._trained, self._curves, self._resources = played, trained, curves, resources
-        self._show, self._signals, self._shown = show, signals, Every(_SHOW_EVERY_S)
-        self._stillness = Stillness()
-        every = prepared.config.app.eval_every_steps
-        self._evaluations = _Evaluations(prepared, trainer.agent, board, curves, signals) if every else None
+        self._shown, self._stillness = Every(_SHOW_EVERY_S), Stillness()
+        self._judge: Judge | None = None  # between two updates, where evaluations go by env steps
+        prepared, agent = self.prepared, self.trainer.agent
+        if prepared.config.app.eval_every_steps:
+            evaluated = prepared.config.evaluated()
+            self._judge = Judge(evaluated, agent, prepared.spec, prepared.run_dir, self._heed_signals)
 
     @property
     def cause(self) -> str:
         """Why the run has ended."""
-        signal = f"{self._signals[0]} received" if self._signals else ""
+        signal = f"{self.signals[0]} received" if self.signals else ""
         return self._limit or signal or "the workflow ended by itself"
 
     def add(self, items: Arrays) -> None:
         """Put a round into the buffer, and train as often as the buffer lets."""
-        plan, trainer, buffer = self._prepared.plan, self._trainer, self._buffer
+        plan, trainer, buffer = self.prepared.plan, self.trainer, self.buffer
         self._begin(count_env_steps(items))
         waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
         while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
@@ -174,73 +168,54 @@ class _Loop:
     def update(self, items: Any, info: Any) -> None:
         """Train on these items at once, past the buffer."""
         self._begin(info.new_env_steps)
-        self._trainer.update(items, info)
+        self.trainer.update(items, info)
         self._stillness.moved()
         self.tick()
 
     def _begin(self, env_steps: int) -> None:
-        if self._evaluations:
-            self._evaluations.due(self._trainer)
-        self._played.count("env_steps", env_steps)
+        if self._judge and self._judge.is_due(self.trainer.env_steps):
+            self._evaluate(self._judge)
+        self.played.count("env_steps", env_steps)
 
     def tick(self) -> None:
         """Show the run and write its curves if it is time."""
-        prepared, app, board, trainer = self._prepared, self._prepared.config.app, self._board, self._trainer
-        self._played.totals["actions"] = self._policy.actions
+        prepared, app, board, trainer = self.prepared, self.prepared.config.app, self.board, self.trainer
+        self.played.totals["actions"] = self.policy.actions
         if self._shown.due():
-            _report(board, trainer, self._played, self._trained, self._buffer)
-            self._show(board.status("running", prepared.plan.capacity, app.max_env_steps, app.max_seconds))
+            _report(board, trainer, self.played, self.trained, self.buffer)
+            self.show(board.status("running", prepared.plan.capacity, app.max_env_steps, app.max_seconds))
             # nobody here could wait for memory
-            self._resources.look({"the run": prepared.run_file.pid}, holds=False)
-        self._curves.write_due(board)
+            self.resources.look({"the run": prepared.run_file.pid}, holds=False)
+        self.curves.write_due(board)
         if still_s := self._stillness.due(time.monotonic()):
-            actions, played = self._policy.actions, int(self._played.totals["env_steps"])
+            actions, played = self.policy.actions, int(self.played.totals["env_steps"])
             logger.warning(
                 "nothing has moved for {:.0f} s: the workflow has yielded no round ({:,} actions predicted and {:,} "
                 "env steps yielded so far)", still_s, actions, played,
             )  # fmt: skip
-        board.count(trainer.env_steps, self._buffer.new_env_steps)
+        board.count(trainer.env_steps, self.buffer.new_env_steps)
         self._limit = app.limit_reached(board.env_steps, board.training_s)
-        if self._limit or self._signals:
+        if self._limit or self.signals:
             raise Stopped
 
     def judge_last(self) -> None:
-        """Evaluate the model with which the run has reached its last env step."""
-        most = self._prepared.config.app.max_env_steps
-        if self._evaluations and 0 < most <= self._board.env_steps:
-            self._evaluations.last(self._trainer)
+        """Evaluate the model with which the run has reached its last env step, unless that has just been done."""
+        most = self.prepared.config.app.max_env_steps
+        if self._judge and 0 < most <= self.board.env_steps and self._judge.last != self.trainer.env_steps:
+            self._evaluate(self._judge)
+
+    def _evaluate(self, judge: Judge) -> None:
+        result = judge.judge(self.trainer.version, self.trainer.env_steps, self.trainer.memory_size)
+        self.curves.write_evaluation(self.board.judged(result), result.env_steps)
+
+    def _heed_signals(self) -> None:
+        if self.signals:
+            raise Stopped
 
     def save(self) -> None:
         """Keep the model for the user."""
-        app = self._prepared.config.app
-        self._trainer.save_for_user(self._prepared.run_dir / "user_ckpt", app.user_save_mode_max_count)
-
-
-class _Evaluations:
-    """Evaluates the agent between two updates: untrained, then every `eval_every_steps`, and where the run ends. Raises
-    Stopped when a signal comes meanwhile."""
-
-    def __init__(self, prepared: Prepared, agent: Agent, board: Board, curves: Curves, signals: list[str]) -> None:
-        self._board, self._curves, self._signals = board, curves, signals
-        self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec, prepared.run_dir, self._tick)
-
-    def due(self, trainer: Trainer) -> None:
-        """Evaluate if it is time."""
-        if self._judge.is_due(trainer.env_steps):
-            self._evaluate(trainer)
-
-    def last(self, trainer: Trainer) -> None:
-        """Evaluate the last model, if that has not just been done."""
-        if self._judge.last != trainer.env_steps:
-            self._evaluate(trainer)
-
-    def _evaluate(self, trainer: Trainer) -> None:
-        result = self._judge.judge(trainer.version, trainer.env_steps, trainer.memory_size)
-        self._curves.write_evaluation(self._board.judged(result), result.env_steps)
-
-    def _tick(self) -> None:
-        if self._signals:
-            raise Stopped
+        app = self.prepared.config.app
+        self.trainer.save_for_user(self.prepared.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:

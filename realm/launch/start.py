@@ -24,7 +24,7 @@ from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
-from realm.user import hyper_table, load_hyper
+from realm.user import hyper_of, hyper_table
 from realm.watch.outcome import models_in
 from realm.watch.progress import busy
 from realm.wire.keys import Keys, load_keys
@@ -60,7 +60,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
         check_ports(config.app)
         keys = load_keys(config.app.keys_dir)
     gc.disable()  # imports make no garbage, and collections would take a tenth of the start
-    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    hyper = hyper_of(config)
     config = dataclasses.replace(config, app=decided.app, hyper=hyper_table(hyper, config.hyper))
     with busy(f"trying the package {config.app.algo}, which compiles it when it is new here"):
         spec = try_user_code(config, hyper)

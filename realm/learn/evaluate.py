@@ -23,7 +23,7 @@ from realm.chunk import PolicyState
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
-from realm.user import calling, enter, folder_of, load_agent, load_definition, load_hyper
+from realm.user import calling, enter, folder_of, hyper_of, load_agent, load_definition
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -190,7 +190,7 @@ def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, An
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which may not be installed
 
     app = config.app
-    hyper = load_hyper(app.algo, config.hyper, config.places)
+    hyper = hyper_of(config)
     enter(config, "eval", checkpoint.path.absolute().parents[1])
     definition = load_definition(app.algo)
     with calling(replace(config, env=options), "make_envs and spec"):

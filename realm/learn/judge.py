@@ -20,7 +20,7 @@ from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel, main_statistic
 from realm.learn.evaluate import evaluate, predictor
-from realm.user import calling, load_definition, load_hyper
+from realm.user import calling, hyper_of, load_definition
 from realm.watch.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
 from realm.watch.status import named
 
@@ -43,7 +43,7 @@ class Judge:
         self._due: int | None = None
         self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
         with calling(config, "make_envs"):
-            hyper = load_hyper(app.algo, config.hyper)
+            hyper = hyper_of(config)
             self._envs = load_definition(app.algo).make_envs(num_envs, self._seed, hyper, config.env)
         # all models play the same episodes, as far as the environment's seed fixes them
         setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": self._seed}

@@ -13,7 +13,7 @@ from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
 from realm.rollout.rounds import RestartingEnvs, rounds
-from realm.user import load_agent, load_definition, load_hyper, load_workflow
+from realm.user import hyper_of, load_agent, load_definition, load_workflow
 from realm.wire.models import ModelReader
 from realm.wire.predict import LocalPolicy, RemotePolicy
 from realm.wire.samples import ItemSender
@@ -23,7 +23,7 @@ from realm.wire.sockets import Client
 def run(job: Job) -> None:
     """Run the workflow until stopped, or until it ends."""
     plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
-    hyper = load_hyper(app.algo, job.config.hyper)
+    hyper = hyper_of(job.config)
     make_envs = load_definition(app.algo).make_envs
     envs = RestartingEnvs(
         lambda seed: make_envs(plan.envs_per_worker, seed, hyper, job.config.env), job.seed, job.spec, meters.count

@@ -16,7 +16,7 @@ from realm.contract import NO_VERSION, Agent
 from realm.learn.checkpoint import acting, load_bytes
 from realm.learn.judge import Judge
 from realm.roles.job import Job
-from realm.user import load_agent, load_hyper
+from realm.user import hyper_of, load_agent
 from realm.wire.models import parse_model
 
 _PERIOD_S = 2.0  # even if an evaluation is quicker: the run's curves are no finer
@@ -27,7 +27,7 @@ def run(job: Job) -> None:
     config, link, meters = job.config.evaluated(), job.link, job.link.meters
     app = config.app
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
-    agent: Agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, config.hyper), "cpu", job.seed)
+    agent: Agent = load_agent(app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
     judge = Judge(config, agent, job.spec, job.run_dir, link.tick)  # the tick raises Stopped
     parts, to_pool = acting(agent), job.client("model_pool")
     link.ready([to_pool])

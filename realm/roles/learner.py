@@ -13,7 +13,7 @@ from realm.errors import UserCodeError
 from realm.learn.checkpoint import find
 from realm.learn.trainer import Trainer
 from realm.roles.job import Job
-from realm.user import load_agent, load_hyper
+from realm.user import hyper_of, load_agent
 from realm.wire.control import Stopped
 from realm.wire.models import ModelWriter
 from realm.wire.samples import BatchReader
@@ -22,7 +22,7 @@ from realm.wire.samples import BatchReader
 def run(job: Job) -> None:
     """Train until stopped, then save."""
     app, plan, link = job.config.app, job.plan, job.link
-    agent = load_agent(app.algo)(job.spec, load_hyper(app.algo, job.config.hyper), plan.device, app.seed)
+    agent = load_agent(app.algo)(job.spec, hyper_of(job.config), plan.device, app.seed)
     if plan.publish_early:
         check_yields(agent)
     trainer = Trainer(

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from realm.config.load import load_config
 from realm.config.toml import read_toml
 from realm.errors import ConfigError
-from realm.user import load_hyper
+from realm.user import hyper_of
 from tools import common
 from tools.study import runs
 
@@ -73,7 +73,7 @@ def meaning(config: Path, overrides: Sequence[str]) -> tuple[Any, ...]:
     """What a run would be here: equal for two configurations that train alike. Raises ConfigError."""
     loaded = load_config(config, overrides)
     plan = common.plan_of(loaded.app)
-    return plan, load_hyper(loaded.app.algo, loaded.hyper, loaded.places), loaded.env, loaded.app.wrapper_type
+    return plan, hyper_of(loaded), loaded.env, loaded.app.wrapper_type
 
 
 def changes(config: Path, settings: Sequence[str]) -> list[Change]:

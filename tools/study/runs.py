@@ -17,7 +17,7 @@ from realm.errors import ConfigError
 from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
 from realm.learn.evaluate import evaluate_layouts, load_player
-from realm.user import load_hyper
+from realm.user import hyper_of
 from tools import common
 
 SOURCES = ("realm/**/*.py", "diy/**/*.py", "realm/env/maps/**/*.*")  # what figures of a model depend on
@@ -104,7 +104,7 @@ def judged_env(env: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_judged(config: RunConfig) -> None:
     """Refuse a configuration whose models cannot be judged, before one is trained."""
-    load_hyper(config.app.algo, config.hyper, config.places)
+    hyper_of(config)
     env = judged_env(config.env)
     report.resolve_map(env)
     report.all_layouts(env)

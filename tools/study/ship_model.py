@@ -24,7 +24,7 @@ from realm.config.load import to_toml
 from realm.errors import ConfigError
 from realm.learn import checkpoint
 from realm.learn.evaluate import load_player
-from realm.user import load_hyper
+from realm.user import hyper_of
 from tools import common
 
 
@@ -34,7 +34,7 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     env = config.evaluated().env
     if config.app.algo != "diy" or env.get("map", "default") != "default":
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
-    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    hyper = hyper_of(config)
     app = dataclasses.replace(config.app, log_dir=AppConfig().log_dir)  # not a folder of this machine
     config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)

@@ -35,7 +35,7 @@ from realm.env.oracle import CACHE
 from realm.errors import ConfigError
 from realm.learn.checkpoint import Checkpoint, find
 from realm.learn.evaluate import Outcome, evaluate_layouts, load_player
-from realm.user import load_hyper
+from realm.user import hyper_of
 from tools import common
 
 FIRST_SEED = 1001
@@ -93,7 +93,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def knowledge(config: RunConfig) -> str:
     """What the agent is told of maps, if it is the one in diy."""
-    hyper = load_hyper(config.app.algo, config.hyper, config.places)
+    hyper = hyper_of(config)
     if getattr(hyper, "features", "") != "small":
         return ""
     if getattr(hyper, "tours", False):
