@@ -91,6 +91,29 @@ def test_env_steps_are_the_learners(board: Board) -> None:
     assert board.env_steps == 3600
 
 
+def test_before_the_first_batch_env_steps_are_what_came_into_the_buffer(board: Board) -> None:
+    """The learner knows of none, and reports come in any order: no step counts twice, and none is taken back."""
+    board.begin(500)
+    take(board, "buffer", new_env_steps=300)
+    assert board.env_steps == 800
+    take(board, "buffer", new_env_steps=700, warm_up_left=300)
+    take(board, "learner", env_steps=500)
+    assert board.env_steps == 1200
+    assert board.status("running", 256, 0, 0.0).warm_up_left == 300
+    take(board, "buffer", new_env_steps=0, warm_up_left=0)  # of the first batch the learner has said nothing yet
+    assert board.env_steps == 1200
+    take(board, "buffer", new_env_steps=900)
+    take(board, "learner", env_steps=1600)
+    assert board.env_steps == 1600
+    assert board.status("running", 256, 0, 0.0).warm_up_left == 0
+    take(board, "buffer", new_env_steps=40)  # from then on they count when a batch tells them
+    assert board.env_steps == 1600
+    take(board, "buffer", incarnation=2, new_env_steps=0)
+    board.begin(900)  # a learner that was started again
+    take(board, "buffer", incarnation=2, new_env_steps=20)
+    assert board.env_steps == 920
+
+
 def test_curves(board: Board, time: Clock) -> None:
     time.now += 1
     take(board, "learner", env_steps=100, means={"loss": [6.0, 3]}, updates=10, busy_s=0.5, pid=123)

@@ -358,7 +358,7 @@ def test_a_round_counts_once(make_buffer: MakeBuffer) -> None:
     assert where_from(drawn) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     assert buffer.totals() == {
         "inserted": 8, "sampled": 4, "duplicate": 6, "refused_old_epoch": 0, "refused_stale": 0,
-        "dropped_old_epoch": 0, "evicted": 0, "size": 4,
+        "dropped_old_epoch": 0, "evicted": 0, "size": 4, "new_env_steps": 0, "warm_up_left": 0,
     }  # fmt: skip
 
 

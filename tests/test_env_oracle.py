@@ -498,7 +498,7 @@ def test_what_only_a_second_flash_reaches_is_in_the_bound() -> None:
     points[:7] = [
         (16250, 30250), (32000, 30000), (26343, 30000), (32000, 37000), (32000, 40000), (37000, 30000), (40000, 30000),
     ]  # fmt: skip
-    oracle = oracles.make_oracle(Map(road, points), treasures=(3, 4, 5, 6))
+    oracle = oracles.make_oracle(Map(road, points), treasures=(3, 4, 5, 6), fine=lattice.FINE)
     actions = [9] + [2] * 5 + [6] * 5 + [2, 6] * 298 + [15] + [0] * 2 + [4] * 15
     run = oracles.replay(oracle, (3, 4, 5, 6), 2000, np.array(actions))
     assert (sorted(run.taken), run.flashes, run.steps) == ([3, 4, 5, 6], (0, 607), 619)

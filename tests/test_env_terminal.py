@@ -27,7 +27,9 @@ def text(drawn: Screen) -> list[str]:
     return ["".join(line).replace("▀", " ") for line in drawn.text]
 
 
-@pytest.mark.parametrize(("columns", "rows", "side"), [(80, 24, 48), (160, 50, 100), (200, 80, 128), (50, 40, 50)])
+@pytest.mark.parametrize(
+    ("columns", "rows", "side"), [(80, 24, 48), (80, 30, 52), (160, 50, 100), (200, 80, 128), (50, 40, 50)]
+)
 def test_the_map_is_as_large_as_there_is_room(recording: draw.Recording, columns: int, rows: int, side: int) -> None:
     drawn = screen(recording, 30, columns, rows)
     assert drawn.text.shape == (rows, columns)
@@ -36,7 +38,7 @@ def test_the_map_is_as_large_as_there_is_room(recording: draw.Recording, columns
     block = drawn.text[top : top + side // 2, :side]
     assert (block == "▀").mean() > 0.9
     words = " ".join(" ".join(text(drawn)).split())
-    for part in ("step 30 / 60", "treasures 0 / 3", "buff on the map", "flash 5"):
+    for part in ("step 30 / 60", "treasures 0 / 3", "buff on the map", "flash 5", " steps away"):
         assert part in words
     assert ("hero" in words) == beside
 

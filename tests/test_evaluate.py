@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from cluster import ROOT
 from commands import end, realm, start
 from PIL import Image
+from rich.console import Console
 
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
@@ -23,6 +25,7 @@ from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
 from realm.env import commands, oracle, report
 from realm.env import map as maps
+from realm.env.commands import evaluation
 from realm.env.map import Map
 from realm.env.options import Episode, OptionError
 from realm.env.oracle import lattice
@@ -192,16 +195,16 @@ def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
     ids = [point for point in range(1, 16) if point not in (2, 1)]
     with np.load(report.shipped_bounds(maps.default(), 2, 1, ids, 2000)) as shipped:
         steps = shipped["steps"]
-    few = oracle.make_oracle(maps.default(), treasures=TREASURES)
+    shares: list[float] = []
+    few = oracle.make_oracle(maps.default(), treasures=TREASURES, report=shares.append)
     places = [sum(1 << ids.index(i) for i in oracle.set_ids(few, part)) for part in range(4)]
     assert steps[places].tolist() == few.steps.tolist()
-    shares: list[float] = []
-    coarse = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, fine=lattice.FINE, report=shares.append)
-    assert len(steps) == len(coarse.steps) == 8192
-    assert np.abs(steps - coarse.steps).max() <= 1
     assert shares == sorted(shares)
     assert len(shares) > 20
     assert 0 < shares[0] < 0.1 < 0.7 < shares[-1] <= 1
+    coarse = oracle.make_oracle(maps.default(), 2, 1, ids, 2000, fine=lattice.FINE)
+    assert len(steps) == len(coarse.steps) == 8192
+    assert np.abs(steps - coarse.steps).max() <= 1
 
 
 def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +309,20 @@ def test_the_table_literally() -> None:
     assert report.worst_layouts(played, limits, 2)[0] == 4
     assert len(report.rows(layouts[3:4], Outcome(*(one[3:4] for one in played[:4]), {}, []),
                            report.Limits(*(one[3:4] for one in limits)))) == 1  # fmt: skip
+
+    names, worst = ["greedy actions", "sampled actions"], report.worst_layouts(played, limits, 6)
+    both = evaluation.Played(maps.default(), layouts, limits, names, [played, played], [table, table], worst)
+    for width in (80, 120, 200):
+        out = io.StringIO()
+        console = Console(width=width, file=out)
+        views = evaluation._tables(both, console)
+        assert len(views) == (3 if width < 200 else 1)
+        for view in (*views, evaluation._worst_table(both)):
+            console.print(view)
+        text = out.getvalue()
+        assert "\u2026" not in text  # nothing is cut
+        assert text.count(f"{table[-1].score:,.2f}") == 2
+        assert max(map(len, text.splitlines())) <= width
 
 
 # ---- the command ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,15 +13,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from cluster import ROOT
 
-from realm.contract import Agent, Evaluation, Version
+from realm.config.load import load_config
+from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
 from realm.errors import UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel, main_statistic
-from realm.learn.judge import add_line, next_due, spread
+from realm.learn.judge import Judge, add_line, next_due, spread
 from realm.roles.evaluator import Budget
+from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError
-from realm.wire.control import parse_evaluation
+from realm.wire.control import Stopped, parse_evaluation
 
 SETTING: dict[str, Any] = {"env": {"treasures": (1, 2)}, "episodes": 4}
 
@@ -197,6 +201,76 @@ def test_a_line_after_a_torn_one(tmp_path: Path) -> None:
         file.write('{"a": ')
     add_line(path, {"a": 3})
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": \n{"a": 3}\n'
+
+
+class Judged:
+    """Pushes the cart to the left, or where the pole falls to, and notes what it is told of its weights."""
+
+    def __init__(self) -> None:
+        self.model, self.told = torch.nn.Linear(1, 1), set[tuple[float, int, int]]()
+
+    def save_model(self) -> dict[str, Any]:
+        return {}
+
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+        self.told |= {(float(explore), context.env_steps, context.memory_size) for explore in context.explore}
+        return ((context.explore > 0) & (obs["state"][:, 2] > 0)).astype(np.int64), {}
+
+
+def judge(run_dir: Path, *settings: str, tick: Callable[[], None] = lambda: None) -> tuple[Judge, Judged]:
+    config = load_config(ROOT / "conf" / "classic.toml", ["eval_episodes=6", *settings])
+    hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
+    spec = definition.spec(definition.make_envs(1, 0, hyper, config.env), hyper)
+    agent = Judged()
+    return Judge(config, cast(Agent, agent), spec, run_dir, tick), agent
+
+
+def test_both_halves_know_the_model_and_tell_their_spread(tmp_path: Path) -> None:
+    one, agent = judge(tmp_path, "eval_actions=both")
+    means = one.judge(Version(1, 5), 700, 40).means
+    assert agent.told == {(0.0, 700, 40), (1.0, 700, 40)}
+    one.judge(Version(1, 6), 800, 50)
+    assert {told[1:] for told in agent.told} == {(700, 40), (800, 50)}
+    for name in ("r", "r_sampled"):
+        assert means[f"{name}_least"] <= means[f"{name}_median"] <= means[f"{name}_greatest"]
+        assert means[f"{name}_least"] < means[name] < means[f"{name}_greatest"]
+        assert means[f"{name}_deviation"] > 0
+    assert means["r_greatest"] < means["r_sampled_greatest"]
+
+
+def test_who_goes_on_with_a_run_keeps_to_its_stretches(tmp_path: Path) -> None:
+    def due(*env_steps: int) -> list[int]:
+        """At which of these a new process judges first."""
+        one, _ = judge(tmp_path, "eval_every_steps=1000")
+        return [steps for steps in env_steps if one.is_due(steps)]
+
+    one, _ = judge(tmp_path, "eval_every_steps=1000")
+    assert one.last is None
+    for steps in (0, 500, 990, 1010, 1990):
+        if one.is_due(steps):
+            one.judge(Version(1, steps), steps, 0)
+    assert one.last == 1010
+    assert due(1010, 1500, 1990, 2010) == [2010]
+    assert due(2010) == [2010]  # it was stopped before it could
+    assert due(700, 990, 1000) == [1000]  # a crash took steps back
+    (tmp_path / "evaluations.jsonl").write_text('{"env_steps": 3500}\n{"env_st')
+    assert due(3600, 3990, 4000) == [4000]
+    (tmp_path / "evaluations.jsonl").write_text('{"env_steps": "many"}\n')
+    assert due(10) == [10]
+    every_model, _ = judge(tmp_path)
+    assert every_model.is_due(10)
+    assert every_model.is_due(10)
+
+
+def test_a_tick_that_raises_gives_up(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise Stopped
+
+    one, agent = judge(tmp_path, tick=stop)
+    with pytest.raises(Stopped):
+        one.judge(Version(1, 5), 700, 40)
+    assert agent.told == set()
+    assert not list(tmp_path.iterdir())
 
 
 def test_models_are_due_at_whole_multiples() -> None:

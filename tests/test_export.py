@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,8 +32,11 @@ needs_onnx = pytest.mark.skipif(
 )
 
 
-def make_run(folder: Path, config_file: str, *settings: str) -> Path:
-    """A run with one checkpoint whose weights are random, so that its actions differ from row to row."""
+def make_run(folder: Path, config_file: str, *settings: str, env_steps: int = 100, bias: Sequence[float] = ()) -> Path:
+    """A run with one checkpoint whose weights are random, so that its actions differ from row to row.
+
+    env_steps: of the checkpoint. bias: what the last layer that acts gives to every observation, instead.
+    """
     config = load_config(ROOT / "conf" / config_file, list(settings))
     algo = config.app.algo
     hyper, definition = load_hyper(algo, config.hyper), load_definition(algo)
@@ -41,7 +47,12 @@ def make_run(folder: Path, config_file: str, *settings: str) -> Path:
     generator = torch.Generator().manual_seed(1)
     for weight in agent.model.parameters():
         weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
-    checkpoint.save(folder / "ckpt", agent, Version(1, 3), 100, spec.schema, keep=1)
+    if bias:
+        layers = [(name, one) for name, one in agent.model.named_modules() if isinstance(one, torch.nn.Linear)]
+        *_, last = (one for name, one in layers if not name.startswith("critic"))
+        torch.nn.init.zeros_(last.weight)
+        last.bias.data = torch.tensor(bias)
+    checkpoint.save(folder / "ckpt", agent, Version(1, 3), env_steps, spec.schema, keep=1)
     (folder / "config.toml").write_text(to_toml(config))
     return folder
 
@@ -134,6 +145,42 @@ def test_a_policy_acts_on_one_observation_and_on_many(tmp_path: Path, monkeypatc
     ):
         with pytest.raises(ContractError, match=text):
             policy.act(wrong)
+
+
+CONSTANT: list[Any] = [
+    ("classic.toml", ("dqn.epsilon_steps=1000", "dqn.epsilon_end=0.04"), (0.0, 1.0), 1.0),
+    ("pendulum.toml", ("td3.random_steps=1000", "td3.explore_noise=0.01"), (2.0,), 2 * np.tanh(2.0)),
+    ("pendulum_sac.toml", ("sac.random_steps=1000",), (2.0, -9.0), 2 * np.tanh(2.0)),
+]
+"""Configuration, its settings, the last layer's bias, and the greedy action that comes of it."""
+
+
+@pytest.mark.parametrize(("config_file", "settings", "bias", "greedy"), CONSTANT)
+@pytest.mark.parametrize("env_steps", [0, 5000])
+def test_sampled_actions_are_those_of_the_checkpoints_env_steps(
+    config_file: str,
+    settings: tuple[str, ...],
+    bias: tuple[float, ...],
+    greedy: float,
+    env_steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A schedule of exploration that has ended stays ended where the model plays."""
+    monkeypatch.chdir(ROOT)
+    run = make_run(tmp_path, config_file, *settings, env_steps=env_steps, bias=bias)
+    policy = realm.load_policy(run)
+    obs = np.zeros((1000, *policy.spec.obs["state"].shape), np.float32)
+    assert np.allclose(policy.act(obs), greedy)
+    near = np.abs(policy.act(obs, explore=1.0) - greedy) < 0.1
+    assert near.mean() > 0.95 if env_steps else near.mean() < 0.6
+    file = tmp_path / "eval.json"
+    assert main(["eval", str(run), "--both", "--episodes", "5", "--json", str(file)]) == 0
+    assert "sampled actions" in capsys.readouterr().out
+    returns = np.array(json.loads(file.read_text())["episodes"]["r"]).reshape(2, 5)
+    difference = np.abs(returns[1] - returns[0]).mean() / np.abs(returns[0]).mean()
+    assert difference < 0.1 if env_steps else difference > 0.1
 
 
 def test_the_shipped_policy_plays_its_environments(monkeypatch: pytest.MonkeyPatch) -> None:

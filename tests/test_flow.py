@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realm.config.flow import check_flow, preload_samples
+from realm.config.flow import check_flow, check_limit, preload_samples
 from realm.data.buffer import Limiter
 from realm.errors import ConfigError
 
@@ -68,6 +68,15 @@ def test_what_does_not(numbers: dict[str, Any], start: str, numbers_named: list[
     assert " must be " in text.partition("; ")[2]
     assert "\n" not in text
     assert set(numbers_named) <= set(re.findall(r"[0-9.]*[0-9]", text.removeprefix(start)))
+
+
+def test_a_run_that_would_end_before_its_first_update() -> None:
+    for limit in (1, 300, 5000):
+        with pytest.raises(ConfigError, match=rf"^max_env_steps is {limit}, .* warm_up_steps, 5000 .* at least 5001"):
+            check_limit("off-policy", limit, 5000)
+        check_limit("on-policy", limit, 5000)
+    for limit, warm_up in ((0, 5000), (5001, 5000), (1, 0)):
+        check_limit("off-policy", limit, warm_up)
 
 
 def _random_numbers(draw: random.Random) -> tuple[dict[str, Any], int]:

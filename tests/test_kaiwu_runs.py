@@ -49,8 +49,10 @@ def test_what_reaches_learn_is_what_the_workflow_gave(tmp_path: Path, where: str
     assert "model.ckpt-0.pkl" in models
     assert all(re.fullmatch(r"model\.ckpt-\d*0\.pkl", name) for name in models)
     out = tmp_path / "submission.zip"
-    command = [sys.executable, "-m", "realm", "pack", str(tmp_path / "run"), "--id", "0", "--out", str(out)]
-    packed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    words = ["pack", "run", "--log-dir", str(tmp_path), "--id", "0", "--out", str(out)]
+    packed = subprocess.run(
+        [sys.executable, "-m", "realm", *words], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
     assert packed.returncode == 0, packed.stderr
     with zipfile.ZipFile(out) as archive:
         assert {"ckpt/model.ckpt-0.pkl", "diy/config.py", "conf/configure_app.toml"} <= set(archive.namelist())

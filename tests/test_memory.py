@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from realm.chunk import ChunkBuilder
+from realm.config.flow import check_rows
 from realm.contract import ActionSpec, Array, Arrays, Draw, Field, Prediction, Spec, Version, chunk_to_arrays
+from realm.data.buffer import NO_ROOM, Limiter, ReplayBuffer
 from realm.data.memory import ReplayMemory
 from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
@@ -46,12 +49,14 @@ class Step:
 class Players:
     """E environments of one worker that play at random, and remember every step of every environment."""
 
-    def __init__(self, spec: Spec, envs: int, worker: int, seed: int) -> None:
+    def __init__(self, spec: Spec, envs: int, worker: int, seed: int, incarnation: int = 1, ends: float = 0.15) -> None:
+        """ends: the chance of a step to be an episode's last."""
+        self.ends = ends
         self.rng = np.random.default_rng(seed)
         self.envs, self.spec = envs, spec
         self.count = 0
         obs = self._observe()
-        self.chunks = ChunkBuilder(spec, obs, worker, 1)
+        self.chunks = ChunkBuilder(spec, obs, worker, incarnation)
         self.obs = obs["x"]
         self.ended = np.zeros(envs, bool)
         self.begins = np.ones(envs, bool)
@@ -69,7 +74,7 @@ class Players:
             action = self.rng.integers(0, 9, self.envs)
             discount = self.rng.random(self.envs).astype(np.float32)
             reward = self.rng.normal(size=self.envs).astype(np.float32)
-            over = self.rng.random(self.envs) < 0.15
+            over = self.rng.random(self.envs) < self.ends
             terminated = over & (self.rng.random(self.envs) < 0.5)
             obs = self._observe()
             self.chunks.step(
@@ -198,6 +203,56 @@ def can_be_drawn(memory: ReplayMemory, workers: list[Players], draw: Draw, lengt
                 good &= back in steps
             total += good
     return total
+
+
+def test_the_warm_up_lasts_until_there_is_a_row() -> None:
+    """Rows of n steps, warm-ups of any length, the smallest memory that is accepted, and workers that start again:
+    somebody can always go on. Training begins as soon as the warm-up is over and a row is there, and keeps the ratio
+    from then on.
+    """
+    draw, prolonged, enough = random.Random(3), 0, 0
+    for case in range(120):
+        rows = Draw(draw.choice([1, 2, 5, 17]), 0.9, look_back=draw.choice([0, 0, 1, 4]))
+        spec = spec_of(rows, draw.choice([1, 2, 5]))
+        workers, envs, batch = draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 20)
+        ratio, ends = draw.choice([0.3, 1.0, 3.0, 40.0]), draw.choice([0.0, 0.0, 0.02, 0.3])
+        numbers: dict[str, Any] = {
+            "policy": "off-policy", "backend": "native", "remover": "Fifo", "round_size": workers * envs,
+            "chunk_length": spec.chunk_length, "n_step": rows.n_step, "look_back": rows.look_back,
+        }  # fmt: skip
+        with pytest.raises(ConfigError) as refused:
+            check_rows(**numbers, capacity=1)
+        capacity = int(str(refused.value).rpartition(" ")[2]) * draw.choice([1, 1, 3])
+        check_rows(**numbers, capacity=capacity)
+        one_round = workers * envs * spec.chunk_length
+        needed = -(-rows.n_step // spec.chunk_length) * one_round  # for a row, where no episode ends
+        warm_up = max(1, draw.choice([1, needed - one_round, needed, draw.randint(1, 2 * needed)]))
+        limiter = Limiter(False, capacity, warm_up, batch, ratio, one_round)
+        buffer = ReplayBuffer(spec, ReplayMemory(spec, capacity, False, 1.0, case), limiter, None)
+        players = [Players(spec, envs, worker, case + worker, ends=ends) for worker in range(workers)]
+        incarnations, waiting = [1] * workers, [player.round() for player in players]
+        begun_at, prolongs = 0, False
+        while limiter.sampled < 2 * batch:
+            moved = False
+            for worker in draw.sample(range(workers), draw.randint(1, workers)):
+                if buffer.add(waiting[worker]) == NO_ROOM:
+                    continue
+                moved = True
+                prolongs |= not begun_at and buffer.counters["inserted"] >= warm_up and buffer.size == 0
+                if draw.random() < 0.02:
+                    incarnations[worker] += 1
+                    players[worker] = Players(spec, envs, worker, draw.randint(0, 9999), incarnations[worker], ends)
+                waiting[worker] = players[worker].round()
+            came = buffer.counters["inserted"]
+            if buffer.draw(batch, Version(1, 0)) is not None:
+                assert came >= warm_up
+                begun_at = begun_at or came
+            else:
+                assert begun_at or came < warm_up or buffer.size == 0
+                assert moved, f"it stands still: {vars(limiter)}"
+            assert limiter.sampled <= max(0, came - max(begun_at, warm_up) + one_round) * ratio + batch
+        prolonged, enough = prolonged + prolongs, enough + (not prolongs)
+    assert min(prolonged, enough) > 15
 
 
 def test_without_bootstrapping_at_a_time_limit_this_fails() -> None:

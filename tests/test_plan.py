@@ -153,6 +153,10 @@ def test_a_replay_memory_is_as_large_as_is_of_use() -> None:
     for step, usable, steps in ((130, 16 << 30, 1_000_000), (8000, 4 << 30, 268_435), (8000, 1000, 32)):
         app = with_replay(decided, step, usable).app
         assert (app.replay_buffer_capacity, app.warm_up_steps) == (steps, min(1000, steps // 2))
+    short = decide(AppConfig(**OFF_POLICY, max_env_steps=300), SMALL)
+    assert make_plan(with_replay(short, 130, 16 << 30).app).warm_up_steps == 150
+    with pytest.raises(ConfigError, match="max_env_steps is 300"):
+        make_plan(decide(AppConfig(**OFF_POLICY, max_env_steps=300, warm_up_steps=300), SMALL).app)
     asked = decide(AppConfig(**OFF_POLICY, replay_buffer_capacity=500, warm_up_steps=0), SMALL)
     assert with_replay(asked, 130, 16 << 30) == asked
 

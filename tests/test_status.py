@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -35,6 +36,14 @@ def test_no_line_is_too_long_and_no_number_is_cut(width: int) -> None:
 
 def test_a_line_of_a_log_has_them_too() -> None:
     assert all(number in one_line(STATUS) for number in NUMBERS)
+
+
+def test_a_warm_up_is_shown_while_it_lasts() -> None:
+    warm_up = dataclasses.replace(STATUS, warm_up_left=16_800)
+    for width in (60, 80, 120):
+        assert "warm-up 16,800 env steps to go" in re.sub(" +", " ", "\n".join(lines(warm_up, width)))
+        assert max(map(len, lines(warm_up, width))) <= width
+    assert "warm-up" not in one_line(STATUS)
 
 
 def test_words_go_on_below_themselves() -> None:

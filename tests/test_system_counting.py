@@ -38,7 +38,13 @@ FLOWS = {
         "counting.look_back=2",
     ],
 }
-OFF_POLICY = ("off-policy", "rows")
+FLOWS["rows, of which the first comes late"] = [
+    *FLOWS["rows"],
+    "counting.n_step=40",
+    "counting.episode_length=300",
+    "warm_up_steps=10",
+]
+OFF_POLICY = ("off-policy",)
 REMEMBER = "counting.remember=true"  # a memory moves once a step, whoever dies and whatever is asked twice
 ENOUGH = "max_env_steps=30000"
 
@@ -89,7 +95,7 @@ def test_rows_in_a_cluster(tmp_path):
     [
         pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow)
         for name in FLOWS
-        if name != "rows"
+        if not name.startswith("rows")
     ],
 )
 def test_cluster(tmp_path, flow, backend):
@@ -149,6 +155,23 @@ def test_a_resumed_run_has_its_replay_memory(tmp_path, mode):
     assert version[0] == 2
     # 640 rows of each 80 steps: the second run made its updates for the 500 steps that it had
     assert version[1] > (3000 - 1000) / 80 + 400 / 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
+def test_a_warm_up_counts_as_it_is_played(tmp_path, mode):
+    """A run that goes on without its memory warms up again, and ends at its limit in the middle of that."""
+    versions = []
+    for warm_up, limit in ((20_000, 60_000), (60_000, 61_000)):
+        with Run(tmp_path, mode, *FLOWS["rows"], f"warm_up_steps={warm_up}", f"max_env_steps={limit}") as run:
+            assert run.finish() == 0, run.text()
+        versions.append(run.checkpoints()[-1])
+    assert versions[0][1] > 0
+    assert versions[1] == (2, versions[0][1])
+    assert run.file()["cause"] == "max_env_steps = 61000 reached"
+    ended_at = int(re.findall(r"^ +env steps +([\d,]+)", run.output.read_text(), re.MULTILINE)[-1].replace(",", ""))
+    # the workers of a cluster play on until they hear of it, for seconds on a busy machine
+    assert 61_000 <= ended_at < (61_100 if "local" in mode else 115_000)
 
 
 @pytest.mark.slow

@@ -94,13 +94,82 @@ def test_every_so_many_steps(tmp_path, mode):
         assert run.finish() == 0, run.text()
     found = evaluations(run)
     assert found[0]["env_steps"] == 0
-    stretches = [one["env_steps"] // 2000 for one in found]
+    if mode == "wrapper_type=local":
+        assert [1, found[-1]["version"][1]] == list(run.checkpoints()[-1])  # the last model
+        assert found[-1]["env_steps"] >= 9000
+    stretches = [one["env_steps"] // 2000 for one in found if one["env_steps"] < 9000]
     assert len(set(stretches)) == len(stretches) >= 3
     for one in found:
         means = one["means"]
         assert one["score"] == means["score"] == means["score_median"] == -one["version"][1]
         assert means["score_sampled"] < 0  # with other actions
         assert means["score_deviation"] == 0
+        assert means["score_sampled_least"] <= means["score_sampled_median"] <= means["score_sampled_greatest"]
+
+
+@pytest.mark.slow
+def test_a_run_in_one_process_goes_on_with_its_evaluations(tmp_path):
+    """Not the last model after Ctrl+C; the next one where the next stretch begins; the last one at the limit."""
+    steps = ("wrapper_type=local", "eval_every_steps=2000", "eval_episodes=5")
+
+    def stretches(run):
+        return [one["env_steps"] // 2000 for one in evaluations(run)]
+
+    with Run(tmp_path, *SETTINGS, *steps) as run:
+        run.wait_for(lambda: len(evaluations(run)) >= 3, "three evaluations")
+        assert run.interrupt() == 0, run.text()
+    first = stretches(run)
+    assert first == list(range(len(first)))
+    limit = f"max_env_steps={2000 * (len(first) + 2) + 500}"
+    with Run(tmp_path, *SETTINGS, *steps, limit) as run:
+        assert run.finish() == 0, run.text()
+    assert stretches(run) == [*range(len(first) + 3), len(first) + 2]
+    assert evaluations(run)[-1]["env_steps"] >= 2000 * (len(first) + 2) + 500
+
+
+def test_the_last_model_is_judged_where_the_limit_comes_in_a_warm_up(tmp_path):
+    settings = ("eval_every_steps=50000", "eval_episodes=5", "dump_model_freq=1")
+    with Run(tmp_path, *settings, "warm_up_steps=100", "max_env_steps=0", config="conf/classic.toml") as run:
+        run.wait_trained(3)
+        assert run.interrupt() == 0, run.text()
+    assert [one["env_steps"] for one in evaluations(run)] == [0]
+    steps = checkpoint.find(run.dir / "ckpt", "latest").env_steps
+    limit = f"max_env_steps={steps + 100}"
+    with Run(tmp_path, *settings, "warm_up_steps=150", limit, config="conf/classic.toml") as run:
+        assert run.finish() == 0, run.text()
+    _, last = evaluations(run)
+    assert (tuple(last["version"]), last["env_steps"]) == (run.checkpoints()[-1], steps)
+
+
+def test_an_evaluation_in_one_process_ends_with_a_signal(tmp_path):
+    with Run(tmp_path, *SETTINGS, "wrapper_type=local", "eval_every_steps=2000", "evaluated.step_s=3") as run:
+        run.wait_running()  # it begins with an evaluation of eleven steps at least
+        assert run.interrupt() == 0, run.text()
+    assert "the run has ended: SIGINT received" in run.output.read_text()
+    assert evaluations(run) == []
+    assert run.checkpoints() == [(1, 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
+def test_sampled_actions_follow_the_schedule_of_training(tmp_path, mode):
+    """Q-learning that explores no longer: its sampled actions are the greedy ones."""
+    settings = (
+        mode, "dqn.epsilon_steps=300", "dqn.epsilon_end=0.0", "eval_every_steps=500", "eval_actions=both",
+        "eval_episodes=10", "max_env_steps=0", "warm_up_steps=300", "production_consume_ratio=8",
+    )  # fmt: skip
+    with Run(tmp_path, *settings, config="conf/classic.toml") as run:
+        run.wait_for(lambda: len(evaluations(run)) >= 4, "four evaluations")
+        assert run.interrupt() == 0, run.text()
+    first, *later = evaluations(run)
+    assert first["env_steps"] == 0
+    assert first["means"]["r_sampled"] != first["means"]["r"]
+    for one in later:
+        means = one["means"]
+        assert one["env_steps"] >= 500
+        assert {name: means[f"r_sampled{name}"] for name in ("", "_median", "_deviation", "_least", "_greatest")} == {
+            name: means[f"r{name}"] for name in ("", "_median", "_deviation", "_least", "_greatest")
+        }
 
 
 def test_training_does_without_it(tmp_path):

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -282,3 +283,27 @@ def test_detached(tmp_path):
                     "--set", "counting.chunk_length=0")  # fmt: skip
     assert wrong.returncode != 0
     assert "chunk_length" in wrong.stderr
+
+
+@pytest.mark.parametrize("turn", ["context.tick()", "policy.predict(obs, first)"])
+def test_a_workflow_that_never_yields_is_named_and_can_be_ended(tmp_path, turn):
+    """In one process nobody else could say it, or stop it."""
+    shutil.copytree(ROOT / "tests" / "counting", tmp_path / "silent")
+    (tmp_path / "silent" / "train_workflow.py").write_text(
+        "import numpy as np\n\n\ndef workflow(envs, policy, context):\n    obs, _ = envs.reset(seed=1)\n"
+        f"    first = np.ones(envs.num_envs, bool)\n    while True:\n        {turn}\n    yield\n"
+    )
+    patience = (
+        "import sys; from realm.watch import progress; from realm.commands.main import main; progress.STILL_S = 1"
+    )
+    settings = ("algo=silent", "wrapper_type=local", f"log_dir={tmp_path / 'runs'}", "max_seconds=4")
+    sets = [word for one in settings for word in ("--set", one)]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{patience}; sys.exit(main(sys.argv[1:]))", "start", "--config",
+         ROOT / "tests/counting/counting.toml", *sets],
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"WARNING nothing has moved for \d+ s: the workflow has yielded no round", done.stderr)) == 1
+    assert "the run has ended: max_seconds = 4 reached" in done.stderr

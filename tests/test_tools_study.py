@@ -371,11 +371,12 @@ def evaluations(run, lines):
 
 
 def test_evaluations_that_a_restart_took_back_do_not_count(tmp_path):
-    evaluations(tmp_path, [(1, 0, 1.0), (1, 1000, 2.0), (1, 2000, 9.0), (1, 3000, 9.0), (2, 1900, 3.0), (2, 2010, 4.0)])
+    evaluations(tmp_path, [(1, 0, 1.0), (1, 1000, 2.0), (1, 2000, 9.0), (1, 3000, 9.0), (2, 2010, 3.0), (2, 3020, 4.0)])
     assert [(one.env_steps, one.score) for one in control.points(tmp_path, 1000)] == [
         (0, 1.0),
         (1000, 2.0),
-        (2010, 4.0),
+        (2010, 3.0),
+        (3020, 4.0),
     ]
 
 

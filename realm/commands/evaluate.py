@@ -115,8 +115,10 @@ def make_console() -> Console:
 
 
 def title_of(checkpoint: Checkpoint) -> str:
-    """The checkpoint in a heading."""
-    return f"{checkpoint.path} ({checkpoint.env_steps:,} env steps)"
+    """The checkpoint in a heading, by its path from here."""
+    path = checkpoint.path
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{path} ({checkpoint.env_steps:,} env steps)"
 
 
 def write_json(evaluation: Evaluation, columns: Sequence[dict[str, list[Any]]], more: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from realm.commands.models import (
     run_folder,
     runs_folder,
 )
-from realm.kaiwu.command import add_pack
 from realm.roles.table import ROLES
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
@@ -71,7 +70,14 @@ def add_rare(commands: Commands) -> None:
     save.add_argument("--log-dir", help=LOG_DIR_HELP)
     save.set_defaults(run=_save)
 
-    add_pack(commands)
+    text = "build the submission of a project written for KaiwuDRL"
+    pack = commands.add_parser("pack", help=text, example="realm pack my-run --out submission.zip")
+    pack.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
+    pack.add_argument("--id", default="latest", help="train steps of the model (default: latest)")
+    pack.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .zip")
+    pack.add_argument("--log-dir", help=LOG_DIR_HELP)
+    pack.set_defaults(run=_pack)
+
     text = "make keys for runs that other machines may connect to"
     keys = commands.add_parser("keys", help=text, example="realm keys new")
     actions = keys.add_subparsers(required=True, metavar="COMMAND")
@@ -125,6 +131,13 @@ def _stop(arguments: argparse.Namespace) -> int:
     if arguments.what == "all":
         return stop_all(runs_folder(arguments.log_dir))
     return stop_role(runs_folder(arguments.log_dir), arguments.what)
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from realm.kaiwu.pack import pack  # late: other commands need nothing of it
+
+    print(pack(run_folder(arguments.name, arguments.log_dir), arguments.id, arguments.out))
+    return 0
 
 
 def _save(arguments: argparse.Namespace) -> int:

@@ -78,8 +78,8 @@ class AppConfig:
     train_batch_size: Count | Auto = "auto"
     """Samples of one update; auto takes one round of all workers, N x E."""
     warm_up_steps: Limit | Auto = "auto"
-    """Env steps played before the first update. 0: preload_ratio decides; auto: what the package prefers, else 0,
-    or 1000 for rows of a replay memory."""
+    """Env steps played before the first update, or more until there is a row of n steps. 0: preload_ratio decides;
+    auto: what the package prefers, else 0, or 1000 for rows of a replay memory, at most half of max_env_steps."""
     production_consume_ratio: Annotated[float, Meta(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""
     learner_train_by_while_true: bool = False
@@ -128,7 +128,8 @@ class AppConfig:
     meanwhile: use `realm eval`, or the next key."""
     eval_every_steps: Limit = 0
     """Evaluate the untrained policy, and then a model each time this number of env steps has been played, in any mode
-    and whatever CPU time that takes; 0: as often as eval_cpu_share allows."""
+    and whatever CPU time that takes, in one process also the last model at max_env_steps; 0: as often as
+    eval_cpu_share allows."""
     eval_actions: Literal["greedy", "sampled", "both"] = "greedy"
     """Actions of an evaluation; with both, models are compared by the greedy ones."""
 

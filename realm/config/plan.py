@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from realm import netns
-from realm.config.flow import check_flow, preload_samples
+from realm.config.flow import check_flow, check_limit, preload_samples
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 
@@ -169,7 +169,8 @@ def with_replay(decided: Decided, step_bytes: int, usable: int) -> Decided:
         app = dataclasses.replace(app, replay_buffer_capacity=max(int(app.replay_buffer_capacity), steps))
         why["replay_buffer_capacity"] = f"{steps:,} steps of {step_bytes:,} bytes"
     if "warm_up_steps" in why and app.warm_up_steps == 0:
-        app = dataclasses.replace(app, warm_up_steps=min(_FIRST_STEPS, int(app.replay_buffer_capacity) // 2))
+        most = min(int(app.replay_buffer_capacity), app.max_env_steps or _FIRST_STEPS * 2) // 2
+        app = dataclasses.replace(app, warm_up_steps=min(_FIRST_STEPS, most))
         why["warm_up_steps"] = "some steps to draw from"
     return dataclasses.replace(decided, app=app, why=why)
 
@@ -343,6 +344,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             "learner_train_by_while_true is true, but on-policy training uses each sample once; it must be false, or "
             "training off-policy"
         )
+    check_limit(app.algorithm_on_policy_or_off_policy, app.max_env_steps, numbers.warm_up_steps)
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
         sampler=app.reverb_sampler,

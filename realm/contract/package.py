@@ -34,7 +34,8 @@ class PredictContext(NamedTuple):
     slot i64 [N] is each row's environment, first bool [N], explore f32 [N]: 1 samples the action, 0 takes the greedy
     one. env_steps: played before the weights that act were published; a schedule of exploration follows it. state:
     name -> [N, ...], the memory that `Spec.state` names: it travels with each question, so a question that is asked
-    twice moves it once. memory_size: samples in the buffer or replay memory at the last update before that.
+    twice moves it once. memory_size: samples in the buffer or replay memory at the last update before that; 0 where a
+    checkpoint plays.
     """
 
     slot: Array

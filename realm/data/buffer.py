@@ -94,6 +94,19 @@ class Limiter:
             self.capacity, int(self.preload + (self.sampled + self.batch) / self.ratio + self.ahead) - self.inserted
         )
 
+    def insert(self, samples: int, size: int) -> None:
+        """Count samples that came in. size: those that can be drawn now."""
+        self.inserted += samples
+        if size == 0 and not self.once:
+            # rows need n steps of one environment: as long as there is none, the learner is owed no draw for these, and
+            # there is room for more
+            self.inserted = min(self.inserted, self.preload + int(self.sampled / self.ratio) - 1)
+
+    @property
+    def warm_up_left(self) -> int:
+        """Samples that must come in before the first draw from a replay memory."""
+        return 0 if self.once else max(0, self.preload - self.inserted)
+
     @property
     def whole(self) -> int:
         """The greatest round that finds room as a whole sooner or later, whatever the consumer waits for."""
@@ -125,6 +138,7 @@ class ReplayBuffer:
         self.limiter = limiter
         self.counters: Counter[str] = Counter()
         self._by_steps = spec.draw is not None
+        self._steps_per_sample = spec.steps_per_sample
         self._most_samples = spec.chunk_length if spec.draw else 1  # of an item: not every step of a chunk is valid
         self._max_lag = max_version_lag
         self._keep = keep
@@ -136,6 +150,11 @@ class ReplayBuffer:
     @property
     def size(self) -> int:
         return self.storage.size
+
+    @property
+    def new_env_steps(self) -> int:
+        """Env steps that came in since the last batch; 0 on-policy, where steps count when they are drawn."""
+        return 0 if self.limiter.once else self._untold
 
     def wanted(self, count: int) -> Version:
         """The oldest version that `count` more items may hold: they queue behind all stored items."""
@@ -191,7 +210,7 @@ class ReplayBuffer:
         self.storage.add(items)
         steps = count_env_steps(items)
         samples = steps if self._by_steps else len(items["worker"])
-        self.limiter.inserted += samples
+        self.limiter.insert(samples, self.size)
         self.counters["inserted"] += samples
         self._untold += steps
 
@@ -223,10 +242,16 @@ class ReplayBuffer:
         self.storage.close()
 
     def totals(self) -> dict[str, float]:
-        """The counters since the start, for reports."""
+        """The counters since the start and the levels of this moment, for reports."""
         names = ("inserted", "sampled", "duplicate", "refused_old_epoch", "refused_stale", "dropped_old_epoch")
         counted = {name: float(self.counters[name]) for name in names}
-        return {**counted, "evicted": float(self.storage.evicted), "size": float(self.size)}
+        return {
+            **counted,
+            "evicted": float(self.storage.evicted),
+            "size": float(self.size),
+            "new_env_steps": float(self.new_env_steps),
+            "warm_up_left": float(self.limiter.warm_up_left * self._steps_per_sample),
+        }
 
 
 def _oldest_and_newest(version: Array) -> tuple[Version, Version]:

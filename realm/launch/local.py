@@ -21,7 +21,7 @@ from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
 from realm.launch.start import Prepared
 from realm.learn.checkpoint import find
-from realm.learn.judge import Judge, next_due
+from realm.learn.judge import Judge
 from realm.learn.trainer import Trainer
 from realm.roles.job import seed_of
 from realm.rollout.rounds import RestartingEnvs, rounds
@@ -30,7 +30,7 @@ from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
 from realm.watch.meters import Meters
-from realm.watch.progress import Every
+from realm.watch.progress import Every, Stillness
 from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.watch.summary import warn_of_faults
@@ -84,6 +84,7 @@ def run(prepared: Prepared) -> End:
         gate = VersionGate(None, plan.batch, plan.round_size)
 
         def refresh() -> tuple[Version, int, int]:
+            loop.tick()  # a workflow that never yields must be seen, and ended, too
             return trainer.version, trainer.env_steps, trainer.memory_size
 
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
@@ -98,6 +99,8 @@ def run(prepared: Prepared) -> End:
                     loop.add(items)
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
             buffer.close()
+            with suppress(Stopped):
+                loop.judge_last()
         finally:
             _report(board, trainer, played, trained, buffer)
             curves.write(board)
@@ -110,7 +113,7 @@ def run(prepared: Prepared) -> End:
     prepared.run_file.write_or_warn(prepared.run_dir)
     warn_of_faults(board)
     logger.info("the run has ended: {}", loop.cause)
-    return End(loop.cause, trainer.version, trainer.env_steps, updates, board.recent_of("learner"), status)
+    return End(loop.cause, trainer.version, board.env_steps, updates, board.recent_of("learner"), status)
 
 
 class _Loop:
@@ -130,7 +133,7 @@ class _Loop:
         show: Callable[[Status], None],
         signals: list[str],
     ) -> None:
-        self.cause = "the workflow ended by itself"
+        self._limit = ""  # which one has ended the run
         self._prepared, self._board, self._trainer, self._buffer, self._policy = (
             prepared,
             board,
@@ -140,8 +143,15 @@ class _Loop:
         )
         self._played, self._trained, self._curves, self._resources = played, trained, curves, resources
         self._show, self._signals, self._shown = show, signals, Every(_SHOW_EVERY_S)
+        self._stillness = Stillness()
         every = prepared.config.app.eval_every_steps
-        self._evaluations = _Evaluations(prepared, trainer.agent, board, curves) if every else None
+        self._evaluations = _Evaluations(prepared, trainer.agent, board, curves, signals) if every else None
+
+    @property
+    def cause(self) -> str:
+        """Why the run has ended."""
+        signal = f"{self._signals[0]} received" if self._signals else ""
+        return self._limit or signal or "the workflow ended by itself"
 
     def add(self, items: Arrays) -> None:
         """Put a round into the buffer, and train as often as the buffer lets."""
@@ -158,12 +168,14 @@ class _Loop:
         if waits:
             count = len(items["worker"])
             raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
+        self._stillness.moved()
         self.tick()
 
     def update(self, items: Any, info: Any) -> None:
         """Train on these items at once, past the buffer."""
         self._begin(info.new_env_steps)
         self._trainer.update(items, info)
+        self._stillness.moved()
         self.tick()
 
     def _begin(self, env_steps: int) -> None:
@@ -181,10 +193,22 @@ class _Loop:
             # nobody here could wait for memory
             self._resources.look({"the run": prepared.run_file.pid}, holds=False)
         self._curves.write_due(board)
-        limit = app.limit_reached(trainer.env_steps, board.training_s)
-        if limit or self._signals:
-            self.cause = limit or f"{self._signals[0]} received"
+        if still_s := self._stillness.due(time.monotonic()):
+            actions, played = self._policy.actions, int(self._played.totals["env_steps"])
+            logger.warning(
+                "nothing has moved for {:.0f} s: the workflow has yielded no round ({:,} actions predicted and {:,} "
+                "env steps yielded so far)", still_s, actions, played,
+            )  # fmt: skip
+        board.count(trainer.env_steps, self._buffer.new_env_steps)
+        self._limit = app.limit_reached(board.env_steps, board.training_s)
+        if self._limit or self._signals:
             raise Stopped
+
+    def judge_last(self) -> None:
+        """Evaluate the model with which the run has reached its last env step."""
+        most = self._prepared.config.app.max_env_steps
+        if self._evaluations and 0 < most <= self._board.env_steps:
+            self._evaluations.last(self._trainer)
 
     def save(self) -> None:
         """Keep the model for the user."""
@@ -193,19 +217,30 @@ class _Loop:
 
 
 class _Evaluations:
-    """Evaluates the agent between two updates: untrained, and then every `eval_every_steps`."""
+    """Evaluates the agent between two updates: untrained, then every `eval_every_steps`, and where the run ends. Raises
+    Stopped when a signal comes meanwhile."""
 
-    def __init__(self, prepared: Prepared, agent: Agent, board: Board, curves: Curves) -> None:
-        self._every, self._due = prepared.config.app.eval_every_steps, 0
-        self._board, self._curves = board, curves
-        self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec, prepared.run_dir, lambda: None)
+    def __init__(self, prepared: Prepared, agent: Agent, board: Board, curves: Curves, signals: list[str]) -> None:
+        self._board, self._curves, self._signals = board, curves, signals
+        self._judge = Judge(prepared.config.evaluated(), agent, prepared.spec, prepared.run_dir, self._tick)
 
     def due(self, trainer: Trainer) -> None:
         """Evaluate if it is time."""
-        if trainer.env_steps >= self._due:
-            self._due = next_due(trainer.env_steps, self._every)
-            result = self._judge.judge(trainer.version, trainer.env_steps)
-            self._curves.write_evaluation(self._board.judged(result), result.env_steps)
+        if self._judge.is_due(trainer.env_steps):
+            self._evaluate(trainer)
+
+    def last(self, trainer: Trainer) -> None:
+        """Evaluate the last model, if that has not just been done."""
+        if self._judge.last != trainer.env_steps:
+            self._evaluate(trainer)
+
+    def _evaluate(self, trainer: Trainer) -> None:
+        result = self._judge.judge(trainer.version, trainer.env_steps, trainer.memory_size)
+        self._curves.write_evaluation(self._board.judged(result), result.env_steps)
+
+    def _tick(self) -> None:
+        if self._signals:
+            raise Stopped
 
 
 def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buffer: ReplayBuffer) -> None:

@@ -34,8 +34,8 @@ LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
 
 
 class Player(NamedTuple):
-    """A trained agent and environments to play in. predict: the agent's, with its memory kept for each slot; lacking:
-    the weights of its model that the checkpoint has not."""
+    """A trained agent and environments to play in. predict: as `predictor` makes it; lacking: the weights of its model
+    that the checkpoint has not."""
 
     envs: Any
     agent: Agent
@@ -204,16 +204,21 @@ def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, An
     agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
     lacking = load_bytes(agent.model, checkpoint.weights, acting(agent))
     logger.info("the package {} plays ({})", app.algo, folder_of(app.algo))
-    return Player(envs, agent, remembering(agent, spec), spec, tuple(lacking))
+    return Player(envs, agent, predictor(agent, spec, checkpoint.env_steps), spec, tuple(lacking))
 
 
-def remembering(agent: Agent, spec: Spec) -> Predict:
-    """The agent's `predict`, with its memory (`Spec.state`) kept for each slot."""
+def predictor(agent: Agent, spec: Spec, env_steps: int, memory_size: int = 0) -> Predict:
+    """The agent's `predict` outside training: its memory (`Spec.state`) is kept for each slot, and a schedule of
+    exploration is where it was when these weights had been trained for `env_steps`.
+
+    memory_size: as in PredictContext; a checkpoint does not tell it.
+    """
     memory = PolicyState(spec.state, 0)
 
     def predict(obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         before = memory.before(context.slot, context.first)
-        predicted = agent.predict(obs, context._replace(state=before))
+        complete = context._replace(env_steps=env_steps, state=before, memory_size=memory_size)
+        predicted = agent.predict(obs, complete)
         if len(predicted) == 3:
             memory.after(context.slot, predicted[2])
         return predicted[0], predicted[1]

@@ -19,9 +19,9 @@ from loguru import logger
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel, main_statistic
-from realm.learn.evaluate import evaluate, remembering
+from realm.learn.evaluate import evaluate, predictor
 from realm.user import calling, load_definition, load_hyper
-from realm.watch.outcome import BEST_FOLDER
+from realm.watch.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
 from realm.watch.status import named
 
 _MOST_ENVS = 128
@@ -35,9 +35,12 @@ class Judge:
     def __init__(self, config: RunConfig, agent: Agent, spec: Spec, run_dir: Path, tick: Callable[[], None]) -> None:
         """config: as evaluated (`RunConfig.evaluated`). tick: called before each prediction; raises to give up."""
         app = config.app
-        self._config, self._agent, self._schema, self._tick = config, agent, spec.schema, tick
-        self._act = remembering(agent, spec)
-        self._results = run_dir / "evaluations.jsonl"
+        self._config, self._agent, self._spec, self._tick = config, agent, spec, tick
+        self._results = run_dir / EVALUATIONS
+        last = last_evaluation(run_dir).get("env_steps")
+        self.last = last if isinstance(last, int) else None
+        """Env steps of the model that this run has judged last, also in an earlier process; None: none yet."""
+        self._due: int | None = None
         self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
         with calling(config, "make_envs"):
             hyper = load_hyper(app.algo, config.hyper)
@@ -48,26 +51,41 @@ class Judge:
             setting["actions"] = app.eval_actions
         self._best = BestModel(run_dir / BEST_FOLDER, setting)
 
-    @property
-    def begun(self) -> bool:
-        """Whether this run has judged a model before, also one of an earlier process."""
-        return self._results.exists()
+    def is_due(self, env_steps: int) -> bool:
+        """Whether to judge a model of so many env steps: the first one, and with `eval_every_steps` then one of each
+        stretch of them. A process that goes on with a run keeps to that, also where a stop has taken steps back."""
+        if self._due is None:
+            every = self._config.app.eval_every_steps
+            self._due = 0 if self.last is None else min(next_due(self.last, every), next_due(env_steps, every))
+        return env_steps >= self._due
 
-    def judge(self, version: Version, env_steps: int) -> Evaluation:
-        """Play with the agent as it is, and add a line to `evaluations.jsonl`. A full disk costs only the line."""
+    def judge(self, version: Version, env_steps: int, memory_size: int) -> Evaluation:
+        """Play with the agent as it is, and add a line to `evaluations.jsonl`. A full disk costs only the line.
+
+        env_steps, memory_size: of these weights, as in PredictContext.
+        """
         app, started, cpu = self._config.app, time.monotonic(), time.process_time()
+        act = predictor(self._agent, self._spec, env_steps, memory_size)
+
+        def predict(obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
+            self._tick()
+            return act(obs, context)
+
         statistics: dict[str, Array] = {}
         for explore in _EXPLORE[app.eval_actions]:
-            played = evaluate(self._config, self._envs, self._predict, app.eval_episodes, explore, self._seed)
+            played = evaluate(self._config, self._envs, predict, app.eval_episodes, explore, self._seed)
             mark = "_sampled" if explore and app.eval_actions == "both" else ""
             statistics |= {f"{name}{mark}": values for name, values in played.items()}
         name = main_statistic(statistics)
-        means = {key: float(values.mean()) for key, values in statistics.items()} | spread(name, statistics[name])
+        means = {key: float(values.mean()) for key, values in statistics.items()}
+        for half in (name, f"{name}_sampled"):
+            means |= spread(half, statistics[half]) if half in statistics else {}
+        self.last, self._due = env_steps, next_due(env_steps, app.eval_every_steps)
         best = self._best
         evaluation = Evaluation(version, env_steps, name, means[name], best.score, best.version, means)
         took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
         try:
-            best.offer(self._agent, evaluation, self._schema, took)
+            best.offer(self._agent, evaluation, self._spec.schema, took)
             evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
             add_line(self._results, {**dataclasses.asdict(evaluation), **took})
         except OSError as error:
@@ -78,10 +96,6 @@ class Judge:
             evaluation.best_version.update, took["seconds"],
         )  # fmt: skip
         return evaluation
-
-    def _predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
-        self._tick()
-        return self._act(obs, context)
 
 
 def next_due(env_steps: int, every: int) -> int:

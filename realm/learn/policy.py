@@ -32,7 +32,8 @@ class TrainedPolicy:
         return self.player.spec
 
     def act(self, obs: Mapping[str, Any] | Any, first: Any = None, explore: float = 0.0) -> Array:
-        """The actions for observations: the greedy ones, or with explore=1 sampled ones.
+        """The actions for observations: the greedy ones, or with explore=1 sampled ones, as training had come to
+        explore when it saved this model.
 
         obs: name -> [N, ...] of N environments, or name -> [...] of one, as `make_envs` gives them; where `spec.obs`
         has a single name, also that array alone. first: bool [N], which rows begin an episode; only an agent with a

@@ -20,13 +20,11 @@ from realm.data.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, Repl
 from realm.errors import ContractError
 from realm.roles.job import Job
 from realm.watch.meters import Meters
+from realm.watch.progress import Stillness
 from realm.wire.codec import Message, WireError
 from realm.wire.sockets import Waker, wait_any
 
 Answer = tuple[bytes, Message]
-
-_STILL_S = 60.0
-"""Nothing moved for so long, although somebody waits: then the user is told who."""
 
 _HOLD_S = 5.0
 """So long the word of the supervisor holds that there is no memory; it comes again every second."""
@@ -125,8 +123,7 @@ class Keeper:
         self._held: dict[tuple[str, int, int], tuple[bytes, Arrays, float]] = {}  # rounds that wait for room
         self._draw: _Draw | None = None
         self._last: tuple[_Draw, Message] | None = None  # kept until the next request shows that it arrived
-        self._moved_at = time.monotonic()
-        self._told = False  # that nothing moves
+        self._stillness = Stillness()
         self._hold_until = 0.0
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
@@ -157,28 +154,30 @@ class Keeper:
             progress = self._try_draw(answers)  # first: it tells the buffer the next version
             progress |= self._add_held(answers)
             if progress:
-                self._moved_at, self._told = time.monotonic(), False
+                self._stillness.moved()
         return answers
 
     def hold(self) -> None:
         """Take no round for `_HOLD_S`: memory is nearly gone. Another thread may call it."""
-        self._moved_at = time.monotonic()  # the supervisor has told the user why nothing moves
-        self._hold_until = self._moved_at + _HOLD_S
+        self._stillness.moved()  # the supervisor has told the user why nothing moves
+        self._hold_until = time.monotonic() + _HOLD_S
 
     def holds(self) -> bool:
         return time.monotonic() < self._hold_until
 
     def standstill(self, now: float) -> str:
-        """Who waits for whom, once, when nothing has moved for a minute although somebody waits; else "".
+        """Who waits for whom, once, when nothing has moved for long although somebody waits; else "".
 
         now: monotonic seconds. Another thread may call it.
         """
-        draw, rounds, still_s = self._draw, len(self._held), now - self._moved_at
-        if self._told or still_s < _STILL_S or not (draw or rounds):
+        draw, rounds = self._draw, len(self._held)
+        if not (draw or rounds) or not (still_s := self._stillness.due(now)):
             return ""
-        self._told = True
-        limiter, size = self.buffer.limiter, self.buffer.size
-        counts = f"{size} of {limiter.capacity} samples are stored, {limiter.inserted} came in, {limiter.sampled} drawn"
+        limiter, size, counted = self.buffer.limiter, self.buffer.size, self.buffer.counters
+        counts = (
+            f"{size} of {limiter.capacity} samples are stored, {counted['inserted']} came in, "
+            f"{counted['sampled']} drawn"
+        )
         if draw is None:
             who = f"{rounds} rounds wait for room, and the learner asks for none: its update takes long, or it hangs"
         elif limiter.inserted < limiter.preload:

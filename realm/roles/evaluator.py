@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from realm.contract import NO_VERSION, Agent
 from realm.learn.checkpoint import acting, load_bytes
-from realm.learn.judge import Judge, next_due
+from realm.learn.judge import Judge
 from realm.roles.job import Job
 from realm.user import load_agent, load_hyper
 from realm.wire.models import parse_model
@@ -31,22 +31,21 @@ def run(job: Job) -> None:
     judge = Judge(config, agent, job.spec, job.run_dir, link.tick)  # the tick raises Stopped
     parts, to_pool = acting(agent), job.client("model_pool")
     link.ready([to_pool])
-    version, due = NO_VERSION, 0
-    untrained = app.eval_every_steps > 0 and not judge.begun
+    version = NO_VERSION
+    untrained = app.eval_every_steps > 0 and judge.last is None
     while True:
         # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
         model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), link.tick)
         untrained = False
         tag = parse_model(model)
         version = tag.version
-        if tag.env_steps < due:
+        if not judge.is_due(tag.env_steps):
             time.sleep(0.05)  # the pool answers as soon as it has a newer one
             continue
         load_bytes(agent.model, model.array("weights").tobytes(), parts)
-        due = next_due(tag.env_steps, app.eval_every_steps)
         meters.count("models_loaded")
         meters.totals["version_epoch"], meters.totals["version_update"] = version
-        evaluation = judge.judge(version, tag.env_steps)
+        evaluation = judge.judge(version, tag.env_steps, tag.memory_size)
         meters.count("evaluations")
         link.say("evaluated", dataclasses.asdict(evaluation))
         until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())

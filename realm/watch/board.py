@@ -14,8 +14,11 @@ from realm.contract import Evaluation, Report
 from realm.watch.status import Scored, Status
 
 GAUGES = frozenset(
-    {"pid", "size", "rss_mb", "peak_mb", "version_epoch", "version_update", "models_loaded", "published"}
-)
+    (
+        "pid", "size", "new_env_steps", "warm_up_left", "rss_mb", "peak_mb", "version_epoch", "version_update",
+        "models_loaded", "published",
+    )
+)  # fmt: skip
 """Totals that are levels: only the newest value counts. Other totals add up over restarts."""
 
 PLUMBING = "system"
@@ -59,13 +62,15 @@ class Board:
 
     started_at: float = field(default_factory=time.monotonic)
     env_steps: int = 0
-    """Valid steps that the learner has trained on, over all epochs: the x axis of every curve."""
+    """Of the run, over all epochs: the x axis of every curve. What batches have told the learner; before its first
+    batch also what came into the buffer since."""
     evaluation: Evaluation | None = None
     """The evaluator's newest result."""
     trains_since: float | None = None
     """When everything was ready for the first env step; None before."""
 
     def __post_init__(self) -> None:
+        self._begun_at = self._told = self.env_steps  # the learner's env steps at its begin, and now
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
         self._means: dict[str, dict[str, list[float]]] = defaultdict(dict)
         self._last: dict[str, float] = {}
@@ -75,7 +80,14 @@ class Board:
 
     def begin(self, env_steps: int) -> None:
         """A learner begins or goes on here, which may be earlier than a lost one had come."""
-        self.env_steps = env_steps
+        self.env_steps = self._begun_at = self._told = env_steps
+
+    def count(self, told: int, new: int) -> None:
+        """Set the env steps. told: those of the learner; new: that came into the buffer since its last batch."""
+        self._told = max(self._told, told)  # a learner that fails while it starts reports 0
+        # the two may be of different moments, and a step would count twice; not before the learner's first batch
+        new = new if self._told == self._begun_at else 0
+        self.env_steps = max(self.env_steps, self._told + new)
 
     def judged(self, result: Evaluation) -> dict[str, float]:
         """Show an evaluation; returns its curves, tag -> value."""
@@ -95,8 +107,9 @@ class Board:
                 self._smooth(f"{role}/{name}", mean)
             elif math.isfinite(mean):
                 self._episodes.setdefault(name, RecentMean()).take(mean, count)
-        if role == "learner":
-            self.env_steps = max(self.env_steps, report.env_steps)  # one that fails while it starts reports 0
+        if role in ("learner", "buffer"):
+            told = report.env_steps if role == "learner" else 0
+            self.count(told, int(self.total("buffer", "new_env_steps")))
 
     def _smooth(self, name: str, value: float) -> None:
         if not math.isfinite(value):
@@ -208,6 +221,7 @@ class Board:
             policy_lag_updates=self.recent("learner/policy_lag_updates"),
             buffer_samples=int(self.total("buffer", "size")),
             buffer_capacity=capacity,
+            warm_up_left=int(self.total("buffer", "warm_up_left")),
             elapsed_s=self.elapsed_s,
             remaining_s=min(remaining) if remaining else None,
         )

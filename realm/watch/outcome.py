@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from realm.watch.status import Scored
 
 BEST_FOLDER = "best_ckpt"
 """Below a run's directory: its best model."""
+EVALUATIONS = "evaluations.jsonl"
+"""And there, a line for each evaluation."""
 
 _MOST_BYTES = 4 << 20
 _MOST_EVALUATIONS = 256 << 20  # bytes
@@ -67,8 +70,21 @@ def best_model(run_dir: Path) -> Saved | None:
 def evaluated(run_dir: Path) -> tuple[str, float, float] | None:
     """The statistic of a run's evaluations, and the means of its best model and of the last one; None without any."""
     try:
-        *_, last = read_bytes(run_dir / "evaluations.jsonl", _MOST_EVALUATIONS).splitlines()
-        line = json.loads(last)
+        line = last_evaluation(run_dir)
         return str(line["statistic"]), float(line["best"]), float(line["score"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
+
+
+def last_evaluation(run_dir: Path) -> dict[str, Any]:
+    """The newest whole line of a run's evaluations; empty without any."""
+    try:
+        lines = read_bytes(run_dir / EVALUATIONS, _MOST_EVALUATIONS).splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with suppress(ValueError, RecursionError):  # a kill or a full disk left it unfinished, or somebody forged it
+            content = json.loads(line)
+            if isinstance(content, dict):
+                return content
+    return {}

@@ -16,6 +16,8 @@ Show = Callable[[int, int], None]
 
 LONG_S = 5.0  # without a terminal, work that takes longer prints a line
 LINE_EVERY_S = 10.0
+STILL_S = 60.0
+"""When nothing has moved for so long, the user is told why."""
 
 
 class Every:
@@ -30,6 +32,24 @@ class Every:
             return False
         self._last = now
         return True
+
+
+class Stillness:
+    """The time since something moved, told once when it is `STILL_S`. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.moved()
+
+    def moved(self) -> None:
+        self._since, self._told = time.monotonic(), False
+
+    def due(self, now: float) -> float:
+        """Seconds without a move if they are to be told now, else 0. now: monotonic seconds."""
+        still_s = now - self._since
+        if self._told or still_s < STILL_S:
+            return 0.0
+        self._told = True
+        return still_s
 
 
 @contextmanager

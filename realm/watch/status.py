@@ -52,6 +52,8 @@ class Status:
     buffer_capacity: int
     elapsed_s: float
     remaining_s: float | None
+    warm_up_left: int = 0
+    """Env steps before the first update from a replay memory."""
 
 
 def facts(status: Status) -> list[Cell]:
@@ -69,6 +71,7 @@ def facts(status: Status) -> list[Cell]:
         ("remaining", left),
         ("policy lag", lag),
         ("buffer", f"{status.buffer_samples:,} of {status.buffer_capacity:,}"),
+        *([("warm-up", f"{status.warm_up_left:,} env steps to go")] if status.warm_up_left else []),
     ]
 
 

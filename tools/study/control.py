@@ -95,16 +95,16 @@ def points(run: Path, every: int) -> list[Point]:
     """The evaluations of a run, one for each `every` env steps. Those that a restart took back are left out."""
     path = run / "evaluations.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-    begins: dict[int, int] = {}  # epoch -> where it went on
+    begins: dict[int, int] = {}  # epoch -> the stretch of its first evaluation
     for line in lines:
-        begins.setdefault(line["version"][0], line["env_steps"])
+        begins.setdefault(line["version"][0], line["env_steps"] // every)
     good: dict[int, Point] = {}
     minutes, began, now = 0.0, 0.0, 0
     for line in lines:
         (epoch, _), steps, time_s = line["version"], line["env_steps"], line.get("time", 0.0)
         if epoch != now:  # a new session of the run
             minutes, began, now = max((one.minutes for one in good.values()), default=0.0), time_s, epoch
-        if all(steps < begin for later, begin in begins.items() if later > epoch):
+        if all(steps // every < begin for later, begin in begins.items() if later > epoch):
             good.setdefault(steps // every, Point(steps, minutes + (time_s - began) / 60, line["score"]))
     return list(good.values())
 

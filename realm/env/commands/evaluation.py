@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from realm.commands.evaluate import ROUNDS, Evaluation, make_console, title_of, write_json
@@ -62,7 +63,8 @@ def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
     kind = f"{title_of(evaluation.checkpoint)}: {_kind(evaluation, options, played)}"
     console.print(kind)
     console.print(f"map {played.map.name}, {_places(played.layouts)}; {ORACLES[options.executed]}")
-    console.print(_table(played))
+    for view in _tables(played, console):
+        console.print(view)
     if played.worst:
         console.print(_worst_table(played))
     for name, outcome in zip(played.names, played.rounds, strict=True):
@@ -115,6 +117,9 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
             rounds.append(
                 evaluate_layouts(evaluation.envs, evaluation.predict, confs, explore, request.seed, show, keep)
             )
+    first: dict[Episode, int] = {}  # a layout that was drawn twice is named once
+    for k in report.worst_layouts(rounds[0], limits, len(layouts)):
+        first.setdefault(layouts[k], k)
     return Played(
         map_,
         layouts,
@@ -122,7 +127,7 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
         [ROUNDS[explore] for explore in request.explores],
         rounds,
         [report.rows(layouts, outcome, limits) for outcome in rounds],
-        report.worst_layouts(rounds[0], limits, options.worst),
+        list(first.values())[: options.worst],
     )
 
 
@@ -159,35 +164,53 @@ def _add_numbers(view: Table, *names: str) -> None:
         view.add_column(name, justify="right", no_wrap=True)
 
 
-def _table(played: Played) -> Table:
-    """A line for each number of treasures: all of the first round, and next to it less of the second."""
-    view = Table(box=box.SIMPLE_HEAD)
-    _add_numbers(view, "treasures", "episodes", "end %", "missed", "steps", "score")
-    _add_numbers(view, "regret", "worst", "excess %", "worst")
-    view.add_column("worst layout")
+def _tables(played: Played, console: Console) -> list[Table]:
+    """One table if the terminal is wide enough, else one for each group of columns: nothing is cut."""
+    whole = _table(played)
+    if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
+        return [whole]
+    return [_table(played, group) for group in range(1 + len(played.names))]
+
+
+def _table(played: Played, group: int | None = None) -> Table:
+    """A line for each number of treasures: all of the first round, and next to it less of the second. group: only these
+    columns: 0 has scores, 1 regrets, 2 those of the second round."""
+    heads: list[tuple[str, ...]] = [
+        ("episodes", "end %", "missed", "steps", "score"),
+        ("regret", "worst", "excess %", "worst", "worst layout"),
+    ]
     for name in played.names[1:]:
-        _add_numbers(view, *(f"{name.split()[0]}:\n{key}" for key in ("end %", "missed", "score", "regret", "worst")))
+        keys = ("end %", "missed", "score", "regret", "worst")
+        heads.append(tuple(f"{name.split()[0]}:\n{key}" for key in keys))
+    shown = range(len(heads)) if group is None else (group,)
+    view = Table(box=box.SIMPLE_HEAD)
+    _add_numbers(view, "treasures")
+    for name in (name for k in shown for name in heads[k]):
+        view.add_column(name, justify="left" if name == "worst layout" else "right", no_wrap=True)
     for lines in zip(*played.tables, strict=True):
         row, last = lines[0], lines[0].treasures is None
-        cells = ["all" if last else str(row.treasures), f"{row.episodes:,}", _number(100 * row.reached_end)]
-        cells += [_number(row.missed, 2), _number(row.steps), _number(row.score, 2), _number(row.regret, 2)]
-        cells += [_number(row.worst_regret), _number(row.excess), _number(row.worst_excess)]
-        cells.append(_ids(played.layouts[row.worst]))
+        cells = [
+            [f"{row.episodes:,}", _number(100 * row.reached_end), _number(row.missed, 2), _number(row.steps),
+             _number(row.score, 2)],
+            [_number(row.regret, 2), _number(row.worst_regret), _number(row.excess), _number(row.worst_excess),
+             _ids(played.layouts[row.worst])],
+        ]  # fmt: skip
         for other in lines[1:]:
-            cells += [_number(100 * other.reached_end), _number(other.missed, 2), _number(other.score, 2)]
-            cells += [_number(other.regret, 2), _number(other.worst_regret)]
+            numbers = [_number(100 * other.reached_end), _number(other.missed, 2), _number(other.score, 2)]
+            cells.append([*numbers, _number(other.regret, 2), _number(other.worst_regret)])
         if last:
             view.add_section()
-        view.add_row(*cells)
+        view.add_row("all" if last else str(row.treasures), *(cell for k in shown for cell in cells[k]))
     return view
 
 
 def _worst_table(played: Played) -> Table:
     outcome, limits = played.rounds[0], played.limits
-    view = Table(title=f"the worst layouts, {played.names[0]}", title_justify="left", box=box.SIMPLE_HEAD)
+    title = f"the worst layouts, {played.names[0]}"
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns
     _add_numbers(view, "regret", "score", "oracle", "steps", "oracle", "missed")
-    view.add_column("")
-    view.add_column("treasures")
+    view.add_column("", no_wrap=True)
+    view.add_column("treasures", overflow="fold")
     for k in played.worst:
         score, steps = float(outcome.score[k]), int(outcome.steps[k])
         end = "" if outcome.reached_end[k] else "out of time"

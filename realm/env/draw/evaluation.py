@@ -115,8 +115,8 @@ def _draw_figures(pen: Pen, curves: Sequence[Curve]) -> None:
         pen.text(FIGURES, y + n * 40, name, 18, QUIET, "lm")
         pen.line([(FIGURES, y + n * 40 + 20), (ACROSS * TILE - 40, y + n * 40 + 20)], WALL_FACE, 1)
     for curve, colour, x in zip(curves, COLOURS, (1880, 2090), strict=False):
-        pen.line([(x - 130, y - 42), (x - 110, y - 42)], colour, 4)
-        pen.text(x, y - 42, curve.name, 15, colour, "rm")
+        left = x - pen.text(x, y - 42, curve.name, 15, colour, "rm") - 10
+        pen.line([(left - 20, y - 42), (left, y - 42)], colour, 4)
         for n, value in enumerate(curve.figures.values()):
             pen.text(x, y + n * 40, value, 20, TEXT, "rm")
 

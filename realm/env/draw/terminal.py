@@ -21,7 +21,7 @@ from realm.env.map import EXTENT, POINTS, SIZE, Map
 
 SYSTEMS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
 """By the name that rich's console gives to what its terminal can show."""
-PANEL = 26  # columns next to the map
+PANEL = 27  # columns next to the map: a gap, a name, and "605 steps away"
 STATUS = 2  # lines above it, where there is no room next to it
 ROOMY = 96  # pixels of the map from which on marks are drawn wider
 RESET = "\x1b[0m"
