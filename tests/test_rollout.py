@@ -383,6 +383,8 @@ def test_a_run_goes_on_after_a_failure(tmp_path, mode):
         if mode == "cluster":
             assert run.summary()["environments"] == {"env_restarts": 1, "dropped_episodes": 1, "dropped_chunks": 1}
             assert [name for name in run.summary()["processes"] if name.startswith("aisrv")] == ["aisrv-0.1"]
+            # the terminal says it, too, and once
+            assert len(re.findall(r"WARNING aisrv-0: .* reward None; it must be a number", run.output.read_text())) == 1
 
 
 @pytest.mark.system

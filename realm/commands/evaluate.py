@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from loguru import logger
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +24,7 @@ from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError
 from realm.learn.evaluate import Predict, evaluate, load_player, table
+from realm.user import folder_of
 from realm.watch.progress import counting
 from realm.watch.status import named
 
@@ -76,6 +78,7 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
         num_envs = game.prepare_eval(options, request, episodes)
     checkpoint = find(folder, model)
     envs, _, predict, *_ = load_player(config, checkpoint, config.env, num_envs, request.seed)
+    logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     evaluation = Evaluation(config, checkpoint, envs, predict, episodes, request)
     try:
         if not (isinstance(game, EvaluatingGame) and game.evaluate(evaluation, options)):

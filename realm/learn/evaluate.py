@@ -17,13 +17,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from loguru import logger
 
 from realm.chunk import PolicyState
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
-from realm.user import calling, enter, folder_of, hyper_of, load_agent, load_definition
+from realm.user import calling, enter, hyper_of, load_agent, load_definition
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -203,7 +202,6 @@ def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, An
         )
     agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
     lacking = load_bytes(agent.model, checkpoint.weights, acting(agent))
-    logger.info("the package {} plays ({})", app.algo, folder_of(app.algo))
     return Player(envs, agent, predictor(agent, spec, checkpoint.env_steps), spec, tuple(lacking))
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from loguru import logger
+
 from realm.contract import Arrays, Field, Version, check_arrays
 from realm.data.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer, make_replay_buffer
 from realm.errors import ContractError
@@ -55,7 +57,7 @@ def run(job: Job) -> None:
             if any(command.kind == "hold" for command in link.commands()):
                 keeper.hold()
             if still := keeper.standstill(time.monotonic()):
-                link.say("warning", {"text": still})
+                logger.warning("{}", still)
             moved = False
             while (received := server.receive()) is not None:
                 questions.put(received)

@@ -11,6 +11,7 @@ import gc
 import os
 import resource
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from realm.wire.keys import Keys
 from realm.wire.sockets import Client, Socket
 
 CONTROL_MAX_BYTES = 4 << 20
+_MOST_WARNINGS = 20  # of one process, that the user is shown
+_MOST_TEXT = 1000
 
 
 class Stopped(Exception):
@@ -54,6 +57,8 @@ class Link:
         self._commands: list[Message] = []
         self._process = psutil.Process()
         self._sockets: list[Socket] = []
+        self._warnings: deque[str] = deque(maxlen=_MOST_WARNINGS)
+        self._warned: set[str] = set()
 
     def bound(self, address: str) -> Orders:
         """Report this role's address ("" without a server) and wait for the orders."""
@@ -84,8 +89,14 @@ class Link:
         """Send the supervisor any other message."""
         self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
 
+    def warn(self, text: str) -> None:
+        """Have the supervisor show a warning to the user, with the next `tick`, each text once. Any thread may call
+        it."""
+        self._warnings.append(text)
+
     def tick(self) -> None:
-        """Take commands and send the report if it is due. Cheap: call it in every turn of a loop."""
+        """Take commands, and send warnings, and the report if it is due. Cheap: call it in every turn of a loop."""
+        self._send_warnings()
         while (message := self._client.collect()) is not None:
             if message.seq == self._next_seq:
                 if message.kind == "stop":
@@ -112,12 +123,22 @@ class Link:
         report = Report(self.role, self.index, self.env_steps, *self.meters.snapshot())
         self._client.ask("report", dataclasses.asdict(report))
 
+    def _send_warnings(self) -> None:
+        """Each text once, and not many: those with a number in them may never end."""
+        while self._warnings:
+            text = self._warnings.popleft()
+            if text not in self._warned and len(self._warned) <= _MOST_WARNINGS:
+                self._warned.add(text)
+                last = len(self._warned) > _MOST_WARNINGS
+                self.say("warning", {"text": "further warnings are in its log only" if last else text[:_MOST_TEXT]})
+
     def close(self, cause: str, trace: str = "") -> None:
         """Send the last report and the cause of the end, and wait up to 2 s for the answers.
 
         trace: the last lines of a traceback.
         """
         self.report()
+        self._send_warnings()
         self.say("ended", {"cause": cause, "trace": trace})
         deadline = time.monotonic() + 2.0
         while self._client.unanswered > 1 and time.monotonic() < deadline:  # 1 is the open "next"

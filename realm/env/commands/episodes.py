@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from loguru import logger
 from numpy.typing import NDArray
 
 from realm.commands.files import writing
@@ -16,6 +17,7 @@ from realm.env import draw, options
 from realm.env.draw import Recording
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError, UserError
+from realm.user import folder_of
 from realm.watch.progress import busy
 
 PICTURES = (".gif", ".png", ".html")
@@ -110,6 +112,7 @@ def _agent_plays(
                 "`realm play` and `realm record` can show; `realm eval` plays any environment"
             ) from error
         raise
+    logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     envs = player.envs
     slot, explore, first = np.zeros(1, np.int64), np.full(1, float(stochastic), np.float32), np.ones(1, np.bool_)
     obs, _ = envs.reset(seed=seed)
