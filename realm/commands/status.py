@@ -144,7 +144,9 @@ def _lines_of(seen: Seen, width: int) -> list[str]:
     for label, role in seen.roles.items():
         totals: dict[str, float] = role["totals"]
         messages, memory = totals.get("wire/messages_in", 0), totals.get("rss_mb", 0)
-        numbers = str(role["pid"]), str(role["incarnation"]), f"{messages:,.0f}", f"{memory:,.0f} MB"
-        rows.append((label, role["state"], *numbers, role["address"].removeprefix("tcp://")))
+        used = f"{memory:,.0f} MB" if memory else "-"  # it has sent no report yet
+        numbers = str(role["pid"]), str(role["incarnation"]), f"{messages:,.0f}", used
+        state = "starting" if role["state"] == "bound" else role["state"]
+        rows.append((label, state, *numbers, role["address"].removeprefix("tcp://")))
     roles = [f"  {line}" for line in table(rows, right=frozenset({2, 3, 4, 5}))]
     return [head, *lines(seen.status, width), *roles]
