@@ -41,7 +41,6 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_a_share_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     with progress.measuring("the oracle's bounds") as show:
-        show(0.0)
         show(0.05)
         show(0.5)
     early, later = capsys.readouterr().err.splitlines(keepends=True)
