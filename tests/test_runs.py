@@ -88,6 +88,7 @@ def test_curves_are_read_without_what_a_resumed_run_has_dropped(tmp_path: Path) 
     first, second = TensorBoard(tmp_path), TensorBoard(tmp_path)
     for step in (1, 2, 3):
         first.write({"x": float(step)}, step)
+    first.write({"late": 1.0}, 3)
     first.close()
     second.begin(2)
     second.write({"x": 20.0}, 2)

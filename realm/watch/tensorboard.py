@@ -126,4 +126,7 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
     events.Reload()
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    return {tag: ([one.step for one in points], [one.value for one in points]) for tag, points in found.items()}
+    # a curve may have lost all its points
+    return {
+        tag: ([one.step for one in points], [one.value for one in points]) for tag, points in found.items() if points
+    }
