@@ -34,6 +34,8 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
         scored = best.scored
         text = f"{named(scored.statistic)} {scored.score:.1f}, {update_name(best.epoch, best.update)}: {best.path}"
         models.append(("best model", text))
+        if named(scored.statistic) == status.statistic and status.score is not None and scored.score < status.score:
+            best = None  # training has come further since: the run was too short for a later evaluation
     if newest:
         models.append(("newest model", f"{update_name(newest.epoch, newest.update)}: {newest.path}"))
     lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]
