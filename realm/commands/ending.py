@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from realm.commands.files import from_here
 from realm.watch.outcome import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, scores, update_name
 
@@ -62,14 +62,11 @@ def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
 
 def called() -> str:
     """How the command line can be called here: what is printed with it can be copied."""
-    here, python = Path(os.getcwd()), Path(sys.executable)
+    python = Path(sys.executable)
     command = Path(sys.argv[0]) if Path(sys.argv[0]).name == "realm" else python.with_name("realm")
     if not command.is_file():
-        return f"{_from(here, python)} -m realm"
+        return f"{shlex.quote(str(from_here(python)))} -m realm"
     on_path = shutil.which("realm")
-    return "realm" if on_path and Path(on_path).absolute() == command.absolute() else _from(here, command)
-
-
-def _from(here: Path, file: Path) -> str:
-    """The file as somebody who stands in `here` names it."""
-    return shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))
+    return (
+        "realm" if on_path and Path(on_path).absolute() == command.absolute() else shlex.quote(str(from_here(command)))
+    )

@@ -19,7 +19,7 @@ from loguru import logger
 from rich.console import Console
 from rich.table import Table
 
-from realm.commands.files import check_file
+from realm.commands.files import check_file, from_here
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError
@@ -119,9 +119,7 @@ def make_console() -> Console:
 
 def title_of(checkpoint: Checkpoint) -> str:
     """The checkpoint in a heading, by its path from here."""
-    path = checkpoint.path
-    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{path} ({checkpoint.env_steps:,} env steps)"
+    return f"{from_here(checkpoint.path)} ({checkpoint.env_steps:,} env steps)"
 
 
 def write_json(evaluation: Evaluation, columns: Sequence[dict[str, list[Any]]], more: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """TOML with places: reads a file together with the line of every key, and writes values back as TOML.
 
-`read_toml` gives the tables of a file and `table.key` -> `file:line`, or raises
-ConfigError with the line of the wrong statement. Python's tomllib reports no lines of keys; `_statements` finds them.
+`read_toml` gives the tables of a file and `table.key` -> `file:line`, or raises ConfigError with the line of the wrong
+statement. Python's tomllib reports no lines of keys; `_statements` finds them.
 """
 
 from __future__ import annotations

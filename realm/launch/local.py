@@ -67,14 +67,8 @@ def run(prepared: Prepared) -> End:
             lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, played.count
         )
         agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
-        trainer = Trainer(
-            agent,
-            spec,
-            prepared.run_dir / "ckpt",
-            int(app.dump_model_freq),
-            app.modelpool_max_save_model_count,
-            trained,
-        )
+        folder, keep = prepared.run_dir / "ckpt", app.modelpool_max_save_model_count
+        trainer = Trainer(agent, spec, folder, int(app.dump_model_freq), keep, trained)
         preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
         trainer.start(epoch, preload)
         _tell(prepared, trainer.origin)

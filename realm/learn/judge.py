@@ -52,7 +52,7 @@ class Judge:
         self._best = BestModel(run_dir / BEST_FOLDER, setting)
 
     def is_due(self, env_steps: int) -> bool:
-        """Whether to judge a model of so many env steps: the first one, and with `eval_every_steps` then one of each
+        """Whether to judge the model of these env steps: the first one, and with `eval_every_steps` then one of each
         stretch of them. A process that goes on with a run keeps to that, also where a stop has taken steps back."""
         if self._due is None:
             every = self._config.app.eval_every_steps
