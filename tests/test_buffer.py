@@ -186,6 +186,24 @@ class TestStorage:
             assert info.probability == pytest.approx([expected[one] for one in names(drawn)])
         is_near(counts, expected, 4000)
 
+    @pytest.mark.parametrize("sampler", ["Prioritized", "Uniform"])
+    def test_a_new_item_has_the_greatest_priority_so_far_where_priorities_decide(
+        self, make: MakeStorage, sampler: str
+    ) -> None:
+        """Where they decide only what leaves, a new item has priority 1."""
+        storage = make(4, sampler, "MinHeap")
+        storage.add(items([0, 1, 2]))
+        keys = keys_of(storage, 3)
+        set_priorities(storage, keys, {0: 8.0, 1: 2.0, 2: 3.0})
+        set_priorities(storage, keys, {0: 1.5})
+        storage.add(items([3]))
+        if sampler == "Prioritized":
+            drawn, info = storage.sample(1000)
+            found = dict(zip(names(drawn), info.probability.tolist(), strict=True))
+            assert found == pytest.approx({0: 1.5 / 14.5, 1: 2 / 14.5, 2: 3 / 14.5, 3: 8 / 14.5})
+        storage.add(items([4]))  # the least leaves
+        assert sorted(keys_of(storage, 4)) == ([1, 2, 3, 4] if sampler == "Prioritized" else [0, 1, 2, 4])
+
     def test_priority_zero_is_never_drawn_while_others_are_above(self, make: MakeStorage) -> None:
         storage = make(10, "Prioritized", exponent=0.6)
         storage.add(items([0, 1, 2, 3]))

@@ -59,13 +59,17 @@ class NativeStorage:
         for name, rows in self._rows.items():
             rows[places] = items[name][stays]
         self._key[places] = key
-        # a new item is drawn soon, so that its own priority becomes known
-        self._priority[places] = self._greatest if self._sampler == "Prioritized" else 1.0
+        self._priority[places] = self._first_priority
         self._times[places] = 0
         self.size = min(self.size + count, capacity)
         if self._tree is not None:
             leaves = as_array(places)
             self._tree.set(leaves, self._priority[leaves] ** self._exponent)
+
+    @property
+    def _first_priority(self) -> float:
+        """Of a new item: it is drawn soon, so that its own priority becomes known."""
+        return self._greatest if self._sampler == "Prioritized" else 1.0
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
         places, probability = self._draw(count)
@@ -120,7 +124,7 @@ class NativeStorage:
         stay, bool [n]. As in reverb, new items may have to leave, too."""
         live, stays = np.flatnonzero(self._key), np.ones(len(new), np.bool_)
         if count:
-            priority = np.concatenate([self._priority[live], np.ones(len(new))])
+            priority = np.concatenate([self._priority[live], np.full(len(new), self._first_priority)])
             leaves, _ = self._choose(self._remover, np.concatenate([self._key[live], new]), priority, count, True)
             self._key[live[leaves[leaves < len(live)]]] = 0
             stays[leaves[leaves >= len(live)] - len(live)] = False

@@ -75,6 +75,7 @@ class ReverbStorage:
         self.size = 0
         self.evicted = 0
         self._capacity, self._once = capacity, once
+        self._prioritized, self._greatest = sampler == "Prioritized", 1.0
         self._record = np.dtype([(name, field.dtype, field.shape) for name, field in fields.items()])
         self._names = list(fields)
         self._name = f"items-{name}"
@@ -106,9 +107,11 @@ class ReverbStorage:
         rows = np.empty(count, self._record)
         for name in self._names:
             rows[name] = items[name]
+        # a new item is drawn soon, so that its own priority becomes known
+        priority = self._greatest if self._prioritized else 1.0
         for row in rows:
             self._writer.Append([np.array(row.tobytes(), object)])  # not bytes_, which drops zeros at the end
-            self._writer.CreateItem(self._name, 1, 1.0)  # one time step, priority 1
+            self._writer.CreateItem(self._name, 1, priority)  # one time step
         self._writer.Flush()
         overflow = max(0, self.size + count - self._capacity)
         self.evicted += overflow
@@ -167,6 +170,7 @@ class ReverbStorage:
     def update_priorities(self, key: Array, priority: Array) -> None:
         updates = list(zip(key.tolist(), priority.astype(float).tolist(), strict=True))
         self._client.MutatePriorities(self._name, updates, [])
+        self._greatest = max(self._greatest, float(priority.max(initial=0.0)))
 
     def clear(self) -> None:
         self._writer.Close(True)
