@@ -253,20 +253,35 @@ class TestQLearning:
         layer.quiet()
         torch.testing.assert_close(layer(x), quiet)
 
-    def test_updates_are_those_of_a_plain_loop(self) -> None:
-        config = DQNConfig(hidden=16, minibatch_size=8, lr=1e-2, target_every=2, max_grad_norm=0.5)
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"double": False}, {"dueling": True}, {"noisy": True}, {"noisy": True, "dueling": True, "double": False}],
+    )
+    def test_updates_are_those_of_a_plain_loop(self, options: dict[str, bool], masked: bool) -> None:
+        config = DQNConfig(hidden=16, minibatch_size=8, lr=1e-2, target_every=2, max_grad_norm=0.5, **options)
         agent = DQNAgent(spec(True), config, "cpu", 1)
         literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
-        adam = plain_adam(literal, 1e-2)
+        adam, generator = plain_adam(literal, 1e-2), torch.Generator().manual_seed(1)
         rows = batch(True)
+        legal = np.ones((ROWS, ACTIONS), np.bool_)
+        if masked:
+            legal[:, 0] = False
+            rows.next_obs["legal"] = legal
         _, priorities = agent.learn(rows, INFO)
         assert priorities is not None
         weight = torch.tensor(importance(INFO.probability, ROWS, 0.4))
         for step in range(3):
             part = slice(8 * step, 8 * step + 8)
             obs, then = ({"state": torch.tensor(one["state"][part])} for one in (rows.obs, rows.next_obs))
+            if config.noisy:
+                for network in (target, literal):
+                    for layer in network.modules():
+                        if isinstance(layer, NoisyLinear):
+                            layer.draw_noise(generator)
             with torch.no_grad():
-                best = literal.values(then).argmax(1)
+                chooses = (literal if config.double else target).values(then)
+                best = chooses.masked_fill(~torch.tensor(legal[part]), -torch.inf).argmax(1)
                 goal = (
                     torch.tensor(rows.reward[part])
                     + torch.tensor(rows.discount[part]) * target.values(then)[torch.arange(8), best]
