@@ -14,7 +14,7 @@ from torch import nn
 
 from realm.algorithms import q_learning, sac, td3
 from realm.algorithms.continuous import Scale, both_values
-from realm.algorithms.networks import beside, follow
+from realm.algorithms.networks import Linear, _OneDNNLinear, beside, follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
 from realm.algorithms.rows import to_rows
 from realm.chunk import ChunkBuilder
@@ -78,6 +78,40 @@ def plain_adam(network: nn.Module, lr: float) -> torch.optim.Adam:
 def near(a: nn.Module, b: nn.Module, tolerance: float = 1e-6) -> None:
     for one, other in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=tolerance)
+
+
+def near_all(a: Any, b: Any) -> None:
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+
+
+class TestLinear:
+    @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has oneDNN on x86")
+    @pytest.mark.parametrize("kept", ["all", "the weights", "the input"])
+    def test_onednn_computes_what_torchs_own_layer_does(self, kept: str) -> None:
+        """Values and gradients, of rows that lie apart in memory, too; float32's rounding differs."""
+        for rows, inputs, outputs in ((1, 1, 1), (7, 33, 5), (256, 256, 100), (1000, 20, 256)):
+            layer = Linear(inputs, outputs).requires_grad_(kept != "the input")
+            x = torch.tensor(floats(rows, 2 * inputs))[:, ::2].requires_grad_(kept != "the weights")
+            grad = torch.tensor(floats(rows, outputs))
+            of = [one for one in (x, layer.weight, layer.bias) if one.requires_grad]
+            mine, theirs = _OneDNNLinear.apply(x, layer.weight, layer.bias), nn.Linear.forward(layer, x)
+            near_all((mine, *torch.autograd.grad(mine, of, grad)), (theirs, *torch.autograd.grad(theirs, of, grad)))
+
+    def test_a_layer_takes_every_input_that_torchs_own_does(self) -> None:
+        layer = Linear(512, 512)
+        for x in (floats(2, 16, 512), floats(512), floats(0, 512), floats(16, 512), floats(4, 2**12, 512)):
+            near_all((layer(torch.tensor(x)),), (nn.Linear.forward(layer, torch.tensor(x)),))
+        half = copy.deepcopy(layer).bfloat16()
+        assert half(torch.tensor(floats(16, 512)).bfloat16()).dtype == torch.bfloat16
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.tensor(floats(16, 512))).dtype == torch.bfloat16
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+    def test_an_export_has_torchs_own_layer(self) -> None:
+        graph = torch.jit.trace(Linear(512, 512), torch.tensor(floats(16, 512))).graph
+        assert "aten::linear" in str(graph)
+        assert "OneDNN" not in str(graph)
 
 
 class TestTD3:

@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from realm.algorithms.networks import mlp
 from realm.contract import ActionSpec, Draw, Field, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
 from realm.zoo.dqn.config import Config as DQNConfig
@@ -59,11 +59,6 @@ class Ring:
         return tuple(x[index] for x in (self.obs, self.action, self.reward, self.discount, self.next_obs))
 
 
-def mlp(*sizes: int) -> nn.Sequential:
-    layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -75,8 +70,8 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def plain_td3(ring: Ring, config: TD3Config) -> Step:
     obs_size, actions, hidden = ring.obs.shape[1], ring.action.shape[1], config.hidden
-    actor = nn.Sequential(mlp(obs_size, hidden, hidden, actions), nn.Tanh())
-    critics = [mlp(obs_size + actions, hidden, hidden, 1) for _ in range(2)]
+    actor = nn.Sequential(mlp((obs_size, hidden, hidden, actions)), nn.Tanh())
+    critics = [mlp((obs_size + actions, hidden, hidden, 1)) for _ in range(2)]
     all_nets = nn.ModuleList([actor, *critics])
     targets = copy.deepcopy(all_nets).requires_grad_(False)
     weights, target_weights = list(all_nets.parameters()), list(targets.parameters())
@@ -107,8 +102,8 @@ def plain_td3(ring: Ring, config: TD3Config) -> Step:
 
 def plain_sac(ring: Ring, config: SACConfig) -> Step:
     obs_size, actions, hidden = ring.obs.shape[1], ring.action.shape[1], config.hidden
-    actor = mlp(obs_size, hidden, hidden, 2 * actions)
-    critics = nn.ModuleList(mlp(obs_size + actions, hidden, hidden, 1) for _ in range(2))
+    actor = mlp((obs_size, hidden, hidden, 2 * actions))
+    critics = nn.ModuleList(mlp((obs_size + actions, hidden, hidden, 1)) for _ in range(2))
     targets = copy.deepcopy(critics).requires_grad_(False)
     weights, target_weights = list(critics.parameters()), list(targets.parameters())
     log_alpha = torch.zeros((), requires_grad=True)
@@ -146,7 +141,7 @@ def plain_sac(ring: Ring, config: SACConfig) -> Step:
 
 
 def plain_dqn(ring: Ring, config: DQNConfig, actions: int) -> Step:
-    network = mlp(ring.obs.shape[1], config.hidden, config.hidden, actions)
+    network = mlp((ring.obs.shape[1], config.hidden, config.hidden, actions))
     target = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.Adam(network.parameters(), config.lr, fused=True)
     steps = 0
