@@ -72,10 +72,9 @@ class Adam:
         )  # fmt: skip
 
     def descend(self, loss: Tensor, lr: float) -> None:
-        """One step down the loss f32 [], with the gradient of these alone. Where a policy's loss goes through
-        a critic, a third of the time would go into the critic's."""
-        for parameter, gradient in zip(self.parameters, torch.autograd.grad(loss, self.parameters), strict=True):
-            parameter.grad = gradient
+        """One step down the loss f32 []."""
+        self.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.step(lr)
 
     def state_dict(self) -> dict[str, Any]:

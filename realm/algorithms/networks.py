@@ -19,7 +19,7 @@ Obs = dict[str, Tensor]  # name -> [n, ...]
 Module = TypeVar("Module")
 
 _IMAGE_FEATURES = 256
-_MANY = 2**21  # multiplications; with fewer, oneDNN takes longer than MKL, mostly for its call
+_MANY = 1_400_000  # multiplications; with fewer, oneDNN takes longer than MKL, mostly for its call
 
 relu = partial(nn.ReLU, inplace=True)  # what it follows needs its own output no more
 
@@ -54,7 +54,7 @@ class _OneDNNLinear(torch.autograd.Function):
         of_input, of_weight, of_bias = ctx.needs_input_grad
         return (
             _product(grad, weight.t()) if of_input else None,
-            _product(grad.t(), input.t()) if of_weight else None,
+            _weight_gradient(grad, input) if of_weight else None,
             grad.sum(0) if of_bias else None,
         )
 
@@ -69,6 +69,13 @@ def _is_for_onednn(input: Tensor) -> bool:
     if torch._C._is_tracing() or torch.is_autocast_enabled("cpu"):  # an export knows torch's own layers alone
         return False
     return input.is_cpu and input.dtype == torch.float32 and input.dim() == 2 and _has_avx512()
+
+
+def _weight_gradient(grad: Tensor, input: Tensor) -> Tensor:
+    """grad^T input, f32 [o, i]. Of two transposed factors oneDNN copies the first: it gets the smaller one."""
+    if input.shape[1] < grad.shape[1]:
+        return _product(input.t(), grad.t()).t().contiguous()
+    return _product(grad.t(), input.t())
 
 
 @cache

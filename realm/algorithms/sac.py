@@ -110,7 +110,8 @@ class SAC:
         """One gradient step of the actor, eq. 7 and 9 of the paper, and of the temperature, eq. 18."""
         temperature = self.log_temperature.exp().detach()
         action, log_density = squashed(self.network.actor(obs), noise)
-        values = both_values(self.network, obs, action)
+        with self.critics.held():
+            values = both_values(self.network, obs, action)
         loss = (temperature * log_density - torch.minimum(values[0], values[1])).mean()
         self.actor_adam.descend(loss, self.settings.lr)
         entropy = -log_density.detach().mean()

@@ -99,7 +99,8 @@ class TD3:
     def step_actor(self, obs: Obs) -> Metrics:
         """One gradient step of the actor up the first critic, then the targets follow. The deterministic policy
         gradient, as in algorithm 1 of the paper."""
-        loss = -self.network.critic(0, obs, self.network.actor(obs)).mean()
+        with self.critics.held():
+            loss = -self.network.critic(0, obs, self.network.actor(obs)).mean()
         self.actor_adam.descend(loss, self.settings.lr)
         follow(self.target_weights, self.weights, self.settings.tau)
         return {"actor_loss": loss.detach()}
