@@ -75,11 +75,12 @@ def search_path() -> list[str]:
 
 
 def folder_of(algo: str) -> Path:
-    """The package's folder."""
-    for place in search_path():
-        if (Path(place) / algo.replace(".", os.sep) / "__init__.py").is_file():
-            return Path(place) / algo.replace(".", os.sep)
-    return Path(algo)
+    """The package's folder, or where it would be in the current directory."""
+    if imported := list(getattr(sys.modules.get(algo), "__path__", [])):
+        return Path(imported[0])
+    inner = algo.replace(".", os.sep)
+    places = (Path(place) for place in search_path())
+    return next((place for place in places if (place / inner / "__init__.py").is_file()), Path.cwd()) / inner
 
 
 def refuse_code_of_a_run(package: str, run_dir: Path | None = None, log_dir: Path | None = None) -> None:
@@ -260,27 +261,21 @@ def _module(algo: str, name: str, expected: str) -> ModuleType:
         raise _raised(error, algo, name, "importing it") from error
 
 
-def _folder(algo: str) -> Path:
-    """The package's folder, or where it would be in the current directory."""
-    paths = list(getattr(sys.modules.get(algo), "__path__", []))
-    return Path(paths[0] if paths else Path.cwd() / algo.replace(".", "/"))
-
-
 def _missing(algo: str, name: str, expected: str) -> UserCodeError:
     if algo in sys.modules:
-        file = _folder(algo) / f"{name.replace('.', '/')}.py"
+        file = folder_of(algo) / f"{name.replace('.', '/')}.py"
         return UserCodeError(f"{file}: no such file; expected a file with {expected}")
     near = did_you_mean(algo, [path.parent.name for path in Path.cwd().glob("*/config.py")])
     return UserCodeError(
-        f"{_folder(algo)}: no such package, nor elsewhere on the Python path; algo must name a package{near}"
+        f"{folder_of(algo)}: no such package, nor elsewhere on the Python path; algo must name a package{near}"
     )
 
 
 def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeError:
     """A UserCodeError with the line of the user's code that raised: the deepest frame in the package's folder."""
-    place = str(_folder(algo) / f"{name.replace('.', '/')}.py")
+    place = str(folder_of(algo) / f"{name.replace('.', '/')}.py")
     for frame in traceback.extract_tb(error.__traceback__):
-        if _folder(algo) in Path(frame.filename).parents:
+        if folder_of(algo) in Path(frame.filename).parents:
             place = f"{frame.filename}:{frame.lineno}"
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{error.filename}:{error.lineno}"

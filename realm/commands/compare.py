@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from realm.commands.files import check_file
-from realm.commands.overview import RIGHT, overview
 from realm.commands.parser import terminal_width
 from realm.commands.plot import PICTURES, draw
+from realm.commands.runs import RIGHT, overview
 from realm.config.load import load_config, settings_of
 from realm.errors import ConfigError
 from realm.launch.rundir import read_run

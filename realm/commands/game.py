@@ -25,7 +25,7 @@ from realm.user import refuse_code_of_a_run
 if TYPE_CHECKING:
     from realm.commands.evaluate import Evaluation, Request
 
-BUILT_IN = {"back_to_the_realm": "realm.env"}  # name of a game -> its package
+GAMES = {"back_to_the_realm": "realm.env"}  # name of a game -> its package
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -67,7 +67,7 @@ def app_here(config: Path) -> str:
 
 def load_game(app: str) -> Game | None:
     """Import the module `commands` of a game; None if it has none."""
-    package = BUILT_IN.get(app, app)
+    package = GAMES.get(app, app)
     if not all(part.isidentifier() for part in package.split(".")):
         return None
     refuse_code_of_a_run(package)

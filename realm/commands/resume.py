@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from realm.commands.ending import resuming
-from realm.commands.train import in_words, start_detached, train
+from realm.commands.train import set_options, start_detached, train
 from realm.config.load import RunConfig, load_config
 from realm.config.toml import toml_value
 from realm.errors import ConfigError
@@ -19,7 +19,7 @@ def resume(run_dir: Path, overrides: Sequence[str], detach: bool) -> int:
     """Train until a limit, a signal or an error; return the exit code. overrides: `key=value`, as of --set."""
     config = configuration_of(run_dir, overrides)
     if detach:
-        return start_detached(["resume", str(run_dir), *in_words(overrides)], config)
+        return start_detached(["resume", str(run_dir), *set_options(overrides)], config)
     return train(config)
 
 

@@ -66,8 +66,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from realm.commands.overview import list_runs
     from realm.commands.prune import prune
+    from realm.commands.runs import list_runs
 
     folder = runs_folder(arguments.log_dir)
     if arguments.prune:

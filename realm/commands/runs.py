@@ -1,125 +1,54 @@
-"""Controls living runs from another terminal: `tools/stop.sh` and `realm save`.
-
-It finds runs by their `run.json` and asks their supervisor over the control channel. If a supervisor does not answer or
-is gone, it ends exactly the processes in that file (by pid and start time) and no others.
-"""
+"""`realm runs`: every run with how far it came, its best model, its state, size and date."""
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import psutil
+from realm.commands.control import warn
+from realm.commands.files import below
+from realm.commands.status import look, state_of
+from realm.launch.rundir import RunFile, find_runs
+from realm.watch.outcome import best_model, newest_model
+from realm.watch.status import named, table
 
-from realm.commands.ending import called
-from realm.commands.models import runs_folder
-from realm.launch.rundir import RunFile, find_runs, living_pids
-from realm.wire.codec import Codec, Message
-from realm.wire.control import CONTROL_MAX_BYTES
-from realm.wire.keys import load_keys
-from realm.wire.sockets import Client
-
-_ANSWER_WITHIN_S = 3.0
-_STOP_WITHIN_S = 20.0
+HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")
+RIGHT = frozenset({2, 3, 4, 5})
 
 
-def stop_all(log_dir: Path) -> int:
-    """End every living run below `log_dir`; returns 0 even if there is none."""
-    living = [(path, run) for path, run in find_runs(log_dir, warn) if living_pids(run)]
-    if not living:
-        print(f"no living run below {log_dir}")
-    for path, run in living:
-        print(f"stopping {path} ...", flush=True)
-        if run.lives():
-            with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
-                supervisor = psutil.Process(run.pid)
-                supervisor.terminate()  # it then ends its roles
-                supervisor.resume()  # if it was stopped with Ctrl+Z, it can notice now
-        _wait_for_supervisor(run)
-        _, alive = psutil.wait_procs(_processes(run), timeout=_STOP_WITHIN_S)
-        for process in alive:
-            print(f"killing pid {process.pid}, which did not stop in {_STOP_WITHIN_S:g} s")
-            process.kill()
-        psutil.wait_procs(alive, timeout=5)
-        print(f"stopped {path}")
-    return 0
-
-
-def _wait_for_supervisor(run: RunFile) -> None:
-    """Wait without a limit: the learner finishes its update before it saves, which may take long."""
-    shown_at = time.monotonic()
-    while run.lives():
-        if time.monotonic() - shown_at > 10:
-            shown_at = time.monotonic()
-            print("  still stopping: the learner saves after its update", flush=True)
-        time.sleep(0.1)
-
-
-def stop_role(log_dir: Path, role: str) -> int:
-    """End one role of every living run; it is not started again."""
-    runs = 0
-    where = "" if log_dir == runs_folder(None) else f" --log-dir {shlex.quote(str(log_dir))}"
-    for path, run in find_runs(log_dir, warn):
-        if not run.lives():
-            continue
-        answer = ask(run, "stop_role", {"role": role})
-        if answer is None:
-            print(f"error: the supervisor of {path} does not answer")
-            return 1
-        runs += 1
-        print(
-            f"{path}: {role} was asked to stop, and is not started again; it comes back with the whole run: "
-            f"{called()} stop all{where}, then {called()} resume {shlex.quote(str(path))}"
-        )
+def list_runs(log_dir: Path) -> int:
+    """Print a line for each run, oldest first."""
+    runs = find_runs(log_dir, warn)
     if not runs:
-        print(f"no living run below {log_dir}")
+        print(f"{log_dir}: no run is there yet")
+        return 0
+    print("\n".join(table(overview(runs), RIGHT)))
     return 0
 
 
-def save_models(log_dir: Path) -> int:
-    """Ask the learner of every living run to save a checkpoint in `user_ckpt/`, where it is not pruned."""
-    living = [(path, run) for path, run in find_runs(log_dir, warn) if run.lives() and run.control]
-    if not living:
-        print(f"no living cluster below {log_dir}")
-    for path, run in living:
-        if ask(run, "save", {}) is None:
-            print(f"error: the supervisor of {path} does not answer")
-            return 1
-        print(f"{path / 'user_ckpt'}: the learner saves after its current update")
-    return 0
+def overview(runs: Sequence[tuple[Path, RunFile]]) -> list[tuple[str, ...]]:
+    """The heading, and a row for each run."""
+    return [HEADING, *(_row(path, run) for path, run in runs)]
 
 
-def warn(sentence: str) -> None:
-    """Name a file that is passed over."""
-    print(f"warning: {sentence}", file=sys.stderr)
+def _row(path: Path, run: RunFile) -> tuple[str, ...]:
+    state, newest, best = state_of(run), newest_model(path), best_model(path)
+    env_steps, updates = (newest.env_steps, newest.update) if newest else (0, 0)
+    if state == "running" and (status := look(path, run).status):  # its newest checkpoint may be old
+        env_steps, updates = status.env_steps, status.updates
+    scored = best.scored if best else None
+    return (
+        path.name,
+        state,
+        f"{env_steps:,}",
+        f"{updates:,}",
+        f"{named(scored.statistic)} {scored.score:.1f}" if scored else "-",
+        megabytes(path),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else "-",
+    )
 
 
-def _processes(run: RunFile) -> list[psutil.Process]:
-    """The living processes of a run, the supervisor first."""
-    alive = []
-    for pid in living_pids(run):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            alive.append(psutil.Process(pid))
-    return alive
-
-
-def ask(run: RunFile, kind: str, meta: dict[str, Any]) -> Message | None:
-    """Ask a supervisor one question; None if it does not answer in time."""
-    client = Client(Codec(run.run_id, "", "cli", 1, CONTROL_MAX_BYTES), run.control, load_keys(run.keys_dir))
-    deadline = time.monotonic() + _ANSWER_WITHIN_S
-    try:
-        seq = client.ask(kind, meta)
-
-        def check() -> None:
-            if time.monotonic() > deadline:
-                raise TimeoutError
-
-        return client.wait(seq, check)
-    except TimeoutError:
-        return None
-    finally:
-        client.close()
+def megabytes(folder: Path) -> str:
+    """What the files below a folder hold."""
+    return f"{sum(file.st_size for file in below(folder)) / 1e6:,.1f} MB"

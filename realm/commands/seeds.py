@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.commands.train import in_words
+from realm.commands.train import set_options
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
@@ -85,7 +85,7 @@ def start_run(config: str, settings: Sequence[str]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        command = [sys.executable, "-m", "realm", "start", "--config", config, *in_words(settings)]
+        command = [sys.executable, "-m", "realm", "start", "--config", config, *set_options(settings)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         if received:  # while it was being started
             process.send_signal(received[0])

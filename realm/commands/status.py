@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from realm.commands.control import ask, warn
 from realm.commands.parser import terminal_width
-from realm.commands.runs import ask, warn
 from realm.errors import RunError
 from realm.launch.rundir import RunFile, find_runs, read_run
 from realm.watch.display import display, live_lines

@@ -38,7 +38,7 @@ def start(arguments: argparse.Namespace) -> int:
         return train_seeds(config, arguments.config, arguments.set, arguments.seeds)
     if arguments.detach:
         words = ["start", "--config", arguments.config, *(["--fresh"] if arguments.fresh else [])]
-        return start_detached(words + in_words(arguments.set), config)
+        return start_detached(words + set_options(arguments.set), config)
     return train(config, arguments.fresh)
 
 
@@ -101,7 +101,7 @@ def _evaluate(config: RunConfig) -> int:
     return 0
 
 
-def in_words(settings: Sequence[str]) -> list[str]:
+def set_options(settings: Sequence[str]) -> list[str]:
     """`key=value` overrides as words of a command line."""
     return [word for text in settings for word in ("--set", text)]
 

@@ -126,7 +126,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from realm.commands.runs import stop_all, stop_role
+    from realm.commands.control import stop_all, stop_role
 
     if arguments.what == "all":
         return stop_all(runs_folder(arguments.log_dir))
@@ -141,7 +141,7 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 
 def _save(arguments: argparse.Namespace) -> int:
-    from realm.commands.runs import save_models
+    from realm.commands.control import save_models
 
     return save_models(runs_folder(arguments.log_dir))
 

@@ -124,13 +124,6 @@ def put(q: Queues, n: int, node: int, cost: int) -> None:
 
 
 @jit
-def corners_min(cost: NDArray[np.int32], square: int, side: int = SQUARES) -> int:
-    """The least cost of a square's corners in a lattice of side x side; cost: i32 [(side + 1) ** 2]."""
-    node = square // side * (side + 1) + square % side
-    return int(min(min(cost[node], cost[node + 1]), min(cost[node + side + 1], cost[node + side + 2])))
-
-
-@jit
 def _flash(
     lattice: Lattice, before: NDArray[np.int32], after: NDArray[np.int32], landed: NDArray[np.int32], q: Queues
 ) -> None:
