@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -20,9 +19,8 @@ from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import CheckpointError, RunError
 from realm.launch.start import Prepared
-from realm.learn.checkpoint import find
 from realm.learn.judge import Judge
-from realm.learn.trainer import Trainer
+from realm.learn.trainer import Trainer, begin
 from realm.roles.job import seed_of
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import enter, hyper_of, load_agent, load_definition, load_workflow
@@ -67,10 +65,7 @@ def run(prepared: Prepared) -> End:
             lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, played.count
         )
         agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
-        folder, keep = prepared.run_dir / "ckpt", app.modelpool_max_save_model_count
-        trainer = Trainer(agent, spec, folder, int(app.dump_model_freq), keep, trained)
-        preload = find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None
-        trainer.start(epoch, preload)
+        trainer = begin(agent, spec, app, prepared.run_dir, epoch, trained)
         _tell(prepared, trainer.origin)
         kept = prepared.run_dir / "replay" if app.save_replay else None
         buffer = make_replay_buffer(plan, spec, "local", seed, kept)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
+from realm.config.keys import AppConfig
 from realm.contract import (
     Agent,
     Array,
@@ -42,6 +43,15 @@ _GOOD_UPDATES = 10
 
 class _NotFiniteError(Exception):
     """An update left weights that are not finite; the text names a tensor."""
+
+
+def begin(agent: Agent, spec: Spec, app: AppConfig, run_dir: Path, epoch: int, meters: Meters) -> Trainer:
+    """The trainer of a run: goes on from the newest checkpoint, else begins with `preload_model` or new weights."""
+    keep = app.modelpool_max_save_model_count
+    trainer = Trainer(agent, spec, run_dir / "ckpt", int(app.dump_model_freq), keep, meters)
+    folder = Path(app.preload_model_dir)
+    trainer.start(epoch, checkpoint.find(folder, app.preload_model_id) if app.preload_model else None)
+    return trainer
 
 
 class Trainer:

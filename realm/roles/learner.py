@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import time
-from pathlib import Path
 
 from loguru import logger
 
 from realm.contract import Agent, Version
 from realm.errors import UserCodeError
-from realm.learn.checkpoint import find
-from realm.learn.trainer import Trainer
+from realm.learn.trainer import begin
 from realm.roles.job import Job
 from realm.user import hyper_of, load_agent
 from realm.wire.control import Stopped
@@ -25,10 +23,7 @@ def run(job: Job) -> None:
     agent = load_agent(app.algo)(job.spec, hyper_of(job.config), plan.device, app.seed)
     if plan.publish_early:
         check_yields(agent)
-    trainer = Trainer(
-        agent, job.spec, job.run_dir / "ckpt", int(app.dump_model_freq), app.modelpool_max_save_model_count, link.meters
-    )
-    trainer.start(job.epoch, find(Path(app.preload_model_dir), app.preload_model_id) if app.preload_model else None)
+    trainer = begin(agent, job.spec, app, job.run_dir, job.epoch, link.meters)
     to_pool, to_buffer = job.client("model_pool"), job.client("buffer")
     models = ModelWriter(to_pool)
 
