@@ -3,12 +3,14 @@ there, the source distribution is whole."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -157,15 +159,24 @@ def test_the_source_distribution_is_the_checkout(tmp_path: Path) -> None:
     assert {f"realm/builtin/{name}" for name in tracked if name.startswith(("conf/", "diy/"))} <= inside
 
 
-def test_the_command_of_a_checkout_works_from_any_folder(tmp_path: Path) -> None:
-    """`.venv/bin/realm`, which tools/setup.sh writes."""
-    text = re.search(r"<< 'END'\n(.*?)^END$", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)
-    assert text
-    folder = tmp_path / "a checkout" / ".venv" / "bin"
-    folder.mkdir(parents=True)
-    (tmp_path / "a checkout" / "realm").symlink_to(ROOT / "realm")
-    for name, content in (("realm", text[1]), ("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
-        (folder / name).write_text(content)
-        (folder / name).chmod(0o755)
-    done = subprocess.run([folder / "realm", "--version"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"realm {__version__}\n", "")
+def test_a_checkouts_command_and_import_work_from_any_folder(tmp_path: Path) -> None:
+    """The last part of tools/setup.sh, in a checkout with an environment of its own."""
+    script = (ROOT / "tools/setup.sh").read_text()
+    part = re.search(r"^if \[ ! -e \.venv/knows-checkout.*?^fi$", script, re.DOTALL | re.MULTILINE)
+    assert part
+    checkout, elsewhere = tmp_path / "a checkout", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    venv.create(checkout / ".venv", symlinks=True)
+    (checkout / "realm").symlink_to(ROOT / "realm")
+    (site,) = (checkout / ".venv" / "lib").glob("python3*/site-packages")
+    (site / "others.pth").write_text("\n".join(one for one in sys.path if one.endswith("-packages")))
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    for command in (
+        ["bash", "-euc", part[0]],
+        [checkout / ".venv/bin/realm", "--version"],
+        [checkout / ".venv/bin/python", "-c", "import realm"],
+    ):
+        place = checkout if command[0] == "bash" else elsewhere
+        done = subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == (f"realm {__version__}\n" if "--version" in command else "")

@@ -73,14 +73,14 @@ if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
     fi
     echo "$own" > .venv/made-from-local
 fi
-if [ ! -x .venv/bin/realm ]; then
-    # the command `realm` of this checkout, from any folder; PYTHONPATH for the processes that it starts
-    cat > .venv/bin/realm << 'END'
-#!/bin/sh
-bin=$(cd "$(dirname "$0")" && pwd)
-PYTHONPATH="${bin%/.venv/bin}${PYTHONPATH:+:$PYTHONPATH}" exec "$bin/python" -m realm "$@"
-END
+if [ ! -e .venv/knows-checkout ]; then
+    # `import realm` and the command `realm` of this checkout, from any folder
+    for site in .venv/lib/python3.*/site-packages; do
+        echo ../../../.. > "$site/checkout.pth"
+    done
+    printf '#!/bin/sh\nexec "$(dirname "$0")/python" -m realm "$@"\n' > .venv/bin/realm
     chmod +x .venv/bin/realm
+    touch .venv/knows-checkout
 fi
 exec 9>&-
 export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}"
