@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -393,7 +394,13 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     evaluations(tasks[2].folder, [(1, 1000 * n, float(n)) for n in range(20)])
     run = {"run_id": "x", "pid": 1, "created": 0.0, "boot": "", "cause": "max_env_steps = 20000 reached"}
     (tasks[2].folder / "run.json").write_text(json.dumps(run))
-    text = control.page([control.result(task) for task in (*tasks, late)], common.about())
+    curves = {task.folder.name: control.curve_of(task, {}) for task in (*tasks, late)}
+    control.write_curves(tmp_path / "page.json", curves)
+    assert control.read_curves(tmp_path / "page.json") == curves
+    shutil.rmtree(tasks[2].folder)  # as on another machine
+    assert control.curve_of(tasks[2], curves).ended
+    assert control.curve_of(tasks[2], {}) == control.Curve([], False)
+    text = control.page([control.result(task, curves[task.folder.name]) for task in (*tasks, late)], common.about())
     assert (
         "within 8,000 and 2.5 min | 7,000 (0.0 min) / 9,000 (0.0 min) / 7,000 (3.0 min) | 7,667 | -152 | 1 of 3 |"
         in text

@@ -5,9 +5,9 @@
     python tools/study/control.py --jobs 0              # starts nothing: only the page, from the runs that are there
 
 The runs are in tools/study/control.toml. Each is the folder train/control/<name>-<seed>; one that is not finished goes
-on from its checkpoint and its replay memory, and one that another process trains is left to it. All figures are read
-from the folders. At the end it writes docs/control.md and its picture, and says what is missing. Sections of the page
-that have a heading of their own are kept.
+on from its checkpoint and its replay memory, and one that another process trains is left to it. At the end it writes
+docs/control.md and its picture, and says what is missing. Sections of the page that have a heading of their own are
+kept. The curves are in docs/control.json, too: a run that has ended on another machine is not trained again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +58,13 @@ class Point(NamedTuple):
     score: float
 
 
+class Curve(NamedTuple):
+    """What a run has shown so far. ended: it has made its env steps."""
+
+    points: list[Point]
+    ended: bool
+
+
 class Task(NamedTuple):
     study: Study
     seed: int
@@ -89,6 +96,30 @@ def chosen(every: Sequence[Study], only: Sequence[str]) -> list[Study]:
 
 
 # ---- what a run has reached ----
+
+
+def read_curves(path: Path) -> dict[str, Curve]:
+    """Run -> its curve, from control.json."""
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    return {name: Curve([Point(*one) for one in run["points"]], run["ended"]) for name, run in saved.items()}
+
+
+def write_curves(path: Path, curves: Mapping[str, Curve]) -> None:
+    """A line for each run."""
+    lines = []
+    for name, curve in curves.items():
+        points = [(one.env_steps, round(one.minutes, 2), round(one.score, 2)) for one in curve.points]
+        lines.append(f"{json.dumps(name)}: {json.dumps({'ended': curve.ended, 'points': points})}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def curve_of(task: Task, known: Mapping[str, Curve]) -> Curve:
+    """Of the run's folder; where there is none, the known one."""
+    if not task.folder.exists():
+        return known.get(task.folder.name, Curve([], False))
+    run = read_run(task.folder)
+    ended = run is not None and run.cause.startswith("max_env_steps")
+    return Curve(points(task.folder, task.config().app.eval_every_steps), ended)
 
 
 def points(run: Path, every: int) -> list[Point]:
@@ -130,12 +161,11 @@ class Result(NamedTuple):
         return f"{self.figure:,.0f} ({minutes:.1f} min)" if np.isfinite(self.figure) else "never"
 
 
-def result(task: Task) -> Result:
-    study, app = task.study, task.config().app
-    found = points(task.folder, app.eval_every_steps)
+def result(task: Task, curve: Curve) -> Result:
+    study, app, found = task.study, task.config().app, curve.points
     share = found[-1].env_steps / app.max_env_steps if found else 0.0
     # the last evaluation is one interval before the end
-    done = bool(found) and found[-1].env_steps >= app.max_env_steps - 2 * app.eval_every_steps and _has_ended(task)
+    done = bool(found) and found[-1].env_steps >= app.max_env_steps - 2 * app.eval_every_steps and curve.ended
     figure = passed = None
     if study.measure == "first":
         reached = next((one for one in found if one.score >= study.at_least), None)
@@ -146,11 +176,6 @@ def result(task: Task) -> Result:
         figure = statistics.fmean(one.score for one in found[-LAST:])
         passed = figure >= study.at_least
     return Result(task, found, 1.0 if done else share, figure, passed)
-
-
-def _has_ended(task: Task) -> bool:
-    run = read_run(task.folder)
-    return run is not None and run.cause.startswith("max_env_steps")
 
 
 def _is_running(task: Task) -> bool:
@@ -261,14 +286,19 @@ def main() -> None:
     args = arguments()
     common.end_in_order()
     common.check_out(args.out)
-    every, folder = all_studies(), args.folder.absolute()
+    every, folder, saved = all_studies(), args.folder.absolute(), args.out.with_suffix(".json")
+    known = read_curves(saved)
     tasks = [
         Task(one, seed, folder / f"{one.name}-{seed}") for seed in args.seeds for one in every if seed <= one.seeds
     ]
     failed: list[str] = []
     if args.jobs:
         wanted = chosen(every, args.only)
-        todo = [one for one in tasks if one.study in wanted and result(one).share < 1 and not _is_running(one)]
+        todo = [
+            one
+            for one in tasks
+            if one.study in wanted and not _is_running(one) and result(one, curve_of(one, known)).share < 1
+        ]
         for task in todo:
             runs.refuse_other_setting(task.folder, task.config())
         print(f"{len(todo)} runs: {' '.join(one.folder.name for one in todo)}", flush=True)
@@ -277,7 +307,9 @@ def main() -> None:
         except KeyboardInterrupt:
             sys.exit("\nstopped; the same command goes on")
         failed = [f"{one.folder} (exit code {code})" for one, code in zip(todo, codes, strict=True) if code]
-    results = [result(one) for one in tasks]
+    known |= {one.folder.name: curve_of(one, known) for one in tasks}
+    write_curves(saved, {name: one for name, one in known.items() if one.points})
+    results = [result(one, known[one.folder.name]) for one in tasks]
     args.out.write_text(page(results, common.about()) + by_hand(args.out))
     draw(results, args.out.with_suffix(".png"))
     for one in results:
