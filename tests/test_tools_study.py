@@ -359,6 +359,15 @@ def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
         experiments.open_results(out, {"env_steps": 7}, tasks)
 
 
+def test_a_models_layouts_are_played(tmp_path):
+    (tmp_path / "config.toml").write_text((common.ROOT / "diy/shipped/config.toml").read_text())
+    examiner = runs.Examiner(tmp_path)
+    (model,) = (common.ROOT / "diy/shipped/ckpt").glob("model.ckpt-*")
+    played = examiner._play(model, examiner._nine[:3], 0.0)
+    assert played.reached_end.all()
+    assert played.missed.sum() == 0
+
+
 # ---- control.py ----
 
 

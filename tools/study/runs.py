@@ -16,7 +16,7 @@ from realm.env.oracle import CACHE
 from realm.errors import ConfigError
 from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
-from realm.learn.evaluate import evaluate_layouts, load_player
+from realm.learn.evaluate import Player, evaluate_layouts, load_player
 from realm.user import hyper_of
 from tools import common
 
@@ -135,7 +135,7 @@ class Examiner:
         self._map = report.resolve_map(self._env)
         self._nine = report.all_layouts(self._env)
         self._executed: Any = None
-        self._player: Any = None
+        self._player: Player | None = None
 
     def nine(self, model: Path, explore: float = 0.0) -> dict[str, Any]:
         """Figures of the layouts of nine treasures against the oracle's own play; `bound` has those against its
@@ -157,7 +157,7 @@ class Examiner:
         checkpoint = load(model)
         if self._player is None:
             self._player = load_player(self.config, checkpoint, self._env, NUM_ENVS, EVALUATION_SEED)
-        envs, agent, predict = self._player
-        load_bytes(agent.model, checkpoint.weights)
+        player = self._player
+        load_bytes(player.agent.model, checkpoint.weights)
         options = [report.as_option(one) for one in layouts]
-        return evaluate_layouts(envs, predict, options, explore, EVALUATION_SEED)
+        return evaluate_layouts(player.envs, player.predict, options, explore, EVALUATION_SEED)
