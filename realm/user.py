@@ -76,11 +76,12 @@ def search_path() -> list[str]:
 
 def folder_of(algo: str) -> Path:
     """The package's folder, or where it would be in the current directory."""
-    if imported := list(getattr(sys.modules.get(algo), "__path__", [])):
-        return Path(imported[0])
     inner = algo.replace(".", os.sep)
-    places = (Path(place) for place in search_path())
-    return next((place for place in places if (place / inner / "__init__.py").is_file()), Path.cwd()) / inner
+    for place in search_path():
+        if (Path(place) / inner / "__init__.py").is_file():
+            return Path(place) / inner
+    imported = list(getattr(sys.modules.get(algo), "__path__", []))  # from elsewhere, as KaiwuDRL's code is
+    return Path(imported[0] if imported else Path.cwd() / inner)
 
 
 def refuse_code_of_a_run(package: str, run_dir: Path | None = None, log_dir: Path | None = None) -> None:
