@@ -274,9 +274,10 @@ def _missing(algo: str, name: str, expected: str) -> UserCodeError:
 
 def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeError:
     """A UserCodeError with the line of the user's code that raised: the deepest frame in the package's folder."""
-    place = str(folder_of(algo) / f"{name.replace('.', '/')}.py")
+    folder = folder_of(algo)
+    place = str(folder / f"{name.replace('.', '/')}.py")
     for frame in traceback.extract_tb(error.__traceback__):
-        if folder_of(algo) in Path(frame.filename).parents:
+        if folder in Path(frame.filename).parents:
             place = f"{frame.filename}:{frame.lineno}"
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{error.filename}:{error.lineno}"

@@ -159,6 +159,16 @@ class TestTD3:
         near(agent.model, literal, 1e-5)
         near(agent.td3.target, target, 1e-5)
 
+    def test_critics_are_held_for_the_policys_loss_alone(self) -> None:
+        agent = TD3Agent(spec(False), TD3Config(hidden=8), "cpu", 0)
+        first, *others = agent.model.critic_nets.parameters()
+        first.requires_grad_(False)  # by its user, for good
+        with agent.td3.critics.held():
+            assert not any(weight.requires_grad for weight in agent.model.critic_nets.parameters())
+            assert all(weight.requires_grad for weight in agent.model.actor_net.parameters())
+        assert all(weight.requires_grad for weight in others)
+        assert not first.requires_grad
+
     def test_exploration(self) -> None:
         agent = TD3Agent(spec(False), TD3Config(random_steps=100, explore_noise=0.3), "cpu", 0)
         obs = {"state": np.repeat(floats(1, OBS), 4000, 0)}

@@ -65,7 +65,7 @@ class TwinCritics:
     @contextmanager
     def held(self) -> Iterator[None]:
         """For a policy's loss, which goes through the critics: a third of its time would go into their gradients."""
-        weights = [weight for adam in self._adams for weight in adam.parameters]
+        weights = [weight for adam in self._adams for weight in adam.parameters if weight.requires_grad]
         for weight in weights:
             weight.requires_grad_(False)
         try:

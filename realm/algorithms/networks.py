@@ -65,17 +65,17 @@ def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return out
 
 
-def _is_for_onednn(input: Tensor) -> bool:
-    if torch._C._is_tracing() or torch.is_autocast_enabled("cpu"):  # an export knows torch's own layers alone
-        return False
-    return input.is_cpu and input.dtype == torch.float32 and input.dim() == 2 and _has_avx512()
-
-
 def _weight_gradient(grad: Tensor, input: Tensor) -> Tensor:
     """grad^T input, f32 [o, i]. Of two transposed factors oneDNN copies the first: it gets the smaller one."""
     if input.shape[1] < grad.shape[1]:
         return _product(input.t(), grad.t()).t().contiguous()
     return _product(grad.t(), input.t())
+
+
+def _is_for_onednn(input: Tensor) -> bool:
+    if torch._C._is_tracing() or torch.is_autocast_enabled("cpu"):  # an export knows torch's own layers alone
+        return False
+    return input.is_cpu and input.dtype == torch.float32 and input.dim() == 2 and _has_avx512()
 
 
 @cache
