@@ -68,4 +68,6 @@ def load_policy(model: str | Path = "", number: str = "latest") -> TrainedPolicy
 
     config, folder, which = chosen_model(str(model), number, (), None)
     config = config.evaluated()
-    return TrainedPolicy(load_player(config, find(folder, which), config.env, 1, 0), config)
+    player = load_player(config, find(folder, which), config.env, 1, 0)
+    player.envs.close()  # only what acts is wanted
+    return TrainedPolicy(player, config)

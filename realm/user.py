@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import os
 import re
@@ -122,8 +121,7 @@ def _is_run(folder: Path, strict: bool) -> bool:
 
 def check_agent(algo: str) -> None:
     """Check that `<algo>/algorithm/agent.py` exists and is valid Python, without running it (it imports torch)."""
-    spec = importlib.util.find_spec(f"{algo}.algorithm")
-    path = Path(spec.origin).parent / "agent.py" if spec and spec.origin else Path(algo, "algorithm", "agent.py")
+    path = folder_of(algo) / "algorithm" / "agent.py"
     try:
         compile(path.read_bytes(), str(path), "exec")
     except OSError as error:

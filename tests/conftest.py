@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from realm.watch import progress
 
@@ -12,6 +14,15 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that tests call in their own process say nothing of work going on, however slow the machine is."""
     monkeypatch.setattr(progress, "LONG_S", 3600.0)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 3600.0)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What is logged, line by line, each with its level in front."""
+    lines: list[str] = []
+    number = logger.add(lambda text: lines.append(str(text).rstrip("\n")), format="{level} {message}")
+    yield lines
+    logger.remove(number)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,15 +12,15 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from loguru import logger
 
 from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Learned, SampleInfo, Spec, Version
 from realm.errors import CheckpointError, ContractError, UserCodeError
@@ -80,14 +80,6 @@ def batches(count: int) -> list[tuple[Arrays, SampleInfo]]:
 
 def trainer(folder: Path, seed: int, keep: int = 3, agent: Any = None) -> Trainer:
     return Trainer(agent or Agent(seed), SPEC, folder, dump_freq=5, keep=keep, meters=Meters())
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    number = logger.add(lambda text: lines.append(str(text)), format="{level} {message}")
-    yield lines
-    logger.remove(number)
 
 
 # --- resuming
@@ -544,6 +536,16 @@ def test_a_full_disk_is_a_warning_a_minute(tmp_path: Path, logged: list[str], mo
     for batch in batches(3):
         one.update(*batch)
     assert load_newest(tmp_path)[0].version == Version(1, 15)  # type: ignore[union-attr]
+
+
+def test_files_of_the_agent_that_cannot_be_written_spoil_no_checkpoint(tmp_path: Path, logged: list[str]) -> None:
+    one = trainer(tmp_path, 1)
+    one.agent.saved = Mock(side_effect=OSError("no room"))
+    one.start(1)
+    one.save_last()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.ckpt-1-0"]
+    assert logged[-1].startswith("WARNING")
+    assert logged[-1].endswith("model.ckpt-1-0: is written, but the agent's own files next to it are not: no room")
 
 
 # --- what a kill does

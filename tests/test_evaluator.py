@@ -238,6 +238,14 @@ def test_both_halves_know_the_model_and_tell_their_spread(tmp_path: Path) -> Non
     assert means["r_greatest"] < means["r_sampled_greatest"]
 
 
+def test_a_best_model_that_cannot_be_written_costs_no_line(tmp_path: Path, logged: list[str]) -> None:
+    one, _ = judge(tmp_path)
+    (tmp_path / "best_ckpt").write_text("no folder")
+    assert one.judge(Version(1, 5), 700, 40).score > 0
+    assert "cannot write the best model, 1.5" in logged[-2]
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 1
+
+
 def test_who_goes_on_with_a_run_keeps_to_its_stretches(tmp_path: Path) -> None:
     def due(*env_steps: int) -> list[int]:
         """At which of these a new process judges first."""

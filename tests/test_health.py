@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
@@ -146,14 +145,6 @@ def test_a_state_is_not_changed() -> None:
         following, _ = check(state, numbers, updates, env_steps)
         assert state == before
         state = following
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    number = logger.add(lambda text: lines.append(str(text)), format="{level} {message}")
-    yield lines
-    logger.remove(number)
 
 
 def test_warnings_are_in_the_terminal_and_in_a_file(tmp_path: Path, logged: list[str]) -> None:

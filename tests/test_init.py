@@ -148,12 +148,19 @@ gymnasium.register("Pick-v0", entry_point=Pick)
 
 def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path.parent)
+    (tmp_path.parent / "wrong.py").write_text(
+        "import gymnasium\ndef make():\n    raise TypeError('bad')\ngymnasium.register('Wrong-v0', entry_point=make)\n"
+    )
     for arguments, text in {
         "": "say for which environment: --env with an id of gymnasium, like --env CartPole-v1",
         "--env No-v0": "--env 'No-v0': Environment `No` doesn't exist",
         "--env no_such_module:No-v0": "No module named 'no_such_module'",
         "random --env CartPole-v1": "NAME is 'random', which is the name of another Python module",
         "my+agent --env CartPole-v1": "NAME is 'my+agent'; it must be the name of a Python package",
+        "sweep --env CartPole-v1": "NAME is 'sweep'; it must be the name of a Python package",
+        "größe --env CartPole-v1": "NAME is 'größe'; it must be the name of a Python package",
+        "--env wrong:Wrong-v0": "--env wrong:Wrong-v0: TypeError: bad was raised from the environment creator",
         "--env CartPole-v1 --from td3": "--from td3 does not fit the actions of CartPole-v1; it must be dqn or ppo",
         "--env CartPole-v1 --from realm": "--env CartPole-v1: cannot be given with --from realm",
     }.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from realm.commands.main import main
 from realm.errors import UserError
 from realm.kaiwu.project import load, project_of
 
@@ -137,6 +138,12 @@ def test_the_configuration_loads_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(re.findall("sample_dim", own)) == 1
     app = load(PROJECTS / "treasure_ppo" / "conf" / "configure_app.toml", ["wrapper_type=local"]).app
     assert app.replay_buffer_capacity == 2, "in one process nothing is ever in the buffer, however large a sample is"
+
+
+def test_commands_that_need_no_code_read_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("counting", "treasure_ppo"):
+        assert main(["config", "train_batch_size", "--config", str(config_of(PROJECTS / name))]) == 0
+        assert "train_batch_size" in capsys.readouterr().out
 
 
 def test_realms_own_configurations_are_none_of_its_business() -> None:

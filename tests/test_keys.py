@@ -20,7 +20,6 @@ import pytest
 import zmq
 from cluster import Run
 from commands import ROOT, realm
-from loguru import logger
 
 from realm.errors import ConfigError, RunError
 from realm.wire import door
@@ -85,14 +84,6 @@ def server(here: Keys) -> Iterator[Server]:
     over.set()
     thread.join()
     server.close()
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    number = logger.add(lambda text: lines.append(str(text).strip()), format="{message}")
-    yield lines
-    logger.remove(number)
 
 
 def ask(address: str, keys: Keys | None, codec: Codec = CODEC) -> Message:
@@ -195,7 +186,7 @@ def test_an_unknown_key_is_a_sentence_on_both_sides(
         assert ask(server.address, honest).meta == {"n": 1}
     said = [line for line in logged if "turned away" in line]
     host = server.address.removeprefix("tcp://").partition(":")[0]
-    assert said == [f"{server.address}: turned away a peer at {host} with an unknown key (1 so far)"]
+    assert said == [f"WARNING {server.address}: turned away a peer at {host} with an unknown key (1 so far)"]
     assert server.traffic.messages_in == 2
 
 

@@ -7,14 +7,12 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from loguru import logger
 
 from realm.config.load import load_config
 from realm.watch import tensorboard
@@ -24,14 +22,6 @@ from realm.watch.meters import Meters
 from realm.watch.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    number = logger.add(lambda text: lines.append(str(text)), format="{level} {message}")
-    yield lines
-    logger.remove(number)
 
 
 # --- meters

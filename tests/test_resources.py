@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, Run
-from loguru import logger
 
 from realm.config.memory import group_memory
 from realm.launch.role import spare
@@ -36,14 +35,6 @@ from realm.watch.resources import (
 GIB = 1 << 30
 GOOD = Reading(100 * GIB, 1000 * GIB, 8 * GIB, 16 * GIB, {"learner-0": 20, "aisrv-0": 300}, 1024)
 RUN = Path("train/one")
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    number = logger.add(lambda text: lines.append(str(text)), format="{level} {message}")
-    yield lines
-    logger.remove(number)
 
 
 # --- decisions
@@ -159,7 +150,7 @@ def test_a_look(tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPat
     assert not Resources(tmp_path).look(pids)  # not yet due
     now = GOOD
     assert not one.look(pids)
-    assert logged[2:] == ["INFO 8.0 GB of memory are left: the workers go on\n"]
+    assert logged[2:] == ["INFO 8.0 GB of memory are left: the workers go on"]
 
     def gone(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")

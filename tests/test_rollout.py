@@ -1,5 +1,6 @@
 """Environments that misbehave: an episode is thrown away, an environment made again, and no row of it trained on."""
 
+import dataclasses
 import re
 import shutil
 
@@ -263,6 +264,12 @@ def test_statistics_that_are_none_name_the_environment(info, text):
 
     with pytest.raises(RunError, match=rf"test_rollout\.py:\d+: Vector\.step returned {text}"):
         play(make, 2)
+
+
+def test_a_spec_of_other_shapes_names_the_class_inside_of_many():
+    other = dataclasses.replace(SPEC, obs={"x": Field((3,), "float32")})
+    with pytest.raises(RunError, match=r"test_rollout\.py:\d+: Counter\.reset: spec and environment differ"):
+        play(lambda seed: sync([[], []], []), 1, other)
 
 
 @pytest.mark.parametrize(

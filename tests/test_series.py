@@ -151,6 +151,10 @@ def test_runs_of_several_seeds_are_one_group(tmp_path: Path) -> None:
     assert groups_of([str(tmp_path / "a"), "a-seed1"], log_dir) == {"a, 2 seeds": [paths["a-seed1"], paths["a-seed2"]]}
     paths["a"] = a_run(tmp_path / "a", 1, "")
     assert list(groups_of(["a"], log_dir).values()) == [[paths["a"]], [paths["a-seed1"], paths["a-seed2"]]]
+    other = a_run(tmp_path / "other" / "b", 1, "")
+    assert groups_of(["b", str(other)], log_dir) == {str(paths["b"]): [paths["b"]], str(other): [other]}
+    seed = a_run(tmp_path / "other" / "a-seed3", 1, "")
+    assert list(groups_of(["a-seed1", str(seed)], log_dir).values()) == [[paths["a-seed1"]], [seed]]
     assert groups_of(["c-seed1", "a-seed2"], log_dir) == {"c-seed1": [paths["c-seed1"]], "a-seed2": [paths["a-seed2"]]}
 
 
@@ -192,6 +196,8 @@ def test_a_space_of_values(tmp_path: Path) -> None:
         ("lr = { low = 3, high = 2 }", "low at most high"),
         ("lr = { low = 3, hihg = 4 }", "'hihg' is unknown; must be low, high, log or step (did you mean 'high'?)"),
         ("lr = { low = 0, high = 2, log = true }", "log = true needs a low above 0"),
+        ("lr = { low = 0.1, high = 0.2, step = 0.0 }", "step must be above 0"),
+        ("lr = { low = 1, high = 2, step = 0.5 }", "whole where low and high are whole numbers"),
     ],
 )
 def test_a_wrong_space_is_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from realm.commands.ending import called, ending, resuming
+from realm.commands.status import _lines_of, attach, look
+from realm.errors import ConfigError, RunError
+from realm.launch.rundir import RunFile
 from realm.watch.display import heading
 from realm.watch.outcome import best_model, newest_model
 from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table, wrapped
+from realm.wire.codec import WireError
 
 STATUS = Status(
     "running", 131_072_000, 1_000_000_000, 46_123.4, 1_326, 5_678_901, "score", 1150.04, 200,
@@ -44,6 +51,24 @@ def test_a_warm_up_is_shown_while_it_lasts() -> None:
         assert "warm-up 16,800 env steps to go" in re.sub(" +", " ", "\n".join(lines(warm_up, width)))
         assert max(map(len, lines(warm_up, width))) <= width
     assert "warm-up" not in one_line(STATUS)
+
+
+def test_a_run_that_cannot_be_asked_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFile("id", os.getpid(), 0.0, control="tcp://127.0.0.1:1")
+    for error in (
+        ConfigError("no keys"),
+        RunError("refused"),
+        WireError("what is this"),
+        msgspec.ValidationError("old"),
+    ):
+        monkeypatch.setattr("realm.commands.status.ask", Mock(side_effect=error))
+        seen = look(tmp_path, run)
+        assert (seen.status, seen.trouble) == (None, f"its supervisor cannot be asked: {error}")
+        assert str(error) in _lines_of(seen, 80)[1]
+        monkeypatch.setattr("realm.launch.rundir.RunFile.lives", lambda self: True)
+        monkeypatch.setattr("realm.commands.status.read_run", lambda path: run)
+        with pytest.raises(RunError, match=str(error)):
+            attach(tmp_path)
 
 
 def test_words_go_on_below_themselves() -> None:

@@ -181,6 +181,17 @@ def test_a_role_that_does_not_stop_is_named_once():
     assert process.exitcode == -signal.SIGKILL
 
 
+def test_a_role_that_starts_hears_no_command_but_stop():
+    said = []
+    supervisor = SimpleNamespace(_server=SimpleNamespace(send=lambda peer, message: said.append((peer, message.kind))))
+    for kind in ("save", "hold", "stop"):
+        role = Role("learner", 0, bound=(b"starts", 1))
+        Supervisor._command(supervisor, role, kind)
+        assert (role.bound is None) == (kind == "stop")
+    Supervisor._command(supervisor, Role("learner", 0, next=(b"runs", 2)), "save")
+    assert said == [(b"starts", "stop"), (b"runs", "save")]
+
+
 def test_stopped_while_starting(tmp_path):
     with Run(tmp_path, NATIVE) as run:
         run.wait_for(lambda: run.file()["roles"]["learner-0"]["pid"], "the roles are started")

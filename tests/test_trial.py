@@ -7,12 +7,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from realm.config.load import load_config
-from realm.contract import Spec
+from realm.contract import ActionSpec, Spec
 from realm.errors import ConfigError, UserCodeError
-from realm.launch.trial import try_user_code
+from realm.launch.trial import _random_action, try_user_code
 from realm.user import load_hyper
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +83,14 @@ def test_options_of_another_environment_are_a_sentence_with_the_place_and_the_wa
         try_user_code(config, load_hyper(algo, {}))
     assert "conf/configure_app.toml:33: key 'env.start': " in str(caught.value)
     assert str(caught.value).endswith("give the configuration of this one with --config")
+
+
+def test_only_legal_actions_are_tried():
+    space, random = ActionSpec(n=5), np.random.default_rng(0)
+    assert set(_random_action(space, None, 100, random)) == set(range(5))
+    legal = np.tile([False, True, False, True, False], (100, 1))
+    assert set(_random_action(space, legal, 100, random)) == {1, 3}
+    assert set(_random_action(space, np.ones((100, 2), bool), 100, random)) == set(range(5))  # no mask of these actions
 
 
 def test_what_is_no_fault_of_the_workflow_ends_the_trial(tried):

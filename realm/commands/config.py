@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from realm.commands.parser import terminal_width
 from realm.config.keys import AppConfig
-from realm.config.load import HINTS, RunConfig, load_config, settings_of
+from realm.config.load import HINTS, RunConfig, settings_of
 from realm.config.meanings import meanings
 from realm.config.toml import toml_value
 from realm.config.values import expected
 from realm.errors import ConfigError, did_you_mean
+from realm.kaiwu.project import translated
 from realm.user import load_config_class
 
 
@@ -37,7 +38,7 @@ class Key(NamedTuple):
 
 def show_config(word: str, path: str) -> int:
     """Print the keys whose names hold `word`, or all; if one is called so, only that, with what it must be."""
-    config = load_config(path)
+    config = translated(path)
     keys = _keys(config)
     names = [key.name for key in keys]
     chosen = [key for key in keys if word in (key.name, key.name.rpartition(".")[2])]

@@ -86,8 +86,12 @@ def save_models(log_dir: Path) -> int:
     if not living:
         print(f"no living cluster below {log_dir}")
     for path, run in living:
-        if ask(run, "save", {}) is None:
+        answer = ask(run, "save", {})
+        if answer is None:
             print(f"error: the supervisor of {path} does not answer")
+            return 1
+        if (state := answer.mapping("roles")["learner-0"]["state"]) != "ready":
+            print(f"error: {path}: the learner is {state} and cannot save; try again when it is ready")
             return 1
         print(f"{path / 'user_ckpt'}: the learner saves after its current update")
     return 0

@@ -25,11 +25,11 @@ from realm import netns
 from realm.commands import checks
 from realm.commands.checks import Finding, Torch
 from realm.config.keys import AppConfig
-from realm.config.load import load_config
 from realm.config.memory import memory
 from realm.config.plan import gpus, usable_cores
 from realm.config.toml import read_toml
 from realm.errors import ConfigError
+from realm.kaiwu.project import translated
 from realm.launch.rundir import find_runs, living_pids
 
 _ROOT = Path(realm.__file__).parents[1]
@@ -166,7 +166,7 @@ def _configuration(path: Path) -> tuple[AppConfig, Finding]:
         what, do = f"{path}: is not there", "call it in the project's folder, or name a file with --config"
         return AppConfig(), Finding("config", "warn", what, do)
     try:
-        return load_config(path).app, Finding("config", "ok", f"{path}: can be read")
+        return translated(path).app, Finding("config", "ok", f"{path}: can be read")
     except ConfigError as error:
         return AppConfig(), Finding("config", "bad", str(error))
 

@@ -36,7 +36,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
         with busy("exporting"), writing(out):
             outputs = write_onnx(player.agent, player.spec, out)
         inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in player.spec.obs.items())
-        print(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)".replace("'", ""))
+        print(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")
         print(f"inputs: {inputs}".replace("'", ""))
         print(f"outputs: {', '.join(outputs)}")
         with busy("comparing"):
@@ -51,7 +51,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
 def compare(player: Player, exported: Any) -> Array:
     """Whether the exported policy acts as the model does, on observations of sampled play; bool [ROWS]."""
     action_spec, equal = player.spec.action, list[Array]()
-    slot, first = np.arange(NUM_ENVS), np.ones(NUM_ENVS, np.bool_)
+    slot, first, ended = np.arange(NUM_ENVS), np.ones(NUM_ENVS, np.bool_), np.zeros(NUM_ENVS, np.bool_)
     obs, _ = player.envs.reset(seed=EVAL_SEED)
     for _ in range(ROWS // NUM_ENVS):
         greedy, played = (
@@ -65,5 +65,5 @@ def compare(player: Player, exported: Any) -> Array:
         else:
             equal.append((answer == greedy).reshape(NUM_ENVS, -1).all(-1))
         obs, _, terminated, truncated, _ = player.envs.step(played)
-        first = terminated | truncated
+        first, ended = ended, terminated | truncated  # the step after an end is the reset
     return np.concatenate(equal)

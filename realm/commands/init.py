@@ -7,16 +7,17 @@ agent of Back to the Realm. The user's name is put into it.
 from __future__ import annotations
 
 import importlib.util
-import keyword
 import re
 import sys
 from pathlib import Path
 
 import realm
 from realm.commands.ending import called
+from realm.commands.files import writing
 from realm.commands.models import DEFAULT_CONFIG
+from realm.config.keys import CHECKS
 from realm.contract import Spec
-from realm.errors import ConfigError
+from realm.errors import ConfigError, one_line
 from realm.user import BUILT_IN, load_definition, load_hyper
 
 GAME = "realm"
@@ -56,10 +57,11 @@ def init(name: str, env: str, package: str) -> None:
     for path in (folder, config):
         if path.exists():
             raise ConfigError(f"{path} is there already; choose another NAME, or move it away")
-    for file, text in texts.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text)
-    config.write_text(settings)
+    with writing(folder):
+        for file, text in texts.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+        config.write_text(settings)
     print(f"{folder}/ and {config} are written: {what}")
     print(f"train it:     {called()} start --config {config}")
     print(f"evaluate it:  {called()} eval {name}")
@@ -77,7 +79,7 @@ def _taken(name: str) -> bool:
 
 
 def _check_name(name: str) -> None:
-    if not name.isidentifier() or keyword.iskeyword(name) or name in ("app", "env", "eval_env", "realm"):
+    if not (name.isidentifier() and name.isascii() and CHECKS["algo"](name)) or name == "realm":
         raise ConfigError(f"NAME is {name!r}; it must be the name of a Python package, like my_agent")
     if _taken(name):
         raise ConfigError(f"NAME is {name!r}, which is the name of another Python module; choose one like my_{name}")
@@ -99,6 +101,8 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
         envs.close()
     except ConfigError as error:
         why = str(error)
+    except Exception as error:  # whatever the environment raises
+        raise ConfigError(f"--env {env}: {type(error).__name__}: {one_line(error)} (while making it)") from error
     if not specs:
         of_id = why.startswith("[env] id is ")
         raise ConfigError(why.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {why}")

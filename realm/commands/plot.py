@@ -35,12 +35,12 @@ def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:
 
 
 def groups_of(names: Sequence[str], log_dir: str | None) -> dict[str, list[Path]]:
-    """Label -> its runs: those that differ in -seed1, -seed2, ... belong together.
+    """Label -> its runs: those of one folder that differ in -seed1, -seed2, ... belong together.
 
     A name means the run of that name and its seeds. Raises ConfigError for a name that no run has.
     """
-    seeds: dict[str, list[Path]] = {}
-    groups: dict[str, list[Path]] = {}
+    seeds: dict[Path, list[Path]] = {}  # their path without -seed<n>
+    single: list[Path] = []
     for name in names:
         of_name = _seeds_of(name, log_dir)
         try:
@@ -50,12 +50,20 @@ def groups_of(names: Sequence[str], log_dir: str | None) -> dict[str, list[Path]
                 raise
         for path in of_name:
             match = _SEED.fullmatch(path.name)
-            group = seeds.setdefault(match[1], []) if match else groups.setdefault(path.name, [])
+            group = seeds.setdefault(path.resolve().with_name(match[1]), []) if match else single
             if path not in group:
                 group.append(path)
-    for name, runs in seeds.items():
-        groups[f"{name}, {len(runs)} seeds" if len(runs) > 1 else runs[0].name] = runs
-    return groups
+    groups = [(path, [path]) for path in single]
+    groups += [(path if len(runs) > 1 else runs[0], runs) for path, runs in seeds.items()]
+    short = [_label(path.name, runs) for path, runs in groups]
+    return {
+        _label(str(path), runs) if short.count(label) > 1 else label: runs
+        for label, (path, runs) in zip(short, groups, strict=True)
+    }
+
+
+def _label(name: str, runs: Sequence[Path]) -> str:
+    return f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
 
 
 def _seeds_of(name: str, log_dir: str | None) -> list[Path]:

@@ -19,7 +19,7 @@ import msgspec
 
 from realm.commands.control import ask, warn
 from realm.commands.parser import terminal_width
-from realm.errors import RunError
+from realm.errors import RunError, one_line
 from realm.launch.rundir import RunFile, find_runs, read_run
 from realm.watch.display import display, live_lines
 from realm.watch.outcome import newest_model
@@ -32,12 +32,13 @@ _WIDTH = 120  # columns where no terminal is
 
 @dataclass(frozen=True)
 class Seen:
-    """A living run. status: None if its supervisor does not answer, or the run is in one process."""
+    """A living run. status: None if there is no answer, with the reason in `trouble`, or the run is in one process."""
 
     path: Path
     run: RunFile
     status: Status | None
     roles: dict[str, Any]
+    trouble: str = ""
 
 
 def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
@@ -68,11 +69,12 @@ def attach(run_dir: Path) -> int:
         raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm resume` goes on with one")
     if not run.control:
         raise RunError(f"{run_dir}: trains in one process, which answers no questions; {_saved(run_dir)}")
+    if trouble := look(run_dir, run).trouble:
+        raise RunError(f"{run_dir}: {trouble}")
     with contextlib.suppress(KeyboardInterrupt), display(str(run_dir), _LEAVES) as show:
         while run.lives():
-            answer = ask(run, "status", {})
-            if answer is not None:
-                show(msgspec.convert(answer.mapping("status"), Status))
+            if (status := look(run_dir, run).status) is not None:
+                show(status)
             time.sleep(_WATCH_EVERY_S / 2)
     if run.lives():
         print(f"{run_dir} goes on")
@@ -88,11 +90,15 @@ def living(log_dir: Path, skipped: Callable[[str], None] | None = None) -> list[
 
 
 def look(path: Path, run: RunFile) -> Seen:
-    """Ask a living run for its numbers."""
-    answer = ask(run, "status", {}) if run.control else None
-    if answer is None:
+    """Ask a living run for its numbers. One that cannot be asked, such as of another version, hides no other run."""
+    if not run.control:
         return Seen(path, run, None, {})
-    return Seen(path, run, msgspec.convert(answer.mapping("status"), Status), answer.mapping("roles"))
+    try:
+        if (answer := ask(run, "status", {})) is None:
+            return Seen(path, run, None, {}, "its supervisor does not answer")
+        return Seen(path, run, msgspec.convert(answer.mapping("status"), Status), answer.mapping("roles"))
+    except (RunError, ValueError) as error:  # ValueError: of the keys, of a message, or of what is in it
+        return Seen(path, run, None, {}, f"its supervisor cannot be asked: {one_line(error)}")
 
 
 def state_of(run: RunFile) -> str:
@@ -139,7 +145,7 @@ def _lines_of(seen: Seen, width: int) -> list[str]:
     run = seen.run
     head = f"{seen.path}: {run.state}, pid {run.pid}"
     if seen.status is None:
-        return [head, "  its supervisor does not answer" if run.control else f"  in one process; {_saved(seen.path)}"]
+        return [head, f"  {seen.trouble or f'in one process; {_saved(seen.path)}'}"]
     rows = [("role", "state", "pid", "starts", "messages", "memory", "address")]
     for label, role in seen.roles.items():
         totals: dict[str, float] = role["totals"]

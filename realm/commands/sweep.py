@@ -152,6 +152,9 @@ def _make(value: Any, place: str) -> Values:
         raise ValueError("low and high must be numbers, low at most high; step a number; log true or false")
     if values.log and (values.low <= 0 or values.step):
         raise ValueError("log = true needs a low above 0, and no step")
+    whole = type(values.low) is type(values.high) is int
+    if values.step is not None and (values.step <= 0 or (whole and type(values.step) is not int)):
+        raise ValueError("step must be above 0, and whole where low and high are whole numbers")
     return values
 
 

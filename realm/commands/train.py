@@ -124,24 +124,27 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
     command = [sys.executable, "-m", "realm", *words]
     with log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + timeout_s
-    while process.poll() is None and time.monotonic() < deadline:
-        for run_dir, run in find_runs(folder):
-            if run.pid == process.pid:
-                own_log = run_dir / "log" / "supervisor.log"
-                if log_path != own_log:
-                    if own_log.exists():
-                        set_aside(own_log)  # an earlier session's
-                    log_path.rename(own_log)
-                    log_path = own_log
-                if run.state == "running":
-                    print(*run.beginning, sep="\n")
-                    print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                    watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
-                    print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
-                    print(f"end it:   {called()} stop all")
-                    return 0
-        time.sleep(0.1)
+    deadline, why = time.monotonic() + timeout_s, f"was not ready after {timeout_s:g} s"
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            for run_dir, run in find_runs(folder):
+                if run.pid == process.pid:
+                    own_log = run_dir / "log" / "supervisor.log"
+                    if log_path != own_log:
+                        if own_log.exists():
+                            set_aside(own_log)  # an earlier session's
+                        log_path.rename(own_log)
+                        log_path = own_log
+                    if run.state == "running":
+                        print(*run.beginning, sep="\n")
+                        print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
+                        watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
+                        print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
+                        print(f"end it:   {called()} stop all")
+                        return 0
+            time.sleep(0.1)
+    except KeyboardInterrupt:  # the run has a session of its own, and would go on
+        why = "was interrupted before it was ready"
     print(log_path.read_text(errors="replace"), file=sys.stderr, end="")
     code = process.poll()
     if code is None:
@@ -151,7 +154,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
         except subprocess.TimeoutExpired:
             process.kill()  # its roles notice and end
             process.wait()
-        print(f"error: the run was not ready after {timeout_s:g} s and was stopped; see {log_path}", file=sys.stderr)
+        print(f"error: the run {why} and was stopped; see {log_path}", file=sys.stderr)
         return 1
     if log_path.parent == folder:
         log_path.unlink()  # the run has no directory, and its output has been printed

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from realm.commands import train
+from realm.commands.files import check_file
 from realm.commands.game import Commands
 from realm.commands.init import PACKAGES
 from realm.commands.models import (
@@ -136,6 +137,7 @@ def _stop(arguments: argparse.Namespace) -> int:
 def _pack(arguments: argparse.Namespace) -> int:
     from realm.kaiwu.pack import pack  # late: other commands need nothing of it
 
+    check_file("--out", arguments.out, (".zip",))
     print(pack(run_folder(arguments.name, arguments.log_dir), arguments.id, arguments.out))
     return 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -21,6 +20,7 @@ from realm.config.toml import read_toml
 from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu.config import Config
 from realm.kaiwu.models import files_of, numbers_in
+from realm.kaiwu.process import run_apart
 from realm.kaiwu.project import PACKAGE, config_of, load
 
 CHECKPOINTS = "/data/projects/back_to_the_realm/ckpt"
@@ -35,8 +35,6 @@ def pack(run_dir: Path, wanted: str, out: Path) -> str:
     run = load_config(run_dir / "config.toml")
     if run.app.algo != PACKAGE:
         raise ConfigError(f"{run_dir}: trained the package {run.app.algo}, not a project written for KaiwuDRL")
-    if out.suffix != ".zip" or not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: must be the name of a .zip file in a folder that is there")
     config = config_of(run)
     number, files = _model(config, run_dir, wanted)
     draft = out.with_name(f".{out.name}.{os.getpid()}")
@@ -109,12 +107,9 @@ def _check(archive: Path) -> None:
         with zipfile.ZipFile(archive) as file:
             file.extractall(folder)
         read_toml(Path(folder) / "conf" / "configure_app.toml")
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-B", "-m", "realm.kaiwu.pack", folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_WITHIN_S, env=environment)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        late = f"the submission has played no episode within {_CHECK_WITHIN_S} s"
+        code, last = run_apart("realm.kaiwu.pack", folder, _CHECK_WITHIN_S, late)
+        if code:
             raise UserCodeError(f"the submission does not play: {last.removeprefix('error: ')[:400]}")
 
 

@@ -8,6 +8,7 @@ code expects one configuration, one working directory and one set of modules. Ot
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from realm.errors import ConfigError
+from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu import surface
 from realm.kaiwu.config import Config
 from realm.kaiwu.finder import install
@@ -105,6 +106,21 @@ def refuse_project_in_a_run(root: Path, run_dir: Path | None = None) -> None:
                 f"{root}: is inside {folder}, which holds a run or a model, so no code is taken from there; move the "
                 "project elsewhere if you trust it"
             )
+
+
+def run_apart(module: str, argument: str, within_s: float, late: str) -> tuple[int, str]:
+    """Run `python -m module argument` in a process of its own, which leaves nothing in the project's folder.
+
+    Returns its exit code and the last line of what it said of errors. Raises UserCodeError(late) after `within_s`.
+    """
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-B", "-m", module, argument]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise UserCodeError(late) from error
+    return done.returncode, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def _keys(process: Process) -> dict[str, object]:

@@ -11,8 +11,6 @@ import difflib
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from realm.config.load import HINTS, RunConfig, load_config
 from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.kaiwu.config import Config
 from realm.kaiwu.models import required
-from realm.kaiwu.process import refuse_project_in_a_run
+from realm.kaiwu.process import refuse_project_in_a_run, run_apart
 
 PACKAGE = "realm.kaiwu"
 TABLE = "kaiwu"
@@ -66,16 +64,8 @@ def load(
             f"{file}: is the test of KaiwuDRL; run Realm's with the project's configuration instead: python "
             "train_test.py --config .../conf/configure_app.toml"
         )
-    root = project_of(file)
-    if root is None:
-        return load_config(path, overrides, hyper_keys)
-    later = later_generation(root)
-
-    def translate(tables: dict[str, Any], places: dict[str, str]) -> list[str]:
-        return _translate(root, later, tables, places)
-
-    config = load_config(path, overrides, hyper_keys, translate)
-    if config.app.algo != PACKAGE:
+    config, root = translated(path, overrides, hyper_keys), project_of(file)
+    if root is None or config.app.algo != PACKAGE:
         return config
     refuse_project_in_a_run(root)
     if config.app.run_mode == "eval" and not Path(config.app.eval_model_dir).is_dir():
@@ -86,6 +76,21 @@ def load(
     remote = config.app.predict_local_or_remote == "remote" and config.app.wrapper_type == "remote"
     config = dataclasses.replace(config, hyper={**config.hyper, **_checked(config.hyper, remote)})
     return _to_evaluate(config) if config.app.run_mode == "eval" else config
+
+
+def translated(
+    path: str | Path, overrides: Sequence[str] = (), hyper_keys: Callable[[str], Iterable[str]] = lambda algo: ()
+) -> RunConfig:
+    """As `load`, but with no look at the project's code. Raises ConfigError."""
+    root = project_of(Path(path))
+    if root is None:
+        return load_config(path, overrides, hyper_keys)
+    later = later_generation(root)
+
+    def translate(tables: dict[str, Any], places: dict[str, str]) -> list[str]:
+        return _translate(root, later, tables, places)
+
+    return load_config(path, overrides, hyper_keys, translate)
 
 
 def _to_evaluate(config: RunConfig) -> RunConfig:
@@ -286,21 +291,15 @@ def _checked(hyper: dict[str, Any], remote: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="realm-check-") as folder:
         file = Path(folder) / "check.json"
         file.write_text(given)
-        command = [sys.executable, "-B", "-m", "realm.kaiwu.check", str(file)]
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_WITHIN_S, env=environment)
-        except subprocess.TimeoutExpired as error:
-            raise UserCodeError(
-                f"{hyper['project']}: its code was not imported within {_CHECK_WITHIN_S} s; look for what takes so "
-                "long when it is imported, or for what keeps this machine busy"
-            ) from error
+        late = (
+            f"{hyper['project']}: its code was not imported within {_CHECK_WITHIN_S} s; look for what takes so long "
+            "when it is imported, or for what keeps this machine busy"
+        )
+        code, last = run_apart("realm.kaiwu.check", str(file), _CHECK_WITHIN_S, late)
         found: dict[str, Any] = json.loads(file.read_text())
     if "error" in found:
         raise UserCodeError(found["error"])
-    if done.returncode or "remote" in found:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if code or "remote" in found:
         raise UserCodeError(f"{hyper['project']}: its code could not be checked: {last[:300]}")
     os.environ[_CHECKED] = json.dumps([os.getpid(), given, found])
     return found

@@ -95,6 +95,7 @@ def run(prepared: Prepared) -> End:
             curves.write(board)
             curves.close()
             envs.close()
+            loop.close()
     updates = int(board.total("learner", "updates"))
     status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
     prepared.run_file.cause = loop.cause
@@ -192,6 +193,10 @@ class _Loop:
         most = self.prepared.config.app.max_env_steps
         if self._judge and 0 < most <= self.board.env_steps and self._judge.last != self.trainer.env_steps:
             self._evaluate(self._judge)
+
+    def close(self) -> None:
+        if self._judge:
+            self._judge.close()
 
     def _evaluate(self, judge: Judge) -> None:
         result = judge.judge(self.trainer.version, self.trainer.env_steps, self.trainer.memory_size)

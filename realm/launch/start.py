@@ -20,7 +20,7 @@ from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choi
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError
-from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, set_aside
+from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, replace_file, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
@@ -162,7 +162,12 @@ def _write_config(run_dir: Path, text: str) -> Path | None:
         except (OSError, UnicodeDecodeError):
             pass  # it is no configuration, so it is kept as another one is
         kept = set_aside(path)
-    path.write_text(text)
+    try:
+        replace_file(path, text.encode())
+    except OSError:
+        if kept:
+            kept.rename(path)  # a full disk costs the start, not the run's configuration
+        raise
     return kept
 
 

@@ -17,7 +17,7 @@ import msgspec
 from loguru import logger
 
 from realm.contract import Evaluation
-from realm.errors import ConfigError
+from realm.errors import ConfigError, RunError, one_line
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
 from realm.launch.place import place
@@ -101,6 +101,10 @@ class Supervisor:
                 if self._stopping_since is not None:
                     self._drive_stop()
                 show(self.status())
+        except (RunError, ValueError, OSError) as error:  # such as of a process that cannot be started
+            self.run_file.cause = one_line(error)
+            self._set_state("failed")
+            raise
         finally:
             self._kill_all()
         self._curves.write(self.board)
@@ -262,7 +266,7 @@ class Supervisor:
                 self._server.send(peer, Message("run", seq, meta))
 
     def _command(self, role: Role, kind: str) -> None:
-        waiting = role.next or role.bound
+        waiting = role.next or (role.bound if kind == "stop" else None)  # one that starts knows no other command
         if waiting is not None:
             self._server.send(waiting[0], Message(kind, waiting[1]))
             role.next = role.bound = None

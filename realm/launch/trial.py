@@ -56,9 +56,9 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         check_action_space(envs, spec.action)
     tried = _TriedEnvs(lambda _: envs, config.app.seed, spec, lambda name, amount: None, most=1)
     with calling(config, "reset"):
-        tried.reset(seed=config.app.seed)
+        obs, _ = tried.reset(seed=config.app.seed)
     with calling(config, "step"):
-        tried.step(envs.action_space.sample())
+        tried.step(_random_action(spec.action, obs.get("legal"), 1, np.random.default_rng(config.app.seed)))
     if not has_enter(algo):
         _try_workflow(config, hyper, spec, tried)
     if not tried.failed:
@@ -128,13 +128,16 @@ class _RandomPolicy:
         extra = {name: np.zeros((count, *one.shape), one.dtype) for name, one in self._spec.extra.items()}
         state = self._state.before(self._slot[:count], first)
         self.actions += count
-        return Prediction(_random_action(self._spec.action, count, self._random), extra, NO_VERSION, 0, state)
+        action = _random_action(self._spec.action, obs.get("legal"), count, self._random)
+        return Prediction(action, extra, NO_VERSION, 0, state)
 
 
-def _random_action(action: ActionSpec, count: int, random: np.random.Generator) -> Array:
-    """Actions [count, ...] of the space; of a side without a bound, within 1 of 0."""
+def _random_action(action: ActionSpec, legal: Array | None, count: int, random: np.random.Generator) -> Array:
+    """Actions [count, ...] of the space, legal ones if there is a mask [count, n]; of a side without a bound, within 1
+    of 0."""
     if action.n:
-        return random.integers(0, action.n, count)
+        allowed = np.ones((count, action.n)) if legal is None or legal.shape != (count, action.n) else legal
+        return np.asarray((random.random((count, action.n)) * (np.asarray(allowed) > 0)).argmax(1))
     if action.nvec:
         return random.integers(0, action.nvec, (count, len(action.nvec)))
     low, high = (np.nan_to_num(np.array(side), posinf=1.0, neginf=-1.0) for side in (action.low, action.high))

@@ -51,6 +51,10 @@ class Judge:
             setting["actions"] = app.eval_actions
         self._best = BestModel(run_dir / BEST_FOLDER, setting)
 
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
+
     def is_due(self, env_steps: int) -> bool:
         """Whether to judge the model of these env steps: the first one, and with `eval_every_steps` then one of each
         stretch of them. A process that goes on with a run keeps to that, also where a stop has taken steps back."""
@@ -86,7 +90,10 @@ class Judge:
         took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
         try:
             best.offer(self._agent, evaluation, self._spec.schema, took)
-            evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
+        except OSError as error:
+            logger.warning("cannot write the best model, {}, the run goes on: {}", version, error)
+        evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
+        try:
             add_line(self._results, {**dataclasses.asdict(evaluation), **took})
         except OSError as error:
             logger.warning("cannot write the evaluation of {}, the run goes on: {}", version, error)

@@ -329,9 +329,6 @@ class Trainer:
         started = time.monotonic()
         try:
             path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
-            if hasattr(self.agent, "saved"):  # an agent may write files of its own next to it
-                self.agent.saved(path)
-            return path
         except OSError as error:
             self._unwritten, self._advice = str(error), "make room on this disk before the next start"
             if time.monotonic() - self._warned_at > _WARN_EVERY_S:
@@ -340,6 +337,12 @@ class Trainer:
             return None
         finally:
             self._meters.count("save_s", time.monotonic() - started)
+        if hasattr(self.agent, "saved"):  # an agent may write files of its own next to it
+            try:
+                self.agent.saved(path)
+            except OSError as error:
+                logger.warning("{}: is written, but the agent's own files next to it are not: {}", path, error)
+        return path
 
 
 def complete(learning: Learned | Generator[None, bool, Learned], go_out: Callable[[], bool] = lambda: False) -> Learned:

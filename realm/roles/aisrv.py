@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from realm.contract import Arrays, Version, WorkflowContext, count_env_steps
 from realm.data.gate import VersionGate
@@ -70,9 +71,10 @@ def run(job: Job) -> None:
         job.spec, hyper, job.seed, job.index, job.incarnation, meters, tick, add, lambda: link.say("save", {})
     )
     link.ready([to_policy, to_buffer])
-    for items in rounds(load_workflow(app.algo), envs, policy, context):
-        add(items)
-    sender.finish()
+    with closing(envs):
+        for items in rounds(load_workflow(app.algo), envs, policy, context):
+            add(items)
+        sender.finish()
 
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from realm.contract import NO_VERSION, Agent
 from realm.learn.checkpoint import acting, load_bytes
@@ -33,25 +34,26 @@ def run(job: Job) -> None:
     link.ready([to_pool])
     version = NO_VERSION
     untrained = app.eval_every_steps > 0 and judge.last is None
-    while True:
-        # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
-        model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), link.tick)
-        untrained = False
-        tag = parse_model(model)
-        version = tag.version
-        if not judge.is_due(tag.env_steps):
-            time.sleep(0.05)  # the pool answers as soon as it has a newer one
-            continue
-        load_bytes(agent.model, model.array("weights").tobytes(), parts)
-        meters.count("models_loaded")
-        meters.totals["version_epoch"], meters.totals["version_update"] = version
-        evaluation = judge.judge(version, tag.env_steps, tag.memory_size)
-        meters.count("evaluations")
-        link.say("evaluated", dataclasses.asdict(evaluation))
-        until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())
-        while time.monotonic() < until:
-            link.tick()
-            time.sleep(0.1)
+    with closing(judge):
+        while True:
+            # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
+            model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), link.tick)
+            untrained = False
+            tag = parse_model(model)
+            version = tag.version
+            if not judge.is_due(tag.env_steps):
+                time.sleep(0.05)  # the pool answers as soon as it has a newer one
+                continue
+            load_bytes(agent.model, model.array("weights").tobytes(), parts)
+            meters.count("models_loaded")
+            meters.totals["version_epoch"], meters.totals["version_update"] = version
+            evaluation = judge.judge(version, tag.env_steps, tag.memory_size)
+            meters.count("evaluations")
+            link.say("evaluated", dataclasses.asdict(evaluation))
+            until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())
+            while time.monotonic() < until:
+                link.tick()
+                time.sleep(0.1)
 
 
 class Budget:

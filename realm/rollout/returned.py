@@ -166,7 +166,7 @@ def _has_nan(array: Any) -> bool:
 def _users_class(env: Any) -> type[Any]:
     """The outermost class around an environment, or around the first of many, that is not gymnasium's; else the
     innermost."""
-    while type(env).__module__ == "realm.rollout" or type(env).__module__.partition(".")[0] == "gymnasium":
+    while type(env).__module__.startswith(("realm.rollout.", "gymnasium.")):
         inner = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
         if inner is None:
             break

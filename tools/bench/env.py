@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import realm  # noqa: F401  (registers Realm-v0)
-from realm.env import physics
+from realm.env import observe
 from realm.env.physics import State, World
 from realm.env.realm_env import RealmVectorEnv, make_observation_space, observation_names, step_obs
 from realm.errors import ConfigError
@@ -58,7 +58,7 @@ def slice_full(s: State, w: World, image: NDArray[np.uint8], vector: NDArray[np.
                     image[e, 2, dz, dx] = 255
                 if i == end[e]:
                     image[e, 3, dz, dx] = 255
-    physics.write_vector(s, w, vector)
+    observe.write_vector(s, w, vector)
 
 
 class Player:
@@ -124,7 +124,7 @@ def make_calls(n: int) -> dict[str, Call]:
 
     def vector(envs: RealmVectorEnv, actions: NDArray[np.int64], t: int) -> None:
         envs.games.step(actions)
-        physics.write_vector(envs.state, envs.world, row(t)["vector"])
+        observe.write_vector(envs.state, envs.world, row(t)["vector"])
 
     return {
         COPY: copy_rows,

@@ -19,3 +19,8 @@ class Config(Settings):
     total_env_steps: int = 200_000
     epochs: int = 10
     minibatch_size: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("shared_trunk", not self.shared_trunk, "false, since actor and critic share no weights here")
+        self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
