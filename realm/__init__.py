@@ -1,4 +1,4 @@
-"""Realm: an open, fast and readable distributed PPO training framework. See docs/architecture.md.
+"""Realm: an open, fast and readable framework for distributed reinforcement learning. See docs/architecture.md.
 
 Importing it registers the game `Realm-v0` with gymnasium, which it does not load itself: see docs/library.md.
 """

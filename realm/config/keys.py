@@ -70,7 +70,7 @@ class AppConfig:
     """Workers wait while the learner trains (one core, no lag), or both run at once; guides the other `auto` keys."""
 
     buffer_backend: Literal["reverb", "native"] | Auto = "auto"
-    """Reverb, or the project's NumPy buffer; auto takes reverb where it is installed."""
+    """Reverb, or the project's NumPy buffer; auto takes reverb on-policy where it is installed and shut in safely."""
     replay_buffer_capacity: Count | Auto = "auto"
     """Samples that the buffer holds; auto for rows of a replay memory: a million, or what fits into half the memory."""
     preload_ratio: Annotated[float, Meta(ge=1)] = 2.0
@@ -109,7 +109,7 @@ class AppConfig:
     modelpool_max_save_model_count: Annotated[int, Meta(ge=1, le=10_000)] = 5
     """Models that the folder of checkpoints keeps: the newest ones."""
     user_save_mode_max_count: Limit = 0
-    """The most models that the user's code may save; 0 is no limit."""
+    """Models that `user_ckpt/` keeps of those that the user asked for: the newest ones; 0 keeps all."""
     preload_model: bool = False
     """Start from the model that the next two keys name."""
     preload_model_dir: Folder = ""

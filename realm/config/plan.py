@@ -30,7 +30,7 @@ _REPLAY_STEPS = 1_000_000  # the replay memory of the papers on TD3, SAC and DQN
 _REPLAY_SHARE = 0.5  # of the memory, at most
 _FIRST_STEPS = 1000  # env steps before the first draw from a replay memory
 _ACTOR_ENVS = 64  # environments in a question: below that the way to the actor takes more than a tenth of all CPU time
-_ACTOR_ON_CPU = f"without a GPU an actor costs no more than a tenth only for one worker with {_ACTOR_ENVS} environments"
+_ACTOR_ON_CPU = f"without a GPU an actor costs least for one worker with {_ACTOR_ENVS} environments or more"
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,11 @@ def _device(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> C
 def _predict(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.device != "cpu":
         return "remote", "one forward pass on the GPU for all workers"
-    costly = _costly_actor(int(app.aisrv_count), int(app.aisrv_connect_to_kaiwu_env_count))
-    if app.flow == "alternating" or _is_off_policy(app) or costly:
+    if app.flow == "alternating":
+        return "local", "without a GPU each core predicts for its own worker while the learner waits"
+    if _is_off_policy(app):
+        return "local", "without a GPU a few rows cost less than the way to an actor"
+    if _costly_actor(int(app.aisrv_count), int(app.aisrv_connect_to_kaiwu_env_count)):
         return "local", _ACTOR_ON_CPU
     return "remote", "the worker asks about so many environments at once that the way to the actor costs little"
 
