@@ -7,7 +7,9 @@ does not help: the configuration, the user's code or a file must change first. A
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -53,6 +55,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def place_in(folder: Path, error: BaseException) -> str:
+    """`file:line` of the deepest call in a folder's code, or where a SyntaxError is; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    own = [one for one in traceback.extract_tb(error.__traceback__) if folder in Path(one.filename).parents]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def one_line(error: object) -> str:

@@ -14,7 +14,6 @@ import inspect
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
 from realm.config.toml import toml_value
 from realm.contract import Policy, Spec, WorkflowContext
-from realm.errors import ConfigError, ContractError, UserCodeError, UserError, did_you_mean, one_line
+from realm.errors import ConfigError, ContractError, UserCodeError, UserError, did_you_mean, one_line, place_in
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
@@ -271,14 +270,9 @@ def _missing(algo: str, name: str, expected: str) -> UserCodeError:
 
 
 def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeError:
-    """A UserCodeError with the line of the user's code that raised: the deepest frame in the package's folder."""
+    """A UserCodeError with the line of the user's code that raised."""
     folder = folder_of(algo)
-    place = str(folder / f"{name.replace('.', '/')}.py")
-    for frame in traceback.extract_tb(error.__traceback__):
-        if folder in Path(frame.filename).parents:
-            place = f"{frame.filename}:{frame.lineno}"
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f"{error.filename}:{error.lineno}"
+    place = place_in(folder, error) or str(folder / f"{name.replace('.', '/')}.py")
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)
     return UserCodeError(f"{place}: {type(error).__name__}: {text} (while {doing})")
 

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from realm.commands.main import main
 from realm.contract import ActionSpec
 from realm.errors import ConfigError
-from realm.watch.outcome import newest_model
+from realm.learn.outcome import newest_model
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)

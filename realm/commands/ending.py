@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from realm.commands.files import from_here
-from realm.watch.outcome import best_model, newest_model
+from realm.learn.outcome import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, scores, update_name
 
 

@@ -2,7 +2,7 @@
 
 `evaluate_model` is called by the command line, and by `realm start` with run_mode = "eval". It prints statistics of
 the episodes of any environment. A game may print a report of its own (`game.EvaluatingGame`), for which it gets an
-`Evaluation` and the helpers below.
+`Candidate` and the helpers below.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from loguru import logger
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +24,7 @@ from realm.commands.files import check_file, from_here
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError
-from realm.learn.evaluate import Predict, evaluate, load_player, table
+from realm.learn.evaluate import Predict, evaluate, load_player
 from realm.user import folder_of
 from realm.watch.progress import counting
 from realm.watch.status import named
@@ -54,7 +55,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Candidate:
     """A model that is ready to play."""
 
     config: RunConfig
@@ -79,10 +80,10 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
     checkpoint = find(folder, model)
     envs, _, predict, *_ = load_player(config, checkpoint, config.env, num_envs, request.seed)
     logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
-    evaluation = Evaluation(config, checkpoint, envs, predict, episodes, request)
+    candidate = Candidate(config, checkpoint, envs, predict, episodes, request)
     try:
-        if not (isinstance(game, EvaluatingGame) and game.evaluate(evaluation, options)):
-            _print_statistics(evaluation)
+        if not (isinstance(game, EvaluatingGame) and game.evaluate(candidate, options)):
+            _print_statistics(candidate)
     finally:
         envs.close()
 
@@ -92,21 +93,23 @@ def given_options(arguments: argparse.Namespace, defaults: Mapping[str, Any]) ->
     return {name: value for name, value in vars(arguments).items() if name in defaults and value != defaults[name]}
 
 
-def _print_statistics(evaluation: Evaluation) -> None:
+def _print_statistics(candidate: Candidate) -> None:
     """Play and print the statistics that the environments report."""
-    config, request, episodes = evaluation.config, evaluation.request, evaluation.episodes
+    config, request, episodes = candidate.config, candidate.request, candidate.episodes
     console, columns = make_console(), []
     for explore in request.explores:
         with counting(ROUNDS[explore], episodes) as show:
-            statistics = evaluate(config, evaluation.envs, evaluation.predict, episodes, explore, request.seed, show)
+            statistics = evaluate(config, candidate.envs, candidate.predict, episodes, explore, request.seed, show)
         columns.append({name: values.tolist() for name, values in statistics.items()})
-        title = f"{title_of(evaluation.checkpoint)}, {episodes} episodes, {ROUNDS[explore]}, seed {request.seed}"
+        title = f"{title_of(candidate.checkpoint)}, {episodes} episodes, {ROUNDS[explore]}, seed {request.seed}"
         console.print(title, soft_wrap=True)
         view = Table("statistic", "mean", "± s.e.", "least", "greatest")
-        for name, *numbers in table(statistics):
+        for name, values in statistics.items():
+            error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+            numbers = values.mean(), error, values.min(), values.max()
             view.add_row(named(name), *(f"{number:,.2f}" for number in numbers))
         console.print(view)
-    write_json(evaluation, columns, {})
+    write_json(candidate, columns, {})
 
 
 # ---- for games, too ----
@@ -122,13 +125,13 @@ def title_of(checkpoint: Checkpoint) -> str:
     return f"{from_here(checkpoint.path)} ({checkpoint.env_steps:,} env steps)"
 
 
-def write_json(evaluation: Evaluation, columns: Sequence[dict[str, list[Any]]], more: dict[str, Any]) -> None:
+def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], more: dict[str, Any]) -> None:
     """Write every episode to the file of --json, if there is one, and `more` next to them.
 
     columns: for each round, column name -> a value for each episode. The rounds stand one after the other, and the
     column `explore` tells them apart.
     """
-    request, checkpoint = evaluation.request, evaluation.checkpoint
+    request, checkpoint = candidate.request, candidate.checkpoint
     if request.json is None:
         return
     episodes: dict[str, list[Any]] = {"explore": []}

@@ -23,7 +23,7 @@ from realm.errors import ConfigError, UserCodeError, one_line
 from realm.user import refuse_code_of_a_run
 
 if TYPE_CHECKING:
-    from realm.commands.evaluate import Evaluation, Request
+    from realm.commands.evaluate import Candidate, Request
 
 GAMES = {"back_to_the_realm": "realm.env"}  # name of a game -> its package
 
@@ -50,7 +50,7 @@ class EvaluatingGame(Game, Protocol):
         """Refuse options that cannot be followed, before the model is loaded. Returns how many environments shall play
         at the same time."""
 
-    def evaluate(self, evaluation: Evaluation, options: argparse.Namespace) -> bool:
+    def evaluate(self, candidate: Candidate, options: argparse.Namespace) -> bool:
         """Play, print the game's report and write the files. Returns False, before any of that, if these environments
         are not the game's; then the generic statistics are printed."""
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError, did_you_mean
+from realm.learn.outcome import BEST_FOLDER, models_in
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
-from realm.watch.outcome import BEST_FOLDER, models_in
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 SHIPPED = "shipped"  # the name of the model that comes with diy

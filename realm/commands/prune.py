@@ -18,7 +18,7 @@ from pathlib import Path
 from realm.commands.files import below
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids
-from realm.watch.outcome import BEST_FOLDER, models_in
+from realm.learn.outcome import BEST_FOLDER, models_in
 from realm.watch.resources import in_words
 
 _DAY_S = 86_400.0

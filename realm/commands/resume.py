@@ -11,8 +11,8 @@ from realm.commands.train import set_options, start_detached, train
 from realm.config.load import RunConfig, load_config
 from realm.config.toml import toml_value
 from realm.errors import ConfigError
+from realm.learn.outcome import newest_model
 from realm.user import hyper_keys, refuse_code_of_a_run
-from realm.watch.outcome import newest_model
 
 
 def resume(run_dir: Path, overrides: Sequence[str], detach: bool) -> int:

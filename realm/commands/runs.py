@@ -10,7 +10,7 @@ from realm.commands.control import warn
 from realm.commands.files import below
 from realm.commands.status import look, state_of
 from realm.launch.rundir import RunFile, find_runs
-from realm.watch.outcome import best_model, newest_model
+from realm.learn.outcome import best_model, newest_model
 from realm.watch.status import named, table
 
 HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")

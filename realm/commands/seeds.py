@@ -20,7 +20,7 @@ from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
 from realm.launch.rundir import read_run
-from realm.watch.outcome import evaluated, newest_model
+from realm.learn.outcome import evaluated, newest_model
 from realm.watch.status import named, table
 
 _USER = UserError.exit_code

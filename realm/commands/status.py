@@ -21,8 +21,8 @@ from realm.commands.control import ask, warn
 from realm.commands.parser import terminal_width
 from realm.errors import RunError, one_line
 from realm.launch.rundir import RunFile, find_runs, read_run
+from realm.learn.outcome import newest_model
 from realm.watch.display import display, live_lines
-from realm.watch.outcome import newest_model
 from realm.watch.status import Status, lines, table
 
 _WATCH_EVERY_S = 1.0

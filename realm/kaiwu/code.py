@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from realm.errors import UserCodeError, UserError, one_line
+from realm.errors import UserCodeError, UserError, one_line, place_in
 from realm.kaiwu import surface
 from realm.kaiwu.methods import METHODS, is_wrapped, place_of
 from realm.kaiwu.process import current, in_project
@@ -107,17 +106,6 @@ def load_workflow() -> Callable[..., Any]:
     return workflow
 
 
-def place_in_project(error: BaseException) -> str:
-    """`file:line` of the deepest call in the project's code; "" if there is none."""
-    root, place = current().config.root, ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if root in Path(frame.filename).parents:
-            place = f"{frame.filename}:{frame.lineno}"
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f"{error.filename}:{error.lineno}"
-    return place
-
-
 @contextlib.contextmanager
 def calling(what: str) -> Iterator[None]:
     """Turn an error of the project's code into one sentence with its place."""
@@ -153,7 +141,7 @@ def running(what: str) -> Iterator[None]:
 
 def _told(error: BaseException) -> str:
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)
-    place = place_in_project(error) or str(current().config.root / current().config.package)
+    place = place_in(current().config.root, error) or str(current().config.root / current().config.package)
     return f"{place}: {type(error).__name__}: {text}"
 
 
@@ -183,7 +171,7 @@ def _wanted_file() -> Iterator[None]:
             if (root / top).is_dir():
                 path = root / f"{cause.name.replace('.', '/')}.py"
                 raise UserCodeError(
-                    f"{place_in_project(cause)}: imports {cause.name}, but there is no {path}"
+                    f"{place_in(current().config.root, cause)}: imports {cause.name}, but there is no {path}"
                 ) from cause
         raise
 

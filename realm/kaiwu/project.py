@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """What these keys are where a project's file does not set them."""
 
+_FOLDERS = {"restore_dir": "models/", "user_ckpt_dir": "user_models/", "log_dir": "user_log/"}
 _CHECK_WITHIN_S = 300
 _CHECKED = "REALM_CHECKED_PROJECT"
 
@@ -159,14 +160,15 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
         )
     if not any(_matches(_IMPORTS, file) for file in (root / package).rglob("*.py")):
         return []  # this package is Realm's own
-    own = [key for key in given if _is_own(key, places[f"app.{key}"], places)]
+    own = [key for key in given if _is_own(key, places[f"app.{key}"])]
     app = {**DEFAULTS, **{key: value for key, value in given.items() if key not in own and key not in OURS}}
     warnings = _fit(root, app, given, places)
-    if own:
-        named = ", ".join(f"{key} ({places[f'app.{key}'].rpartition(':')[2]})" for key in own)
-        warnings.append(
-            f"{places['app.' + own[0]].rpartition(':')[0]}: these keys of KaiwuDRL's own do nothing here: {named}"
-        )
+    idle = [key for key in own if not _in_container(key, given, places)]
+    if idle:
+        lines = [places[f"app.{key}"] for key in idle]
+        file = next((line.rpartition(":")[0] for line in lines if not line.startswith("--set")), "--set")
+        named = ", ".join(f"{key} ({line.rpartition(':')[2]})" for key, line in zip(idle, lines, strict=True))
+        warnings.append(f"{file}: these keys of KaiwuDRL's own do nothing here: {named}")
     kept = {key: value for key, value in given.items() if _is_json(value)}
     hyper = {
         "project": str(root),
@@ -201,7 +203,7 @@ def _preload(app: dict[str, Any], places: dict[str, str]) -> dict[str, str]:
     return {"preload_dir": folder, "preload_id": number}
 
 
-def _is_own(key: str, place: str, places: dict[str, str]) -> bool:
+def _is_own(key: str, place: str) -> bool:
     """Whether a key is the framework's own, also one that nobody knows here. Raises ConfigError for one that looks like
     a slip of the pen."""
     if key == "log_dir" and "--set" in place:
@@ -251,13 +253,15 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
     return warnings
 
 
+def _in_container(key: str, given: dict[str, Any], places: dict[str, str]) -> bool:
+    """Whether it names one of the competition's own folders, in whose place the run has one."""
+    there = key in _FOLDERS and str(given.get(key, "")).startswith("/data")
+    return there and "--set" not in places[f"app.{key}"]
+
+
 def _fit_folders(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[str, str]) -> list[str]:
     """Replace the container's folders that are not here; returns a warning that names them."""
-    replaced = [
-        f"{key} by {name} of the run"
-        for key, name in (("restore_dir", "models/"), ("user_ckpt_dir", "user_models/"), ("log_dir", "user_log/"))
-        if str(given.get(key, "")).startswith("/data") and "--set" not in places[f"app.{key}"]
-    ]
+    replaced = [f"{key} by {name} of the run" for key, name in _FOLDERS.items() if _in_container(key, given, places)]
     for key in ("eval_model_dir", "preload_model_dir"):
         folder = app.get(key)
         if not isinstance(folder, str) or not folder:

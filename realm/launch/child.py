@@ -24,7 +24,7 @@ from loguru import logger
 from realm import netns
 from realm.config.load import load_config
 from realm.config.plan import make_plan
-from realm.errors import DivergedError, RunError, UserError
+from realm.errors import DivergedError, RunError, UserError, one_line, place_in
 from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.user import enter, folder_of
@@ -147,14 +147,10 @@ def _loop_of(role: str) -> Callable[[Job], None]:
 
 def _one_line(error: Exception, package: Path) -> str:
     """The error and its place: the deepest line in the user's package, or else the deepest of all."""
-    text = " ".join(str(error).split())
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if package.resolve() in Path(frame.filename).parents]
-    place = ""
-    if frames:
-        frame = (own or frames)[-1]
-        place = f" ({frame.filename if own else Path(frame.filename).name}:{frame.lineno})"
-    return f"{type(error).__name__}: {text[:500]}{place}"
+    place = place_in(package.resolve(), error)
+    if not place and (frames := traceback.extract_tb(error.__traceback__)):
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    return f"{type(error).__name__}: {one_line(error)}{f' ({place})' if place else ''}"
 
 
 def _last_lines(error: BaseException | None) -> str:

@@ -23,7 +23,7 @@ from loguru import logger
 from realm.config.keys import LONGEST_NAME, AppConfig
 from realm.errors import ConfigError, one_line
 from realm.files import read_json, replace_file
-from realm.watch.outcome import models_in
+from realm.learn.outcome import models_in
 
 _MOST_BYTES = 4 << 20  # of a run.json
 

@@ -24,8 +24,8 @@ from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, replace_file,
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
+from realm.learn.outcome import models_in
 from realm.user import hyper_of, hyper_table
-from realm.watch.outcome import models_in
 from realm.watch.progress import busy
 from realm.wire.keys import Keys, load_keys
 

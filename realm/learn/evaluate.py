@@ -222,12 +222,3 @@ def predictor(agent: Agent, spec: Spec, env_steps: int, memory_size: int = 0) ->
         return predicted[0], predicted[1]
 
     return predict
-
-
-def table(statistics: dict[str, Array]) -> list[tuple[str, float, float, float, float]]:
-    """(name, mean, standard error, least, greatest) of every statistic."""
-    result: list[tuple[str, float, float, float, float]] = []
-    for name, values in statistics.items():
-        error: Any = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-        result.append((name, float(values.mean()), float(error), float(values.min()), float(values.max())))
-    return result

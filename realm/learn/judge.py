@@ -20,8 +20,8 @@ from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel, main_statistic
 from realm.learn.evaluate import evaluate, predictor
+from realm.learn.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
 from realm.user import calling, hyper_of, load_definition
-from realm.watch.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
 from realm.watch.status import named
 
 _MOST_ENVS = 128

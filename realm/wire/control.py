@@ -44,9 +44,7 @@ class Orders:
 class Link:
     """The control channel of one role; `tick` raises Stopped when the run ends."""
 
-    def __init__(
-        self, codec: Codec, address: str, role: str, index: int, interval_s: float, keys: Keys | None = None
-    ) -> None:
+    def __init__(self, codec: Codec, address: str, role: str, index: int, interval_s: float, keys: Keys | None) -> None:
         self.role, self.index = role, index
         self.meters = Meters()
         self.env_steps = 0

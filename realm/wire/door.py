@@ -25,7 +25,7 @@ _WELCOME, _WRONG, _CLOSING = (b"200", b"OK"), (b"400", b"not allowed"), (b"300",
 # strangers get this long for a handshake: it also bounds what they can make the server hold
 HANDSHAKE_MS = 5000
 
-Judge = Callable[[bytes, list[bytes]], bool]
+Admits = Callable[[bytes, list[bytes]], bool]
 """(mechanism, credentials) of a handshake -> whether this peer may connect."""
 
 
@@ -41,12 +41,12 @@ def guard(server: zmq.Socket[bytes], password: str, keys: Keys | None, refuse: C
     server.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else CURVE lets all in when nobody answers for the door
     if keys is None:
         server.setsockopt(zmq.PLAIN_SERVER, 1)
-        judge = _knows_password(password.encode())
+        admits = _knows_password(password.encode())
     else:
         server.setsockopt(zmq.CURVE_SERVER, 1)
         server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        judge = _has_key(keys.allowed)
-    _doorkeeper().admit(domain, judge, refuse)
+        admits = _has_key(keys.allowed)
+    _doorkeeper().admit(domain, admits, refuse)
     return domain
 
 
@@ -83,19 +83,19 @@ def refusal(address: str, by_zap: bool, keys: Keys | None) -> ConfigError | RunE
     return ConfigError(f"{address}: has no keys, unlike keys_dir = {keys.folder} here; or it is no server of Realm")
 
 
-def _knows_password(password: bytes) -> Judge:
-    def judge(mechanism: bytes, credentials: list[bytes]) -> bool:
+def _knows_password(password: bytes) -> Admits:
+    def admits(mechanism: bytes, credentials: list[bytes]) -> bool:
         good = mechanism == b"PLAIN" and len(credentials) == 2 and credentials[0] == _USER
         return good and hmac.compare_digest(credentials[1], password)
 
-    return judge
+    return admits
 
 
-def _has_key(allowed: frozenset[bytes]) -> Judge:
-    def judge(mechanism: bytes, credentials: list[bytes]) -> bool:
+def _has_key(allowed: frozenset[bytes]) -> Admits:
+    def admits(mechanism: bytes, credentials: list[bytes]) -> bool:
         return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in allowed
 
-    return judge
+    return admits
 
 
 class _Doorkeeper:
@@ -103,15 +103,15 @@ class _Doorkeeper:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.context = context
-        self._servers: dict[str, tuple[Judge, weakref.WeakMethod[Callable[[str], None]]]] = {}
+        self._servers: dict[str, tuple[Admits, weakref.WeakMethod[Callable[[str], None]]]] = {}
         door: zmq.Socket[bytes] = context.socket(zmq.REP)
         door.setsockopt(zmq.LINGER, 0)
         door.bind("inproc://zeromq.zap.01")
         threading.Thread(target=self._serve, args=(door,), name="doorkeeper", daemon=True).start()
 
-    def admit(self, domain: str, judge: Judge, refuse: Callable[[str], None]) -> None:
-        """Ask `judge` about the peers of the server with this ZAP domain."""
-        self._servers[domain] = judge, weakref.WeakMethod(refuse)
+    def admit(self, domain: str, admits: Admits, refuse: Callable[[str], None]) -> None:
+        """Ask `admits` about the peers of the server with this ZAP domain."""
+        self._servers[domain] = admits, weakref.WeakMethod(refuse)
 
     def forget(self, domain: str) -> None:
         self._servers.pop(domain, None)
@@ -121,9 +121,9 @@ class _Doorkeeper:
         while True:
             try:
                 version, request, domain, address, _, mechanism, *credentials = door.recv_multipart()
-                judge, method = self._servers.get(domain.decode(), (None, None))
+                admits, method = self._servers.get(domain.decode(), (None, None))
                 refuse = method() if method is not None else None
-                good = judge is not None and refuse is not None and judge(mechanism, credentials)
+                good = admits is not None and refuse is not None and admits(mechanism, credentials)
                 status = _WELCOME if good else _WRONG if refuse else _CLOSING
                 door.send_multipart([version, request, *status, b"", b""])
             except zmq.ContextTerminated:

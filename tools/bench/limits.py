@@ -96,15 +96,15 @@ def draw(legal: Array, noise: Array) -> Array:
     return action
 
 
-def make_env_step(envs: Any, legal: str = "legal") -> Callable[[], tuple[Any, ...]]:
-    """Make a call that steps all environments with random legal actions. legal: name of the mask in the observation."""
+def make_env_step(envs: Any) -> Callable[[], tuple[Any, ...]]:
+    """Make a call that steps all environments with random legal actions."""
     obs, _ = envs.reset()
-    noise = np.random.default_rng(0).random((97, *obs[legal].shape), np.float32)
+    noise = np.random.default_rng(0).random((97, *obs["legal"].shape), np.float32)
     turn = 0
 
     def step() -> tuple[Any, ...]:
         nonlocal obs, turn
-        result: tuple[Any, ...] = envs.step(draw(obs[legal], noise[turn % len(noise)]))
+        result: tuple[Any, ...] = envs.step(draw(obs["legal"], noise[turn % len(noise)]))
         obs, turn = result[0], turn + 1
         return result
 

@@ -92,10 +92,6 @@ class Victim(Run):
 
         return dict(self._control.wait(self._control.ask("status", {}), check).meta)
 
-    def totals_of(self, label: str) -> dict[str, float]:
-        """What a role's present process has reported."""
-        return dict(self.status()["roles"][label]["totals"])
-
     def updates(self) -> tuple[int, float]:
         """(incarnation of the learner, updates that it has made)"""
         role = self.status()["roles"]["learner-0"]
@@ -105,13 +101,13 @@ class Victim(Run):
         self.wait_running()
         self.goes_on(number)
 
-    def goes_on(self, more: int = 10, what: str = "training goes on", learner_ended: bool = False) -> float:
-        """Wait for `more` updates; return the seconds. learner_ended: only those of another learner count."""
+    def goes_on(self, more: int = 10, what: str = "training goes on") -> float:
+        """Wait for `more` updates; return the seconds."""
         begin, (incarnation, before) = time.monotonic(), self.updates()
 
         def reached() -> bool:
             now, count = self.updates()
-            return count >= more if now > incarnation else not learner_ended and count >= before + more
+            return count >= (more if now > incarnation else before + more)
 
         self.wait_for(reached, what)
         return time.monotonic() - begin

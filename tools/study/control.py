@@ -188,8 +188,8 @@ def _is_running(task: Task) -> bool:
 HEAD = """# Control
 
 TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is the
-mean return of ten greedy episodes (Pendulum: a hundred). *last* is the mean of the last ten evaluations of a run. *first*
-is the env steps until an evaluation reached the mark, with the minutes until then. Later ones may be lower.
+mean return of ten greedy episodes (Pendulum: a hundred). *last* is the mean of the last ten evaluations of a run.
+*first* is the env steps until an evaluation reached the mark, with the minutes until then. Later ones may be lower.
 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
 """

@@ -18,7 +18,7 @@ from realm.commands.models import add_model_options, model_of
 from realm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from realm.commands.evaluate import Evaluation, Request
+    from realm.commands.evaluate import Candidate, Request
     from realm.env.draw import Recording
 
 MAP_HELP = "default, generated:SEED, a folder with map_1.json and crab.yaml, or the json file"
@@ -134,11 +134,11 @@ def prepare_eval(options: argparse.Namespace, request: Request, episodes: int) -
     return 512 if every else min(256, episodes)
 
 
-def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
+def evaluate(candidate: Candidate, options: argparse.Namespace) -> bool:
     """Report on a model of the realm; False if its environments cannot be given layouts on one map."""
     from realm.env.commands import evaluation as report
 
-    return report.evaluate(evaluation, options)
+    return report.evaluate(candidate, options)
 
 
 def _map_show(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from realm.commands.evaluate import ROUNDS, Evaluation, make_console, title_of, write_json
+from realm.commands.evaluate import ROUNDS, Candidate, make_console, title_of, write_json
 from realm.commands.files import writing
 from realm.env import draw, report
 from realm.env.draw.evaluation import Curve, Tile, draw_evaluation
@@ -46,21 +46,21 @@ class Played(NamedTuple):
     worst: list[int]  # layouts with the greatest regret in the first round, worst first
 
 
-def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
+def evaluate(candidate: Candidate, options: argparse.Namespace) -> bool:
     """Play, print and write; False, before any of that, where the oracle is not asked or cannot be."""
     console = make_console()
     if options.no_oracle:
         return False
-    if why := _unfit(evaluation):
+    if why := _unfit(candidate):
         asked = {name: getattr(options, name) for name in ("all", "sets", "executed", "out")}
         for name, value in asked.items():
             if value:
                 raise ConfigError(f"--{name}: {why}")
-        if isinstance(evaluation.config.env.get("map"), list):
+        if isinstance(candidate.config.env.get("map"), list):
             console.print(f"without the oracle: {why}")
         return False
-    played = _play(evaluation, options)
-    kind = f"{title_of(evaluation.checkpoint)}: {_kind(evaluation, options, played)}"
+    played = _play(candidate, options)
+    kind = f"{title_of(candidate.checkpoint)}: {_kind(candidate, options, played)}"
     console.print(kind)
     console.print(f"map {played.map.name}, {_places(played.layouts)}; {ORACLES[options.executed]}")
     for view in _tables(played, console):
@@ -70,7 +70,7 @@ def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
     for name, outcome in zip(played.names, played.rounds, strict=True):
         means = ", ".join(f"{key} {outcome.stats[key].mean():.2f}" for key in MORE_STATS if key in outcome.stats)
         console.print(f"mean of an episode, {name}: {means}")
-    _write_json(evaluation, options, played)
+    _write_json(candidate, options, played)
     if options.out:
         with busy("drawing"):
             picture = draw_evaluation(kind, ORACLES[options.executed], _curves(played), _tiles(played))
@@ -80,29 +80,29 @@ def evaluate(evaluation: Evaluation, options: argparse.Namespace) -> bool:
     return True
 
 
-def _unfit(evaluation: Evaluation) -> str:
+def _unfit(candidate: Candidate) -> str:
     """Why the oracle cannot be asked about these environments; empty if it can."""
-    maps = evaluation.config.env.get("map")
+    maps = candidate.config.env.get("map")
     if isinstance(maps, list):
         return (
             f"the oracle is asked about one map, and [env] has {len(maps)}: --set env.map={maps[0]} takes one, and "
             "tools/study/unseen_maps.py plays maps one by one"
         )
-    if not plays_layouts(evaluation.envs):
-        return f"needs the realm, and the environments of {evaluation.config.app.algo} play no layouts of it"
+    if not plays_layouts(candidate.envs):
+        return f"needs the realm, and the environments of {candidate.config.app.algo} play no layouts of it"
     return ""
 
 
-def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
+def _play(candidate: Candidate, options: argparse.Namespace) -> Played:
     """Ask the oracle about the layouts, and play them in each round."""
-    env, request = evaluation.config.env, evaluation.request
+    env, request = candidate.config.env, candidate.request
     map_ = report.resolve_map(env)
     if options.all:
         layouts = report.all_layouts(env)
     elif options.sets:
         layouts = report.all_sets(env)
     else:
-        layouts = report.sampled_layouts(env, evaluation.episodes, request.seed)
+        layouts = report.sampled_layouts(env, candidate.episodes, request.seed)
     if options.executed:
         with counting("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
@@ -114,9 +114,7 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
     for explore in request.explores:
         keep = options.out is not None and not rounds  # the picture shows routes of the first round
         with counting(ROUNDS[explore], len(layouts)) as show:
-            rounds.append(
-                evaluate_layouts(evaluation.envs, evaluation.predict, confs, explore, request.seed, show, keep)
-            )
+            rounds.append(evaluate_layouts(candidate.envs, candidate.predict, confs, explore, request.seed, show, keep))
     first: dict[Episode, int] = {}  # a layout that was drawn twice is named once
     for k in report.worst_layouts(rounds[0], limits, len(layouts)):
         first.setdefault(layouts[k], k)
@@ -134,13 +132,13 @@ def _play(evaluation: Evaluation, options: argparse.Namespace) -> Played:
 # ---- what is printed ----
 
 
-def _kind(evaluation: Evaluation, options: argparse.Namespace, played: Played) -> str:
+def _kind(candidate: Candidate, options: argparse.Namespace, played: Played) -> str:
     how, count = " and ".join(played.names), f"{len(played.layouts):,}"
     if options.all:
         return f"all {count} layouts of {played.layouts[0].treasure_num} treasures, {how}"
     if options.sets:
         return f"all {count} sets of treasures, {how}"
-    return f"{count} episodes as [env] has them, {how}, seed {evaluation.request.seed}"
+    return f"{count} episodes as [env] has them, {how}, seed {candidate.request.seed}"
 
 
 def _places(layouts: Sequence[Episode]) -> str:
@@ -223,8 +221,8 @@ def _worst_table(played: Played) -> Table:
 # ---- what is written ----
 
 
-def _write_json(evaluation: Evaluation, options: argparse.Namespace, played: Played) -> None:
-    explores = evaluation.request.explores
+def _write_json(candidate: Candidate, options: argparse.Namespace, played: Played) -> None:
+    explores = candidate.request.explores
     rows = [
         {"explore": explore, **row._asdict()}
         for explore, lines in zip(explores, played.tables, strict=True)
@@ -232,7 +230,7 @@ def _write_json(evaluation: Evaluation, options: argparse.Namespace, played: Pla
     ]
     more = {"map": played.map.name, "oracle": "executed" if options.executed else "bound", "table": rows}
     columns = [_columns(played.layouts, outcome, played.limits) for outcome in played.rounds]
-    write_json(evaluation, columns, more)
+    write_json(candidate, columns, more)
 
 
 def _columns(layouts: Sequence[Episode], outcome: Outcome, limits: Limits) -> dict[str, list[Any]]:

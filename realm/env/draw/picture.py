@@ -232,8 +232,8 @@ def write_png(picture: NDArray[np.uint8], path: str | Path) -> None:
     Image.fromarray(picture).save(path, format="PNG", optimize=True)
 
 
-def write_gif(pictures: Sequence[NDArray[np.uint8]], path: str | Path, fps: float = 15, hold_s: float = 3) -> None:
-    """Write pictures, u8 [H, W, 3] each, as an animation that shows the last one for `hold_s`. Raises OSError.
+def write_gif(pictures: Sequence[NDArray[np.uint8]], path: str | Path) -> None:
+    """Write pictures, u8 [H, W, 3] each, as an animation that shows the last one for 3 s. Raises OSError.
 
     All share one palette, without dithering, so that only what changes takes room.
     """
@@ -241,7 +241,7 @@ def write_gif(pictures: Sequence[NDArray[np.uint8]], path: str | Path, fps: floa
     sample = Image.fromarray(np.concatenate([pictures[0], middle, pictures[-1]]))
     palette = sample.quantize(255, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     images = [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in pictures]
-    times_ms = [round(1000 / fps)] * (len(images) - 1) + [round(1000 * hold_s)]
+    times_ms = [1000 // 15] * (len(images) - 1) + [3000]
     images[0].save(
         path, format="GIF", save_all=True, append_images=images[1:], duration=times_ms, loop=0, optimize=False
     )
