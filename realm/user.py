@@ -55,6 +55,12 @@ def load_definition(algo: str) -> Definition:
     )
 
 
+def make_envs(config: RunConfig, num_envs: int, seed: int) -> Any:
+    """Make the package's environments with the options of [env]. Raises ConfigError or UserCodeError."""
+    with calling(config, "make_envs"):
+        return load_definition(config.app.algo).make_envs(num_envs, seed, hyper_of(config), config.env)
+
+
 def load_agent(algo: str) -> type[Any]:
     """Import the class `Agent` of `<algo>/algorithm/agent.py`, which may import torch."""
     module = _module(algo, "algorithm.agent", "a class Agent")

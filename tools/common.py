@@ -25,8 +25,6 @@ from realm import files
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.config.plan import Machine, Plan, decide, make_plan, this_machine
-from realm.env.map import MapError
-from realm.env.options import OptionError
 from realm.errors import ConfigError, UserError
 from realm.user import hyper_of, hyper_table, load_preferences
 
@@ -51,7 +49,7 @@ def plan_of(app: AppConfig, machine: Machine | None = None) -> Plan:
 
 # ---- the command line ----
 
-USER_ERRORS = (UserError, MapError, OptionError, OSError)
+USER_ERRORS = (UserError, OSError)
 
 
 def command_line(run: Callable[[], None]) -> None:
@@ -133,9 +131,7 @@ def read_json(path: Path, key: str) -> dict[str, Any]:
 def write_json(path: Path, content: Any) -> None:
     """Write in one go, so that a script that is stopped leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps(content, indent=1, default=str))
-    draft.replace(path)
+    files.replace_file(path, json.dumps(content, indent=1, default=str).encode())
 
 
 def open_results(out: Path, setup: dict[str, Any], key: str) -> dict[str, Any]:

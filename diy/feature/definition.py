@@ -24,8 +24,8 @@ from diy.feature.ways import make_ways
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields, Spec
 from realm.env.map import resolve
 from realm.env.observe import write_image, write_vector
-from realm.env.physics import ACTIONS, DIRECTIONS, VIEW, WINDOW, State
-from realm.env.realm_env import RealmVectorEnv
+from realm.env.physics import ACTIONS, VIEW, WINDOW, State
+from realm.env.realm_env import RealmVectorEnv, legal_actions
 
 REFERENCE: Fields = {
     "image": Field((4, WINDOW, WINDOW), "uint8"),
@@ -134,8 +134,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         else:
             write_image(state, world, obs["image"])
             write_vector(state, world, obs["vector"])
-            obs["legal"][:, :DIRECTIONS] = True
-            obs["legal"][:, DIRECTIONS:] = (state.flash_wait == 0)[:, None]
+            obs["legal"][:] = legal_actions(state)
         return obs
 
     def _ends(self) -> list[int]:

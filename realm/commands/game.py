@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checka
 from realm.config.keys import AppConfig
 from realm.config.toml import read_toml
 from realm.errors import ConfigError, UserCodeError, one_line
-from realm.user import refuse_code_of_a_run
+from realm.user import refuse_code_of_a_run, search_path
 
 if TYPE_CHECKING:
     from realm.commands.evaluate import Candidate, Request
@@ -71,9 +70,8 @@ def load_game(app: str) -> Game | None:
     if not all(part.isidentifier() for part in package.split(".")):
         return None
     refuse_code_of_a_run(package)
-    here, name = os.getcwd(), f"{package}.commands"
-    if sys.path[:1] != [here]:
-        sys.path.insert(0, here)  # where the user's package is looked up, too
+    name = f"{package}.commands"
+    sys.path[:] = search_path()
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

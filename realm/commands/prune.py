@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from realm.commands.control import warn
 from realm.commands.files import below
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids
@@ -90,8 +91,7 @@ def prune(log_dir: Path, keep: int | None, older_than: float | None, yes: bool) 
 
 def _look(log_dir: Path) -> list[Found]:
     """The runs of a folder, oldest first."""
-    runs = find_runs(log_dir, lambda sentence: print(f"warning: {sentence}", file=sys.stderr))
-    return [_found(path, run) for path, run in runs]
+    return [_found(path, run) for path, run in find_runs(log_dir, warn)]
 
 
 def _found(path: Path, run: RunFile) -> Found:

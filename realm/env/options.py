@@ -46,6 +46,11 @@ class Episode:
     treasure_id: tuple[int, ...] | None = None
 
 
+def of_table(env: Mapping[str, Any]) -> dict[str, Any]:
+    """The usr_conf in the table [env] of a configuration, which has options of other kinds, too."""
+    return {key: value for key, value in env.items() if key in KEYS}
+
+
 def parse(usr_conf: Mapping[str, Any] | None, base: Mapping[str, Any] | None = None) -> Episode:
     """Check a usr_conf. Keys it lacks come from `base` (an inner dict), then from the defaults."""
     conf = inner(usr_conf)

@@ -49,7 +49,7 @@ def all_sets(env: Mapping[str, Any]) -> list[Episode]:
 
 def sampled_layouts(env: Mapping[str, Any], number: int, seed: int) -> list[Episode]:
     """So many episodes as the table [env] draws them."""
-    games = Games(min(number, 256), _usr_conf(env), env.get("layouts"), env.get("map", "default"))
+    games = Games(min(number, 256), options.of_table(env), env.get("layouts"), env.get("map", "default"))
     games.seed([seed + e for e in range(len(games.state.x))])
     state, found = games.state, list[Episode]()
     while len(found) < number:
@@ -71,12 +71,8 @@ def as_option(layout: Episode) -> dict[str, Any]:
     }
 
 
-def _usr_conf(env: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in env.items() if key in options.KEYS}
-
-
 def _base(env: Mapping[str, Any]) -> Episode:
-    return options.parse(_usr_conf(env))
+    return options.parse(options.of_table(env))
 
 
 def _treasures(base: Episode) -> list[int]:

@@ -27,7 +27,7 @@ from realm.contract import (
 from realm.errors import UserCodeError
 from realm.rollout.returned import check_action_space, check_envs
 from realm.rollout.rounds import RestartingEnvs, rounds
-from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow
+from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow, make_envs
 from realm.watch.meters import Meters
 
 _MOST_S = 2.0  # of a round; a longer one is tried in part
@@ -44,8 +44,7 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     definition = load_definition(algo)
     load_workflow(algo)
     check_agent(algo)
-    with calling(config, "make_envs"):
-        envs = definition.make_envs(1, config.app.seed, hyper, config.env)
+    envs = make_envs(config, 1, config.app.seed)
     with _in_definition(algo):
         check_envs(envs, 1)
     with calling(config, "spec"):
@@ -65,9 +64,7 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         with calling(config, "close"):
             envs.close()
     if config.eval_env:
-        evaluated = config.evaluated()
-        with calling(evaluated, "make_envs"):
-            definition.make_envs(1, config.app.seed, hyper, evaluated.env).close()
+        make_envs(config.evaluated(), 1, config.app.seed).close()
     return spec
 
 

@@ -21,7 +21,7 @@ from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spe
 from realm.learn.best import BestModel, main_statistic
 from realm.learn.evaluate import evaluate, predictor
 from realm.learn.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
-from realm.user import calling, hyper_of, load_definition
+from realm.user import make_envs
 from realm.watch.status import named
 
 _MOST_ENVS = 128
@@ -42,9 +42,7 @@ class Judge:
         """Env steps of the model that this run has judged last, also in an earlier process; None: none yet."""
         self._due: int | None = None
         self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
-        with calling(config, "make_envs"):
-            hyper = hyper_of(config)
-            self._envs = load_definition(app.algo).make_envs(num_envs, self._seed, hyper, config.env)
+        self._envs = make_envs(config, num_envs, self._seed)
         # all models play the same episodes, as far as the environment's seed fixes them
         setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": self._seed}
         if app.eval_actions != "greedy":

@@ -12,7 +12,7 @@ from realm.config.load import RunConfig
 from realm.contract import Array, Arrays, PredictContext, Spec, check_arrays
 from realm.errors import ContractError
 from realm.learn.evaluate import Player
-from realm.user import calling, hyper_of, load_definition
+from realm.user import make_envs
 
 
 @dataclass
@@ -53,10 +53,7 @@ class TrainedPolicy:
 
     def make_envs(self, num_envs: int, seed: int = 0) -> Any:
         """Environments as the model was trained in, with its features: a gymnasium vector environment."""
-        app = self.config.app
-        hyper = hyper_of(self.config)
-        with calling(self.config, "make_envs"):
-            return load_definition(app.algo).make_envs(num_envs, seed, hyper, self.config.env)
+        return make_envs(self.config, num_envs, seed)
 
     def _arrays(self, obs: Any) -> Arrays:
         fields = self.spec.obs

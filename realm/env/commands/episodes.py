@@ -34,7 +34,7 @@ def treasure_ids(text: str) -> list[int]:
 def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int) -> dict[str, Any]:
     """The options `env` (the table [env]) with one certain episode in place of random ones: with these treasures, or
     `random` ones drawn from `seed`, or as `env` has it."""
-    conf = {key: value for key, value in env.items() if key in options.KEYS}
+    conf = options.of_table(env)
     layouts = env.get("layouts")
     if treasures is not None or random is not None:
         conf = {key: value for key, value in conf.items() if key not in options.TREASURE_KEYS}
@@ -76,7 +76,7 @@ def agent_episode(
     env = fixed_options(config.env, treasures, random, seed)
     with busy("the model plays"):
         actions, *thoughts = _agent_plays(config, env, folder, model, seed, stochastic)
-    conf = {key: value for key, value in env.items() if key in options.KEYS}
+    conf = options.of_table(env)
     recording = draw.record(RealmEnv(conf, map=env.get("map", "default"), observation="none"), actions)
     last = recording.moments[-1]
     if not (last.terminated or last.truncated) or len(recording.actions) != len(actions):
@@ -134,10 +134,10 @@ def _agent_plays(
 def summary(recording: Recording) -> str:
     """What happened in an episode, in a line."""
     last = recording.moments[-1]
-    taken = sum(p and not t for p, t in zip(last.planned, last.there, strict=True))
-    end = "reached the end" if last.terminated else "ran out of time" if last.truncated else "stopped"
+    end = f"ran {last.ending}" if last.truncated else last.ending or "stopped"
     return (
-        f"{end} in {last.steps} steps: score {last.score:.1f}, treasures {taken} of {sum(last.planned)}, "
+        f"{end} in {last.steps} steps: score {last.score:.1f}, "
+        f"treasures {last.taken} of {sum(last.planned)}, "
         f"flashes {int(recording.route[:, 2].sum())}"
     )
 

@@ -159,13 +159,11 @@ def _map_title(pen: Pen, map_: Map) -> None:
 
 
 def _title(pen: Pen, now: Moment) -> None:
-    total, taken = sum(now.planned), sum(p and not t for p, t in zip(now.planned, now.there, strict=True))
     _column(pen, 20, "STEP", str(now.steps), f"/ {now.max_step}")
     _column(pen, 150, "SCORE", f"{now.score:.1f}")
-    _column(pen, 280, "TREASURES", str(taken), f"/ {total}")
-    if now.terminated or now.truncated:
-        text, colour = ("reached the end", END) if now.terminated else ("out of time", MISSED)
-        _column(pen, 430, "EPISODE", text, colour=colour)
+    _column(pen, 280, "TREASURES", str(now.taken), f"/ {sum(now.planned)}")
+    if now.ending:
+        _column(pen, 430, "EPISODE", now.ending, colour=END if now.terminated else MISSED)
         return
     if now.flash_wait == 0:
         _column(pen, 430, "FLASH", "ready", colour=FLASH)

@@ -38,6 +38,16 @@ class Moment(NamedTuple):
     terminated: bool
     truncated: bool
 
+    @property
+    def taken(self) -> int:
+        """Treasures collected so far."""
+        return sum(planned and not there for planned, there in zip(self.planned, self.there, strict=True))
+
+    @property
+    def ending(self) -> str:
+        """How the episode has ended; "" while it goes on."""
+        return "reached the end" if self.terminated else "out of time" if self.truncated else ""
+
 
 def moment(state: State, e: int = 0) -> Moment:
     """What is to be seen of environment e now, as plain values."""

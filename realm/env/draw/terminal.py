@@ -119,11 +119,10 @@ BUFF = {True: (pen.PAPER, pen.BUFF), False: (pen.BUFF, pen.WALL)}  # by whether 
 
 def _facts(now: Moment) -> list[tuple[str, str, str, Colour]]:
     """What counts: name, value, unit, colour of the value."""
-    taken = sum(p and not t for p, t in zip(now.planned, now.there, strict=True))
     facts: list[tuple[str, str, str, Colour]] = [
         ("step", str(now.steps), f"/ {now.max_step}", pen.TEXT),
         ("score", f"{now.score:.1f}", "", pen.TEXT),
-        ("treasures", str(taken), f"/ {sum(now.planned)}", pen.GOLD),
+        ("treasures", str(now.taken), f"/ {sum(now.planned)}", pen.GOLD),
         ("flash", "ready", "", pen.FLASH)
         if now.flash_wait == 0
         else ("flash", str(now.flash_wait), "steps away", pen.QUIET),
@@ -138,9 +137,7 @@ def _facts(now: Moment) -> list[tuple[str, str, str, Colour]]:
 
 
 def _ending(now: Moment) -> tuple[str, Colour]:
-    if now.terminated:
-        return "reached the end", pen.END
-    return ("out of time", pen.MISSED) if now.truncated else ("", pen.TEXT)
+    return now.ending, pen.END if now.terminated else pen.MISSED
 
 
 def _status(drawn: Screen, now: Moment) -> None:

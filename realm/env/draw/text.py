@@ -36,10 +36,9 @@ def ansi(map_: Map, now: Moment | None = None) -> str:
             put(map_.points[i, 0], map_.points[i, 1], mark)
         put(now.x, now.z, "@")
         flash = "ready" if now.flash_wait == 0 else f"in {now.flash_wait}"
-        taken = sum(now.planned) - sum(p and t for p, t in zip(now.planned, now.there, strict=True))
-        over = ", reached the end" if now.terminated else ", out of time" if now.truncated else ""
+        over = f", {now.ending}" if now.ending else ""
         head = [
-            f"step {now.steps}/{now.max_step}, score {now.score:.1f}, treasures {taken}/{sum(now.planned)}, "
+            f"step {now.steps}/{now.max_step}, score {now.score:.1f}, treasures {now.taken}/{sum(now.planned)}, "
             f"flash {flash}, buff {now.buff_left}{over}"
         ]
     return "\n".join([*head, *("".join(row) for row in rows)]) + "\n"
