@@ -16,6 +16,7 @@ from cluster import ROOT
 from commands import end, realm, start
 from gymnasium import spaces
 
+from realm.commands.init import _name_of
 from realm.commands.main import main
 from realm.contract import ActionSpec
 from realm.errors import ConfigError
@@ -144,6 +145,11 @@ class Pick(gymnasium.Env):
 
 gymnasium.register("Pick-v0", entry_point=Pick)
 '''
+
+
+def test_a_name_from_an_environments_id() -> None:
+    ids = {"Pendulum-v1": "pendulum", "ALE/Pong-v5": "pong", "my:Sweep-v0": "sweep_agent", "my:Größe-v0": "gr__e"}
+    assert {id_: _name_of(id_) for id_ in ids} == ids
 
 
 def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

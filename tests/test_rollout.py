@@ -329,6 +329,10 @@ class Shaky(gymnasium.Env):
         if self.row == ROW and WHEN:
             return {"count": np.zeros(3, np.int64)}, None, False, False, {}
         return {"count": np.full(3, self.t)}, 1.0, self.t == 9, False, {}
+    def close(self):
+        if self.row == 2:
+            open("closed", "w").close()
+            raise OSError("closing failed")
 
 
 def make_envs(num_envs, seed, config, options):
@@ -385,6 +389,8 @@ def test_a_run_goes_on_after_a_failure(tmp_path, mode):
     with shaky(tmp_path, ONCE, "max_env_steps=3000", *MODES[mode]) as run:
         assert run.finish() == 0, run.text()
         text = run.text()
+        assert (tmp_path / "closed").exists()
+        assert "closing an environment: OSError: closing failed" in text, text
         assert "Shaky.step returned reward None; it must be a number" in text, text
         assert "made again 1 times; 1 episodes and 1 chunks were thrown away" in text, text
         if mode == "cluster":

@@ -144,7 +144,7 @@ def test_no_code_of_a_run_is_imported_by_a_resume(tmp_path: Path, monkeypatch: p
 # --- plot
 
 
-def test_runs_of_several_seeds_are_one_group(tmp_path: Path) -> None:
+def test_runs_of_several_seeds_are_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {name: a_run(tmp_path / name, 1, "") for name in ("a-seed1", "a-seed2", "b", "c-seed1")}
     log_dir = str(tmp_path)
     assert groups_of(["a", "b"], log_dir) == {"b": [paths["b"]], "a, 2 seeds": [paths["a-seed1"], paths["a-seed2"]]}
@@ -152,6 +152,8 @@ def test_runs_of_several_seeds_are_one_group(tmp_path: Path) -> None:
     paths["a"] = a_run(tmp_path / "a", 1, "")
     assert list(groups_of(["a"], log_dir).values()) == [[paths["a"]], [paths["a-seed1"], paths["a-seed2"]]]
     other = a_run(tmp_path / "other" / "b", 1, "")
+    monkeypatch.chdir(tmp_path.parent)
+    assert len(groups_of(["b", f"{tmp_path.name}/b"], log_dir)) == 1
     assert groups_of(["b", str(other)], log_dir) == {str(paths["b"]): [paths["b"]], str(other): [other]}
     seed = a_run(tmp_path / "other" / "a-seed3", 1, "")
     assert list(groups_of(["a-seed1", str(seed)], log_dir).values()) == [[paths["a-seed1"]], [seed]]

@@ -93,6 +93,14 @@ def test_only_legal_actions_are_tried():
     assert set(_random_action(space, np.ones((100, 2), bool), 100, random)) == set(range(5))  # no mask of these actions
 
 
+def test_actions_that_are_tried_are_within_bounds():
+    inf = float("inf")
+    for low, high in ((-1, 1), (2, inf), (-inf, -3), (-inf, inf), (-5, inf)):
+        actions = _random_action(ActionSpec(low=(low,), high=(high,)), None, 100, np.random.default_rng(0))
+        assert np.isfinite(actions).all()
+        assert ((low <= actions) & (actions <= high)).all()
+
+
 def test_what_is_no_fault_of_the_workflow_ends_the_trial(tried):
     """One that never yields, one that hands its rounds over, and an environment that dislikes a random action."""
     asks = "    obs, _ = envs.reset()\n    policy.predict(obs, envs.reset()[0]['state'][:, 0] > 9)\n"

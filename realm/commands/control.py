@@ -85,16 +85,17 @@ def save_models(log_dir: Path) -> int:
     living = [(path, run) for path, run in find_runs(log_dir, warn) if run.lives() and run.control]
     if not living:
         print(f"no living cluster below {log_dir}")
+    code = 0
     for path, run in living:
         answer = ask(run, "save", {})
-        if answer is None:
-            print(f"error: the supervisor of {path} does not answer")
-            return 1
-        if (state := answer.mapping("roles")["learner-0"]["state"]) != "ready":
-            print(f"error: {path}: the learner is {state} and cannot save; try again when it is ready")
-            return 1
-        print(f"{path / 'user_ckpt'}: the learner saves after its current update")
-    return 0
+        state = answer.mapping("roles")["learner-0"]["state"] if answer else ""
+        if state == "ready":
+            print(f"{path / 'user_ckpt'}: the learner saves after its current update")
+            continue
+        why = f"its learner is {state}; try again when it is ready" if state else "its supervisor does not answer"
+        print(f"error: {path}: cannot be saved, {why}")
+        code = 1
+    return code
 
 
 def warn(sentence: str) -> None:

@@ -69,8 +69,13 @@ def init(name: str, env: str, package: str) -> None:
 
 def _name_of(env: str) -> str:
     """A name for the package, from the environment's id."""
-    name = re.sub(r"\W", "_", re.split("[:/]", env)[-1].rpartition("-")[0].lower()).strip("_")
-    return f"{name}_agent" if not name.isidentifier() or _taken(name) else name
+    name = re.sub(r"[^a-z0-9_]", "_", re.split("[:/]", env)[-1].rpartition("-")[0].lower()).strip("_")
+    return name if _is_package(name) and not _taken(name) else f"{name}_agent"
+
+
+def _is_package(name: str) -> bool:
+    """Whether a package of this name can be written, and named by `algo`."""
+    return name.isidentifier() and name.isascii() and CHECKS["algo"](name) and name != "realm"
 
 
 def _taken(name: str) -> bool:
@@ -79,7 +84,7 @@ def _taken(name: str) -> bool:
 
 
 def _check_name(name: str) -> None:
-    if not (name.isidentifier() and name.isascii() and CHECKS["algo"](name)) or name == "realm":
+    if not _is_package(name):
         raise ConfigError(f"NAME is {name!r}; it must be the name of a Python package, like my_agent")
     if _taken(name):
         raise ConfigError(f"NAME is {name!r}, which is the name of another Python module; choose one like my_{name}")

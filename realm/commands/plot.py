@@ -49,9 +49,9 @@ def groups_of(names: Sequence[str], log_dir: str | None) -> dict[str, list[Path]
             if not of_name:
                 raise
         for path in of_name:
-            match = _SEED.fullmatch(path.name)
-            group = seeds.setdefault(path.resolve().with_name(match[1]), []) if match else single
-            if path not in group:
+            match, folder = _SEED.fullmatch(path.name), path.parent.resolve()
+            group = seeds.setdefault(folder / match[1], []) if match else single
+            if all(folder / path.name != one.parent.resolve() / one.name for one in group):
                 group.append(path)
     groups = [(path, [path]) for path in single]
     groups += [(path if len(runs) > 1 else runs[0], runs) for path, runs in seeds.items()]

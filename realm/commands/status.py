@@ -32,7 +32,8 @@ _WIDTH = 120  # columns where no terminal is
 
 @dataclass(frozen=True)
 class Seen:
-    """A living run. status: None if there is no answer, with the reason in `trouble`, or the run is in one process."""
+    """A living run. status: None if its supervisor does not answer or cannot be asked, as `trouble` says, or if the run
+    is in one process."""
 
     path: Path
     run: RunFile
@@ -69,12 +70,13 @@ def attach(run_dir: Path) -> int:
         raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm resume` goes on with one")
     if not run.control:
         raise RunError(f"{run_dir}: trains in one process, which answers no questions; {_saved(run_dir)}")
-    if trouble := look(run_dir, run).trouble:
-        raise RunError(f"{run_dir}: {trouble}")
     with contextlib.suppress(KeyboardInterrupt), display(str(run_dir), _LEAVES) as show:
         while run.lives():
-            if (status := look(run_dir, run).status) is not None:
-                show(status)
+            seen = look(run_dir, run)
+            if seen.trouble:
+                raise RunError(f"{run_dir}: {seen.trouble}")
+            if seen.status is not None:
+                show(seen.status)
             time.sleep(_WATCH_EVERY_S / 2)
     if run.lives():
         print(f"{run_dir} goes on")
@@ -95,7 +97,7 @@ def look(path: Path, run: RunFile) -> Seen:
         return Seen(path, run, None, {})
     try:
         if (answer := ask(run, "status", {})) is None:
-            return Seen(path, run, None, {}, "its supervisor does not answer")
+            return Seen(path, run, None, {})
         return Seen(path, run, msgspec.convert(answer.mapping("status"), Status), answer.mapping("roles"))
     except (RunError, ValueError) as error:  # ValueError: of the keys, of a message, or of what is in it
         return Seen(path, run, None, {}, f"its supervisor cannot be asked: {one_line(error)}")
@@ -119,7 +121,7 @@ def _plain(path: Path, run: RunFile) -> dict[str, Any]:
     seen = look(path, run) if alive else Seen(path, run, None, {})
     return {
         "run": str(path), "alive": alive, "state": state_of(run), "cause": run.cause, "pid": run.pid,
-        "status": msgspec.to_builtins(seen.status), "roles": seen.roles,
+        "status": msgspec.to_builtins(seen.status), "roles": seen.roles, "trouble": seen.trouble,
     }  # fmt: skip
 
 
@@ -145,7 +147,8 @@ def _lines_of(seen: Seen, width: int) -> list[str]:
     run = seen.run
     head = f"{seen.path}: {run.state}, pid {run.pid}"
     if seen.status is None:
-        return [head, f"  {seen.trouble or f'in one process; {_saved(seen.path)}'}"]
+        why = seen.trouble or "its supervisor does not answer"
+        return [head, f"  {why if run.control else f'in one process; {_saved(seen.path)}'}"]
     rows = [("role", "state", "pid", "starts", "messages", "memory", "address")]
     for label, role in seen.roles.items():
         totals: dict[str, float] = role["totals"]

@@ -167,7 +167,8 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
     if idle:
         lines = [places[f"app.{key}"] for key in idle]
         file = next((line.rpartition(":")[0] for line in lines if not line.startswith("--set")), "--set")
-        named = ", ".join(f"{key} ({line.rpartition(':')[2]})" for key, line in zip(idle, lines, strict=True))
+        short = [line if line.startswith("--set") else line.rpartition(":")[2] for line in lines]
+        named = ", ".join(f"{key} ({line})" for key, line in zip(idle, short, strict=True))
         warnings.append(f"{file}: these keys of KaiwuDRL's own do nothing here: {named}")
     kept = {key: value for key, value in given.items() if _is_json(value)}
     hyper = {

@@ -22,7 +22,7 @@ from realm.launch.start import Prepared
 from realm.learn.judge import Judge
 from realm.learn.trainer import Trainer, begin
 from realm.roles.job import seed_of
-from realm.rollout.rounds import RestartingEnvs, rounds
+from realm.rollout.rounds import RestartingEnvs, close, rounds
 from realm.user import enter, hyper_of, load_agent, load_definition, load_workflow
 from realm.watch.board import Board
 from realm.watch.curves import Curves
@@ -94,7 +94,7 @@ def run(prepared: Prepared) -> End:
             _report(board, trainer, played, trained, buffer)
             curves.write(board)
             curves.close()
-            envs.close()
+            close(envs)
             loop.close()
     updates = int(board.total("learner", "updates"))
     status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)

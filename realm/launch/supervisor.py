@@ -17,7 +17,7 @@ import msgspec
 from loguru import logger
 
 from realm.contract import Evaluation
-from realm.errors import ConfigError, RunError, one_line
+from realm.errors import ConfigError, one_line
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
 from realm.launch.place import place
@@ -101,7 +101,7 @@ class Supervisor:
                 if self._stopping_since is not None:
                     self._drive_stop()
                 show(self.status())
-        except (RunError, ValueError, OSError) as error:  # such as of a process that cannot be started
+        except Exception as error:  # such as of a process that cannot be started
             self.run_file.cause = one_line(error)
             self._set_state("failed")
             raise

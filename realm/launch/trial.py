@@ -64,7 +64,9 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         with calling(config, "close"):
             envs.close()
     if config.eval_env:
-        make_envs(config.evaluated(), 1, config.app.seed).close()
+        envs = make_envs(config.evaluated(), 1, config.app.seed)
+        with calling(config.evaluated(), "close"):
+            envs.close()
     return spec
 
 
@@ -130,12 +132,14 @@ class _RandomPolicy:
 
 
 def _random_action(action: ActionSpec, legal: Array | None, count: int, random: np.random.Generator) -> Array:
-    """Actions [count, ...] of the space, legal ones if there is a mask [count, n]; of a side without a bound, within 1
-    of 0."""
+    """Actions [count, ...] of the space, legal ones if there is a mask [count, n]; with an infinite
+    bound, a range of 2 at the other bound, or around 0."""
     if action.n:
         allowed = np.ones((count, action.n)) if legal is None or legal.shape != (count, action.n) else legal
         return np.asarray((random.random((count, action.n)) * (np.asarray(allowed) > 0)).argmax(1))
     if action.nvec:
         return random.integers(0, action.nvec, (count, len(action.nvec)))
-    low, high = (np.nan_to_num(np.array(side), posinf=1.0, neginf=-1.0) for side in (action.low, action.high))
+    low, high = np.array(action.low), np.array(action.high)
+    low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2)
+    high = np.where(np.isfinite(high), high, np.maximum(low, -1.0) + 2)
     return random.uniform(low, high, (count, len(low))).astype(np.float32)

@@ -21,6 +21,7 @@ from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spe
 from realm.learn.best import BestModel, main_statistic
 from realm.learn.evaluate import evaluate, predictor
 from realm.learn.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
+from realm.rollout.rounds import close
 from realm.user import make_envs
 from realm.watch.status import named
 
@@ -51,7 +52,7 @@ class Judge:
 
     def close(self) -> None:
         """Close the environments."""
-        self._envs.close()
+        close(self._envs)
 
     def is_due(self, env_steps: int) -> bool:
         """Whether to judge the model of these env steps: the first one, and with `eval_every_steps` then one of each

@@ -327,22 +327,26 @@ class Trainer:
     def _write(self, folder: Path, keep: int) -> Path | None:
         """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
         started = time.monotonic()
+        path: Path | None
         try:
             path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
         except OSError as error:
             self._unwritten, self._advice = str(error), "make room on this disk before the next start"
-            if time.monotonic() - self._warned_at > _WARN_EVERY_S:
-                self._warned_at = time.monotonic()
-                logger.warning("checkpoint {} could not be written, training goes on: {}", self.version, error)
-            return None
-        finally:
-            self._meters.count("save_s", time.monotonic() - started)
-        if hasattr(self.agent, "saved"):  # an agent may write files of its own next to it
+            self._warn(f"checkpoint {self.version} could not be written, training goes on: {error}")
+            path = None
+        if path is not None and hasattr(self.agent, "saved"):  # an agent may write files of its own next to it
             try:
                 self.agent.saved(path)
             except OSError as error:
-                logger.warning("{}: is written, but the agent's own files next to it are not: {}", path, error)
+                self._warn(f"{path}: is written, but the agent's own files next to it are not: {error}")
+        self._meters.count("save_s", time.monotonic() - started)
         return path
+
+    def _warn(self, sentence: str) -> None:
+        """Of a disk, which may be full for long."""
+        if time.monotonic() - self._warned_at > _WARN_EVERY_S:
+            self._warned_at = time.monotonic()
+            logger.warning("{}", sentence)
 
 
 def complete(learning: Learned | Generator[None, bool, Learned], go_out: Callable[[], bool] = lambda: False) -> Learned:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 
 from realm.contract import Arrays, Version, WorkflowContext, count_env_steps
 from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
-from realm.rollout.rounds import RestartingEnvs, rounds
+from realm.rollout.rounds import RestartingEnvs, close, rounds
 from realm.user import hyper_of, load_agent, load_definition, load_workflow
 from realm.wire.models import ModelReader
 from realm.wire.predict import LocalPolicy, RemotePolicy
@@ -71,10 +70,12 @@ def run(job: Job) -> None:
         job.spec, hyper, job.seed, job.index, job.incarnation, meters, tick, add, lambda: link.say("save", {})
     )
     link.ready([to_policy, to_buffer])
-    with closing(envs):
+    try:
         for items in rounds(load_workflow(app.algo), envs, policy, context):
             add(items)
         sender.finish()
+    finally:
+        close(envs)
 
 
 def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:

@@ -125,7 +125,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _fail(self, error: BaseException) -> None:
         self._failures.note(f"environment {self._row}", self.env, error, self._streak.failed(), 1)
         if not self._broken:
-            _close(self.env)
+            close(self.env)
         self._broken = True
 
 
@@ -244,7 +244,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         self._failures.note(who, self.env, error, self._streak.failed(), count - int(self._ended.sum()))
         self._failures.rows.clear()
         if not self._gone:
-            _close(self.env)
+            close(self.env)
         self._gone = True
 
 
@@ -271,9 +271,9 @@ def rounds(
             yield kept
 
 
-def _close(env: Any) -> None:
-    """Close an environment that failed; what it raises now matters to nobody."""
+def close(env: Any) -> None:
+    """Close an environment that is no longer needed; what it raises then matters to nobody, and is logged."""
     try:
         env.close()
     except (Exception, SystemExit) as error:
-        logger.info("closing the environment that failed: {}: {}", type(error).__name__, error)
+        logger.info("closing an environment: {}: {}", type(error).__name__, error)
