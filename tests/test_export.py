@@ -67,6 +67,7 @@ def make_run(folder: Path, config_file: str, *settings: str, env_steps: int = 10
         ("cartpole.toml", [], ROWS),
         ("cartpole.toml", ["algo=realm.zoo.ppo", "env.id=Acrobot-v1"], 1000),
         ("cartpole.toml", ["algo=realm.zoo.ppo", "env.id=FrozenLake-v1"], 1000),
+        ("cartpole.toml", ["algo=realm.zoo.ppo", "env.id=Pendulum-v1"], 1000),
         ("classic.toml", ["dqn.dueling=true", "dqn.noisy=true"], ROWS),
         ("pendulum.toml", [], ROWS),
         ("pendulum_sac.toml", [], ROWS),

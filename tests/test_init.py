@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -235,6 +236,58 @@ def test_an_off_policy_package_goes_on_where_it_was_killed(package: str, tmp_pat
     model = newest_model(tmp_path / "train" / "cluster")
     assert model
     assert model.update > 0
+
+
+FOLLOW = '''
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Follow(gymnasium.Env):
+    """Answer the number that belongs to the one that is shown."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Box(0, 10, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.look(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.steps += 1
+        reward = -abs(float(action[0]) - self.wanted)
+        return self.look(), reward, False, self.steps == 10, {}
+
+    def look(self):
+        shown = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        self.wanted = 5 + 4 * float(shown[0])
+        return shown
+
+
+gymnasium.register("Follow-v0", entry_point=Follow)
+'''
+
+
+@pytest.mark.system
+def test_ppo_learns_continuous_actions(tmp_path: Path) -> None:
+    (tmp_path / "follow.py").write_text(FOLLOW)
+    assert realm("init", "mine", "--env", "follow:Follow-v0", "--from", "ppo", cwd=tmp_path)[0] == 0
+    code, _, err = end(
+        start("-m", "realm", "start", "--config", "mine.toml", "--set", "max_env_steps=20_000", cwd=tmp_path)
+    )
+    assert code == 0, err
+    lines = (tmp_path / "train" / "mine" / "evaluations.jsonl").read_text().splitlines()
+    scores = [json.loads(line)["score"] for line in lines]
+    assert scores[0] < -15  # the middle of the range all the time: -20
+    assert scores[-1] > -8
+    cluster = ("wrapper_type=remote", "run_name=cluster", "max_env_steps=4000", "eval_every_steps=0")
+    code, _, err = end(start("-m", "realm", "start", "--config", "mine.toml", "--set", *cluster, cwd=tmp_path))
+    assert code == 0, err
+    model = newest_model(tmp_path / "train" / "cluster")
+    assert model
+    assert model.update > 2
 
 
 def test_a_copy_of_the_games_agent_is_a_package(tmp_path: Path) -> None:

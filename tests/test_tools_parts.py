@@ -118,7 +118,7 @@ def agents_steps(agent, obs, count):
     rows = Rows(seen, torch.arange(len(action)), action, old, old, value, advantage, target)
     ppo, now = agent.ppo, agent.ppo.schedule()
     for _ in range(count):
-        policy = policy_loss(rows, agent.model.actor(seen), ppo.settings, now.entropy_coef)
+        policy = policy_loss(rows, agent.model.actor(seen), ppo.distribution, ppo.settings, now.entropy_coef)
         ppo._descend(ppo.optimizers[0], policy, now.lr)
         ppo._critic_step(rows, now)
 

@@ -158,6 +158,17 @@ class Critic(nn.Module):
         return value
 
 
+class Deviations(nn.Module):
+    """Puts the logs of standard deviations, which no observation changes, behind means f32 [n, A]: f32 [n, 2 A]."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(actions))
+
+    def forward(self, mean: Tensor) -> Tensor:
+        return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+
 def frozen_copy(network: Module) -> Module:
     """A copy that gets no gradients: the target of a network."""
     target = copy.deepcopy(network)

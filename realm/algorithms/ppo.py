@@ -1,10 +1,11 @@
-"""PPO: how to choose actions and how to update, for any network with discrete actions.
+"""PPO: how to choose actions and how to update, for any network.
 
 An agent (`<algo>/algorithm/agent.py`) makes one `PPO` of its network and calls `act` in `predict` and `update` in
 `learn`. An update takes a batch of chunks, estimates advantages (GAE or V-trace) and makes a few passes of
 clipped-surrogate gradient steps over its valid rows. The mathematics is in `realm/returns.py`, the settings in
-`realm/algorithms/settings.py`. An observation named `legal`, bool [A], is a mask of the legal actions; without it all
-are legal. Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n rows of a minibatch, A actions.
+`realm/algorithms/settings.py`, discrete and continuous actions in `realm/algorithms/distributions.py`. An observation
+named `legal`, bool [A], is a mask of the legal actions; without it all are legal.
+Axes: N rows of a forward pass, B chunks, T steps, R valid rows of a batch, n rows of a minibatch, A actions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from realm import returns
 from realm.algorithms.adam import Adam
-from realm.algorithms.choose import choose
+from realm.algorithms.distributions import Categorical, Distribution
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Array, Arrays, Chunk, Learned
@@ -41,7 +42,8 @@ class Network(Protocol):
     """The network that PPO trains. The names of the critic's parameters begin with `critic`."""
 
     def actor(self, obs: Obs) -> Tensor:
-        """Logits float [n, A]; illegal actions need not be masked."""
+        """What the distribution takes: logits float [n, A], in which illegal actions need not be masked, or means and
+        logs of standard deviations, float [n, 2 A]."""
         ...
 
     def critic(self, obs: Obs) -> Tensor:
@@ -70,7 +72,7 @@ class Rows:
 
     obs: Obs  # name -> [B * (T + 1), ...]
     index: Tensor  # i64 [R], where each row's observation is in `obs`
-    action: Tensor  # i64 [R]
+    drawn: Tensor  # i64 [R], or f32 [R, A]: actions as the distribution has drawn them
     log_prob: Tensor  # f32 [R], of the policy that acted
     log_centre: (
         Tensor  # f32 [R], of the policy that the loss clips around: the one that acted, or the one before the update
@@ -82,7 +84,7 @@ class Rows:
     def at(self, part: Tensor) -> Rows:
         """The rows `part` (i64 [n]) with their observations alone."""
         index = self.index[part]
-        of_rows = (self.action, self.log_prob, self.log_centre, self.value, self.advantage, self.target)
+        of_rows = (self.drawn, self.log_prob, self.log_centre, self.value, self.advantage, self.target)
         return Rows(
             {name: x.index_select(0, index) for name, x in self.obs.items()},
             torch.arange(len(part), device=part.device),
@@ -110,8 +112,17 @@ class SameThread(Executor):
 class PPO:
     """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
-    def __init__(self, network: Network, settings: Settings, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        settings: Settings,
+        device: torch.device,
+        seed: int,
+        distribution: Distribution | None = None,
+    ) -> None:
+        """distribution: that of the action space; None: of discrete actions."""
         self.network, self.settings, self.device = network, settings, device
+        self.distribution: Distribution = distribution or Categorical()
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
         parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}  # the policy's, and what it shares; the critic's
         for name, parameter in network.named_parameters():
@@ -129,29 +140,23 @@ class PPO:
         """Choose an action for each row: sampled from the policy where explore is 1, the most likely where it is 0.
 
         obs: name -> [N, ...]; explore: f32 [N]; network: acts in place of the one that is trained
-        Returns action i64 [N] and extra: its log_prob f32 [N], and value f32 [N] if `value_source` is "actor".
+        Returns action i64 [N] or f32 [N, A], and extra: its log_prob f32 [N], `drawn` f32 [N, A] if it is continuous,
+        and value f32 [N] if `value_source` is "actor".
         """
         seen = {name: self.tensor(array) for name, array in obs.items()}
         network = network or self.network
         if self.settings.value_source == "actor":
-            logits, value = network(seen)
+            outputs, value = network(seen)
             extra = {"value": value.cpu().numpy()}
         else:
-            logits, extra = network.actor(seen), {}
-        rows = len(logits)
-        legal = seen["legal"].cpu().numpy() if "legal" in seen else np.ones(logits.shape, np.bool_)
-        action, log_prob = np.empty(rows, np.int64), np.empty(rows, np.float32)
-        uniform = torch.rand(rows, generator=self.generator).numpy()
-        choose(logits.cpu().numpy(), legal, explore.astype(np.float32), uniform, action, log_prob)
-        return action, {"log_prob": log_prob, **extra}
+            outputs, extra = network.actor(seen), {}
+        action, own = self.distribution.act(outputs, seen, explore, self.generator)
+        return action, {**own, **extra}
 
     def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
-        """The most likely legal action i64 [N] of `act`, and the logits f32 [N, A], -inf where an action is illegal, by
-        torch alone (`contract.Agent`)."""
-        logits = (network or self.network).actor(obs)
-        if "legal" in obs:
-            logits = logits.masked_fill(~obs["legal"], -torch.inf)
-        return {"action": logits.argmax(-1), "logits": logits}
+        """The most likely legal action of `act`, and if it is discrete the logits f32 [N, A], -inf where an action is
+        illegal, by torch alone (`contract.Agent`)."""
+        return self.distribution.greedy((network or self.network).actor(obs), obs)
 
     # ---- learning ----
 
@@ -176,7 +181,8 @@ class PPO:
                         continue
                     # they share no weights: the critic makes its steps in another thread, and neither waits
                     critic = self.second.submit(self._critic_step, minibatch, now)
-                    loss = policy_loss(minibatch, self.network.actor(minibatch.obs), settings, now.entropy_coef)
+                    outputs = self.network.actor(minibatch.obs)
+                    loss = policy_loss(minibatch, outputs, self.distribution, settings, now.entropy_coef)
                     pending.append((self._descend(self.optimizers[0], loss, now.lr), critic))
                 steps += [_of_both(policy, critic.result()) for policy, critic in pending]
                 if half is first_half:
@@ -241,8 +247,8 @@ class PPO:
         return self._descend(self.optimizers[1], value_loss(rows, self.network.critic(rows.obs), self.settings), now.lr)
 
     def _joint_step(self, rows: Rows, now: Schedule) -> Metrics | None:
-        logits, value = self.network(rows.obs)
-        policy = policy_loss(rows, logits, self.settings, now.entropy_coef)
+        outputs, value = self.network(rows.obs)
+        policy = policy_loss(rows, outputs, self.distribution, self.settings, now.entropy_coef)
         critic = value_loss(rows, value, self.settings)
         loss = Loss(policy.value + critic.value, {**policy.metrics, **critic.metrics})
         return self._descend(self.optimizers[0], loss, now.lr)
@@ -293,22 +299,21 @@ class PPO:
         of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
         older = older and (settings.decoupled or settings.advantage == "vtrace")
         if older:
-            logits, value = self.side_by_side(
+            outputs, value = self.side_by_side(
                 lambda: self.forward(obs, network.actor), lambda: self.forward(of_critic, network.critic)
             )
         else:
-            logits, value = torch.empty(0), self._forward_halves(of_critic, network.critic)
+            outputs, value = torch.empty(0), self._forward_halves(of_critic, network.critic)
         if not of_learner:
             value = torch.cat([self.tensor(batch.extra["value"]), value], dim=1)
         chunk, step = valid.nonzero(as_tuple=True)
         index = chunk * (reward.shape[1] + 1) + step
         flat = {name: x.flatten(0, 1) for name, x in obs.items()}
-        action, log_prob = self.tensor(batch.action)[valid], self.tensor(batch.extra["log_prob"])[valid]
-        log_centre = log_prob
+        drawn = self.tensor(self.distribution.drawn(batch))[valid]
+        log_prob = log_centre = self.tensor(batch.extra["log_prob"])[valid]
         if older:
-            legal = flat["legal"][index] if "legal" in flat else None
-            log_probs = returns.masked_log_softmax(logits.flatten(0, 1)[index], legal)
-            log_centre = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            legal = {"legal": flat["legal"][index]} if "legal" in flat else {}
+            log_centre = self.distribution.log_prob(outputs.flatten(0, 1)[index], legal, drawn)
         ends = self.tensor(batch.terminated), self.tensor(batch.truncated), valid
         own = batch.step.get("discount")  # where the workflow says that steps differ in duration
         discount = None if own is None else self.tensor(own)
@@ -323,7 +328,7 @@ class PPO:
         return Rows(
             obs=flat,
             index=index,
-            action=action,
+            drawn=drawn,
             log_prob=log_prob,
             log_centre=log_centre,
             value=value[:, :-1][valid],
@@ -372,10 +377,11 @@ class PPO:
 # ---- the losses of a minibatch ----
 
 
-def policy_loss(rows: Rows, logits: Tensor, settings: Settings, entropy_coef: float) -> Loss:
-    """PPO's surrogate with the entropy bonus, of n rows. logits: float [n, A]"""
-    log_probs = returns.masked_log_softmax(logits, rows.obs.get("legal"))
-    log_prob = log_probs.gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)
+def policy_loss(
+    rows: Rows, outputs: Tensor, distribution: Distribution, settings: Settings, entropy_coef: float
+) -> Loss:
+    """PPO's surrogate with the entropy bonus, of n rows. outputs: of `Network.actor`, [n, ...]"""
+    log_prob, entropies = distribution.log_prob_and_entropy(outputs, rows.obs, rows.drawn)
     log_ratio = log_prob - rows.log_prob  # to the policy that acted
     clipped = log_prob - rows.log_centre  # the same, or to the policy before the update
     if settings.decoupled:
@@ -385,7 +391,7 @@ def policy_loss(rows: Rows, logits: Tensor, settings: Settings, entropy_coef: fl
         ).mean()
     else:
         loss = returns.clipped_policy_loss(clipped, rows.advantage, settings.clip).mean()
-    entropy = returns.entropy(log_probs).mean()
+    entropy = entropies.mean()
     known = {"policy_loss": loss, "entropy": entropy, "log_ratio": log_ratio, "log_clipped": clipped}
     return Loss(loss - entropy_coef * entropy, {name: x.detach() for name, x in known.items()})
 

@@ -24,7 +24,7 @@ GAME = "realm"
 _ZOO = Path(realm.__file__).parent / "zoo"
 _TEMPLATE = "init.toml"  # of a package of the zoo: the configuration of its copy, for NAME and ENV
 PACKAGES = (*sorted(path.parent.name for path in _ZOO.glob(f"*/{_TEMPLATE}")), GAME)
-_FIRST = ("ppo", "td3")  # of those that fit an environment, the one that is taken
+_FIRST = ("td3", "ppo")  # of those that fit an environment, the one that is taken
 _FILES = ("config.py", "feature/definition.py", "algorithm/agent.py", "train_workflow.py")
 _MEMORY_BYTES = 1 << 30  # of observations in a replay memory
 

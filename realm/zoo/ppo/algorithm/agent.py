@@ -6,16 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Encoder, Obs, mlp
+from realm.algorithms.distributions import distribution_of
+from realm.algorithms.networks import Deviations, Encoder, Obs, mlp
 from realm.algorithms.ppo import PPO
-from realm.contract import Array, Arrays, Chunk, Fields, Learned, PredictContext, SampleInfo, Spec
+from realm.contract import ActionSpec, Array, Arrays, Chunk, Fields, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.ppo.config import Config
 
 
 class Model(nn.Module):
-    def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
+    def __init__(self, fields: Fields, action: ActionSpec, hidden: int) -> None:
         super().__init__()
-        self.actor_net, self.critic_net = _net(fields, hidden, actions, 0.01), _net(fields, hidden, 1, 1.0)
+        self.actor_net = _net(fields, hidden, action.n or len(action.low), 0.01)
+        if action.low:
+            self.actor_net.append(Deviations(len(action.low)))
+        self.critic_net = _net(fields, hidden, 1, 1.0)
 
     def actor(self, obs: Obs) -> Tensor:
         return self.actor_net(obs)  # type: ignore[no-any-return]
@@ -39,8 +43,8 @@ class Agent:
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Model(spec.obs, spec.action.n, config.hidden).to(device)
-        self.ppo = PPO(self.model, config, torch.device(device), seed)
+        self.model = Model(spec.obs, spec.action, config.hidden).to(device)
+        self.ppo = PPO(self.model, config, torch.device(device), seed, distribution_of(spec.action))
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         return self.ppo.act(obs, context.explore)

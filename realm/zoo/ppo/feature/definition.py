@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from gymnasium import spaces
-
 from realm.contract import Field, Spec
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 from realm.zoo.ppo.config import Config
@@ -14,5 +12,8 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 
 def spec(envs: Any, config: Config) -> Spec:
+    action = action_spec(envs)
     extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
-    return Spec(obs_fields(envs), action_spec(envs, spaces.Discrete), extra, config.chunk_length)
+    if action.low:
+        extra["drawn"] = Field((len(action.low),), "float32")  # before it was cut to the action space
+    return Spec(obs_fields(envs), action, extra, config.chunk_length)

@@ -1,0 +1,119 @@
+"""What the outputs of a policy's network mean to PPO: the distribution that an action is drawn from.
+
+Categorical  one of A actions; outputs are its logits [n, A]
+Gaussian     A numbers; outputs are means and logs of standard deviations [n, 2 A]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm import returns
+from realm.algorithms.choose import choose
+from realm.algorithms.continuous import Scale
+from realm.algorithms.networks import Obs
+from realm.contract import ActionSpec, Array, Arrays, Chunk
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(Protocol):
+    """outputs: float [n, ...] of `Network.actor`; obs: name -> [n, ...], of which a mask `legal` counts."""
+
+    def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
+        """Actions [n, ...] and what `learn` needs of them, with log_prob f32 [n]: drawn where explore f32 [n] is 1, the
+        most likely ones where it is 0. log_prob is that of the policy, whatever explore is."""
+        ...
+
+    def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
+        """The most likely action [n, ...], by torch alone (`contract.Agent`)."""
+        ...
+
+    def drawn(self, batch: Chunk) -> Array:
+        """What was drawn, [B, T, ...]."""
+        ...
+
+    def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
+        """Of what was drawn, f32 [n]."""
+        ...
+
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and the policy's entropy f32 [n]."""
+        ...
+
+
+class Categorical:
+    """One of A actions, of those that a mask `legal`, bool [n, A], allows."""
+
+    def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
+        rows = len(outputs)
+        legal = obs["legal"].cpu().numpy() if "legal" in obs else np.ones(outputs.shape, np.bool_)
+        action, log_prob = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        uniform = torch.rand(rows, generator=generator).numpy()
+        choose(outputs.cpu().numpy(), legal, explore.astype(np.float32), uniform, action, log_prob)
+        return action, {"log_prob": log_prob}
+
+    def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
+        """Also the logits f32 [n, A], -inf where an action is illegal."""
+        logits = outputs.masked_fill(~obs["legal"], -torch.inf) if "legal" in obs else outputs
+        return {"action": logits.argmax(-1), "logits": logits}
+
+    def drawn(self, batch: Chunk) -> Array:
+        return batch.action
+
+    def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
+        return _of_drawn(returns.masked_log_softmax(outputs, obs.get("legal")), drawn)
+
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = returns.masked_log_softmax(outputs, obs.get("legal"))
+        return _of_drawn(log_probs, drawn), returns.entropy(log_probs)
+
+
+class Gaussian:
+    """A independent numbers, in units of half the action's range around its middle. The environment gets them cut to
+    the range; what was drawn before the cut travels with the chunk as `drawn`, f32 [A]."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        """Raises ValueError for an action space that is not continuous, or has no bounds."""
+        self._scale = Scale(action)
+
+    def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
+        mean, log_std = outputs.float().cpu().chunk(2, -1)
+        noise = torch.randn(mean.shape, generator=generator) * torch.from_numpy(explore.astype(np.float32))[:, None]
+        drawn = mean + log_std.exp() * noise
+        log_prob = _log_density(noise, log_std)
+        return self._scale.out(drawn.clamp(-1, 1).numpy()), {"log_prob": log_prob.numpy(), "drawn": drawn.numpy()}
+
+    def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
+        return {"action": self._scale.out_tensor(outputs.chunk(2, -1)[0].clamp(-1, 1))}
+
+    def drawn(self, batch: Chunk) -> Array:
+        return batch.extra["drawn"]
+
+    def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
+        mean, log_std = outputs.float().chunk(2, -1)
+        return _log_density((drawn - mean) * torch.exp(-log_std), log_std)
+
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        log_std = outputs.float().chunk(2, -1)[1]
+        return self.log_prob(outputs, obs, drawn), (log_std + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
+
+
+def distribution_of(action: ActionSpec) -> Distribution:
+    """The one that fits an action space."""
+    return Gaussian(action) if action.low else Categorical()
+
+
+def _of_drawn(log_probs: Tensor, drawn: Tensor) -> Tensor:
+    """log_probs: f32 [n, A]; drawn: i64 [n]."""
+    return log_probs.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
+
+
+def _log_density(noise: Tensor, log_std: Tensor) -> Tensor:
+    """Of mean + exp(log_std) noise, f32 [n]; both f32 [n, A]."""
+    return -(0.5 * noise.square() + log_std + _HALF_LOG_TWO_PI).sum(-1)

@@ -1,0 +1,102 @@
+"""Distributions of PPO's actions against torch.distributions, and that what acts is what is learned."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal
+
+from realm.algorithms.distributions import Categorical, Distribution, Gaussian, distribution_of
+from realm.contract import ActionSpec, Array, Chunk
+
+LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 10.0, 1.0)
+GAUSSIAN = Gaussian(ActionSpec(low=LOW, high=HIGH))
+
+
+def outputs_of(rows: int, seed: int = 0) -> torch.Tensor:
+    """Means and logs of standard deviations, f32 [rows, 6]."""
+    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed)) * 0.7
+
+
+def acted(distribution: Distribution, outputs: torch.Tensor, explore: float | Array) -> tuple[Array, Array, Any]:
+    """Actions, log-probabilities and what was drawn."""
+    explores = np.broadcast_to(np.asarray(explore, np.float32), len(outputs))
+    action, extra = distribution.act(outputs, {}, explores, torch.Generator().manual_seed(1))
+    drawn = extra.get("drawn", action)
+    assert drawn is distribution.drawn(cast(Chunk, type("Batch", (), {"action": action, "extra": extra})))
+    return action, extra["log_prob"], torch.from_numpy(drawn)
+
+
+def truth(outputs: torch.Tensor) -> Independent:
+    mean, log_std = outputs.chunk(2, -1)
+    return Independent(Normal(mean, log_std.exp()), 1)
+
+
+@pytest.mark.parametrize("explore", [0.0, 0.3, 1.0])
+def test_continuous_actions_are_those_of_torchs_normal_distribution(explore: float) -> None:
+    outputs = outputs_of(500)
+    _, log_prob, drawn = acted(GAUSSIAN, outputs, explore)
+    assert torch.allclose(GAUSSIAN.log_prob(outputs, {}, drawn), truth(outputs).log_prob(drawn), atol=1e-5)
+    np.testing.assert_allclose(log_prob, truth(outputs).log_prob(drawn), atol=1e-5)
+    again, entropy = GAUSSIAN.log_prob_and_entropy(outputs, {}, drawn)
+    assert torch.equal(again, GAUSSIAN.log_prob(outputs, {}, drawn))
+    assert torch.allclose(entropy, truth(outputs).entropy(), atol=1e-5)
+
+
+def test_gradients_are_those_of_torchs_normal_distribution() -> None:
+    ours, theirs = outputs_of(100).requires_grad_(), outputs_of(100).requires_grad_()
+    drawn = acted(GAUSSIAN, outputs_of(100), 1.0)[2]
+    log_prob, entropy = GAUSSIAN.log_prob_and_entropy(ours, {}, drawn)
+    (log_prob.sum() + 0.3 * entropy.sum()).backward()  # type: ignore[no-untyped-call]
+    (truth(theirs).log_prob(drawn).sum() + 0.3 * truth(theirs).entropy().sum()).backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-4)
+
+
+def test_samples_have_the_means_and_deviations_of_the_outputs() -> None:
+    outputs = outputs_of(1).expand(100_000, -1)
+    drawn = acted(GAUSSIAN, outputs, 1.0)[2]
+    mean, log_std = outputs[0].chunk(2)
+    assert torch.allclose(drawn.mean(0), mean, atol=0.02)
+    assert torch.allclose(drawn.std(0), log_std.exp(), rtol=0.02)
+    halved = acted(GAUSSIAN, outputs, 0.5)[2]
+    assert torch.allclose(halved.std(0), log_std.exp() / 2, rtol=0.02)
+
+
+def test_the_environment_gets_actions_within_its_bounds() -> None:
+    outputs = outputs_of(2000)
+    action, _, drawn = acted(GAUSSIAN, outputs, 1.0)
+    assert ((np.array(LOW) <= action) & (action <= np.array(HIGH))).all()
+    middle, half = (np.array(HIGH) + LOW) / 2, (np.array(HIGH) - LOW) / 2
+    np.testing.assert_allclose(action, middle + half * drawn.clamp(-1, 1).numpy(), rtol=1e-5)
+    assert (drawn.abs() > 1).any()  # what is learned from is what was drawn, not what it was cut to
+
+
+@pytest.mark.parametrize("action", [ActionSpec(n=4), ActionSpec(low=LOW, high=HIGH)])
+def test_the_greedy_action_is_what_acts_without_exploration(action: ActionSpec) -> None:
+    distribution = distribution_of(action)
+    outputs = outputs_of(300)[:, :4] if action.n else outputs_of(300)
+    np.testing.assert_array_equal(distribution.greedy(outputs, {})["action"], acted(distribution, outputs, 0.0)[0])
+    mixed = np.arange(300) % 2
+    assert (acted(distribution, outputs, mixed)[0][::2] == acted(distribution, outputs, 0.0)[0][::2]).all()
+
+
+def test_discrete_actions_are_those_of_torchs_categorical_distribution() -> None:
+    logits = outputs_of(400)[:, :4]
+    legal = torch.rand(400, 4, generator=torch.Generator().manual_seed(2)) < 0.5
+    legal[:, 1] = True
+    explore = np.ones(400, np.float32)
+    action, extra = Categorical().act(logits, {"legal": legal}, explore, torch.Generator().manual_seed(1))
+    drawn = torch.from_numpy(action)
+    assert legal.gather(1, drawn[:, None]).all()
+    known = TorchCategorical(logits=logits.masked_fill(~legal, -1e9))
+    log_prob, entropy = Categorical().log_prob_and_entropy(logits, {"legal": legal}, drawn)
+    assert torch.equal(log_prob, Categorical().log_prob(logits, {"legal": legal}, drawn))
+    assert torch.allclose(log_prob, known.log_prob(drawn), atol=1e-5)
+    assert torch.allclose(entropy, known.entropy(), atol=1e-5)
+    np.testing.assert_allclose(extra["log_prob"], log_prob, atol=1e-5)
