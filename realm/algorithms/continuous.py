@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -35,6 +36,11 @@ class ActorCritics(Protocol):
     def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
         """The values of critic 0 or 1, f32 [n]; actions f32 [n, A] from -1 to 1."""
         ...
+
+
+def normal_log_density(noise: Tensor, log_std: Tensor) -> Tensor:
+    """Of mean + exp(log_std) noise under the normal distribution, of each number alone: f32 [n, A], as both."""
+    return -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
 
 
 def both_values(network: ActorCritics, obs: Obs, action: Tensor) -> Tensor:

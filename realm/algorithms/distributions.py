@@ -15,11 +15,11 @@ from torch import Tensor
 
 from realm import returns
 from realm.algorithms.choose import choose
-from realm.algorithms.continuous import Scale
+from realm.algorithms.continuous import Scale, normal_log_density
 from realm.algorithms.networks import Obs
 from realm.contract import ActionSpec, Array, Arrays, Chunk
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # with a standard deviation of 1
 
 
 class Distribution(Protocol):
@@ -86,7 +86,7 @@ class Gaussian:
         mean, log_std = outputs.float().cpu().chunk(2, -1)
         noise = torch.randn(mean.shape, generator=generator) * torch.from_numpy(explore.astype(np.float32))[:, None]
         drawn = mean + log_std.exp() * noise
-        log_prob = _log_density(noise, log_std)
+        log_prob = normal_log_density(noise, log_std).sum(-1)
         return self._scale.out(drawn.clamp(-1, 1).numpy()), {"log_prob": log_prob.numpy(), "drawn": drawn.numpy()}
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
@@ -97,11 +97,11 @@ class Gaussian:
 
     def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)
-        return _log_density((drawn - mean) * torch.exp(-log_std), log_std)
+        return normal_log_density((drawn - mean) * torch.exp(-log_std), log_std).sum(-1)
 
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
         log_std = outputs.float().chunk(2, -1)[1]
-        return self.log_prob(outputs, obs, drawn), (log_std + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
+        return self.log_prob(outputs, obs, drawn), (log_std + _NORMAL_ENTROPY).sum(-1)
 
 
 def distribution_of(action: ActionSpec) -> Distribution:
@@ -112,8 +112,3 @@ def distribution_of(action: ActionSpec) -> Distribution:
 def _of_drawn(log_probs: Tensor, drawn: Tensor) -> Tensor:
     """log_probs: f32 [n, A]; drawn: i64 [n]."""
     return log_probs.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-
-
-def _log_density(noise: Tensor, log_std: Tensor) -> Tensor:
-    """Of mean + exp(log_std) noise, f32 [n]; both f32 [n, A]."""
-    return -(0.5 * noise.square() + log_std + _HALF_LOG_TWO_PI).sum(-1)

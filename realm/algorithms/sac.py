@@ -20,6 +20,7 @@ from realm.algorithms.continuous import (
     Scale,
     TwinCritics,
     both_values,
+    normal_log_density,
     uniform_at_first,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
@@ -40,9 +41,8 @@ def squashed(moments: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = moments.chunk(2, dim=-1)
     log_std = LOG_STD_LEAST + 0.5 * (LOG_STD_GREATEST - LOG_STD_LEAST) * (torch.tanh(log_std) + 1)
     before = mean + log_std.exp() * noise
-    gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     correction = 2 * (math.log(2) - before - functional.softplus(-2 * before))
-    return torch.tanh(before), (gaussian - correction).sum(-1)
+    return torch.tanh(before), (normal_log_density(noise, log_std) - correction).sum(-1)
 
 
 def targets(reward: Tensor, discount: Tensor, values: Tensor, log_density: Tensor, temperature: Tensor) -> Tensor:

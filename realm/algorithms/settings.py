@@ -92,6 +92,11 @@ class Settings(Checked):
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
         self.check_least(("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
 
+    def check_apart(self) -> None:
+        """For an agent whose actor and critic share no weights, and whose critic does not act."""
+        self.check("shared_trunk", not self.shared_trunk, "false, since actor and critic share no weights here")
+        self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
+
 
 @dataclass(frozen=True)
 class TD3Settings(Checked):

@@ -128,20 +128,16 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
     try:
         while process.poll() is None and time.monotonic() < deadline:
             for run_dir, run in find_runs(folder):
-                if run.pid == process.pid:
-                    own_log = run_dir / "log" / "supervisor.log"
-                    if log_path != own_log:
-                        if own_log.exists():
-                            set_aside(own_log)  # an earlier session's
-                        log_path.rename(own_log)
-                        log_path = own_log
-                    if run.state == "running":
-                        print(*run.beginning, sep="\n")
-                        print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                        watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
-                        print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
-                        print(f"end it:   {called()} stop all")
-                        return 0
+                if run.pid != process.pid:
+                    continue
+                log_path = _moved(log_path, run_dir / "log" / "supervisor.log")
+                if run.state == "running":
+                    print(*run.beginning, sep="\n")
+                    print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
+                    watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
+                    print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
+                    print(f"end it:   {called()} stop all")
+                    return 0
             time.sleep(0.1)
     except KeyboardInterrupt:  # the run has a session of its own, and would go on
         why = "was interrupted before it was ready"
@@ -159,3 +155,12 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
     if log_path.parent == folder:
         log_path.unlink()  # the run has no directory, and its output has been printed
     return code
+
+
+def _moved(log: Path, to: Path) -> Path:
+    """The log of a run that is starting, in its folder; an earlier session's there is set aside."""
+    if log != to:
+        if to.exists():
+            set_aside(to)
+        log.rename(to)
+    return to

@@ -65,7 +65,8 @@ def load(
             f"{file}: is the test of KaiwuDRL; run Realm's with the project's configuration instead: python "
             "train_test.py --config .../conf/configure_app.toml"
         )
-    config, root = translated(path, overrides, hyper_keys), project_of(file)
+    root = project_of(file)
+    config = _read(path, root, overrides, hyper_keys)
     if root is None or config.app.algo != PACKAGE:
         return config
     refuse_project_in_a_run(root)
@@ -79,11 +80,15 @@ def load(
     return _to_evaluate(config) if config.app.run_mode == "eval" else config
 
 
-def translated(
-    path: str | Path, overrides: Sequence[str] = (), hyper_keys: Callable[[str], Iterable[str]] = lambda algo: ()
-) -> RunConfig:
+def translated(path: str | Path) -> RunConfig:
     """As `load`, but with no look at the project's code. Raises ConfigError."""
-    root = project_of(Path(path))
+    return _read(path, project_of(Path(path)), (), lambda algo: ())
+
+
+def _read(
+    path: str | Path, root: Path | None, overrides: Sequence[str], hyper_keys: Callable[[str], Iterable[str]]
+) -> RunConfig:
+    """root: of the project that the configuration is of; None: it is Realm's own."""
     if root is None:
         return load_config(path, overrides, hyper_keys)
     later = later_generation(root)

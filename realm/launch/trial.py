@@ -64,8 +64,9 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
         with calling(config, "close"):
             envs.close()
     if config.eval_env:
-        envs = make_envs(config.evaluated(), 1, config.app.seed)
-        with calling(config.evaluated(), "close"):
+        evaluated = config.evaluated()
+        envs = make_envs(evaluated, 1, config.app.seed)
+        with calling(evaluated, "close"):
             envs.close()
     return spec
 
