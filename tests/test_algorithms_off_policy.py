@@ -355,6 +355,18 @@ class TestQLearning:
             assert (action[begin : begin + 2000] != best).mean() == pytest.approx(share, abs=0.05)
 
 
+def test_noise_is_for_the_rows_that_explore_alone() -> None:
+    agent = DQNAgent(spec(True), DQNConfig(hidden=8, noisy=True), "cpu", 0).q_learning
+    for layer in agent.noisy:
+        nn.init.constant_(layer.weight_sigma, 30.0)
+    obs = {"state": floats(2000, OBS)}
+    best = agent.act(obs, np.zeros(2000, np.float32), 0)
+    explore = np.repeat([0.0, 1.0], 1000).astype(np.float32)
+    action = agent.act(obs, explore, 0)
+    assert (action[:1000] == best[:1000]).all()
+    assert (action[1000:] != best[1000:]).mean() > 0.2
+
+
 @pytest.mark.parametrize(
     ("make", "discrete"),
     [
@@ -387,6 +399,42 @@ def saved(agent: Any) -> Any:
     stream = io.BytesIO()
     torch.save(agent.save_model(), stream)
     return torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "discrete"),
+    [
+        (lambda seed: TD3Agent(spec(False), TD3Config(hidden=8, minibatch_size=8), "cpu", seed).td3, False),
+        (lambda seed: SACAgent(spec(False), SACConfig(hidden=8, minibatch_size=8), "cpu", seed).sac, False),
+        (lambda seed: DQNAgent(spec(True), DQNConfig(hidden=8, minibatch_size=8), "cpu", seed).q_learning, True),
+    ],
+)
+def test_weights_that_are_loaded_before_the_first_update_are_the_targets_too(make: Any, discrete: bool) -> None:
+    """As `preload_model` does: of two that differ in what they were made with, nothing is left then."""
+    rows, one, other = batch(discrete), make(1), make(2)
+    other.network.load_state_dict(one.network.state_dict())
+    other.generator.set_state(one.generator.get_state())
+    one.update(rows, INFO)
+    other.update(rows, INFO)
+
+    def weights(algorithm: Any) -> list[torch.Tensor]:
+        of_target = algorithm.target.parameters() if discrete else algorithm.target_weights
+        return [*algorithm.network.parameters(), *of_target]
+
+    for weight, twin in zip(weights(one), weights(other), strict=True):
+        assert torch.equal(weight, twin)
+
+
+def test_a_temperature_of_the_settings_outlives_a_resume() -> None:
+    def made(temperature: float) -> SACAgent:
+        return SACAgent(spec(False), SACConfig(hidden=8, temperature=temperature), "cpu", 0)
+
+    learned = made(0.0)
+    learned.learn(batch(False), INFO)
+    for settings, log_temperature in ((0.25, math.log(0.25)), (0.0, learned.sac.log_temperature.item())):
+        resumed = made(settings)
+        resumed.load_model(saved(learned))
+        assert resumed.sac.log_temperature.item() == pytest.approx(log_temperature)
 
 
 @pytest.mark.parametrize("make", [TD3Agent, SACAgent, DQNAgent])

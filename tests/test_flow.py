@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realm.config.flow import check_flow, check_limit, preload_samples
+from realm.config.flow import check_flow, check_warm_up, preload_samples
 from realm.data.buffer import Limiter
 from realm.errors import ConfigError
 
@@ -70,13 +70,15 @@ def test_what_does_not(numbers: dict[str, Any], start: str, numbers_named: list[
     assert set(numbers_named) <= set(re.findall(r"[0-9.]*[0-9]", text.removeprefix(start)))
 
 
-def test_a_run_that_would_end_before_its_first_update() -> None:
+def test_a_warm_up_that_cannot_be() -> None:
     for limit in (1, 300, 5000):
         with pytest.raises(ConfigError, match=rf"^max_env_steps is {limit}, .* warm_up_steps, 5000 .* at least 5001"):
-            check_limit("off-policy", limit, 5000)
-        check_limit("on-policy", limit, 5000)
+            check_warm_up("off-policy", limit, 5000)
+        check_warm_up("on-policy", limit, 0)
+    with pytest.raises(ConfigError, match=r"^warm_up_steps is 5000, but on-policy .* must be auto or 0, or training"):
+        check_warm_up("on-policy", 0, 5000)
     for limit, warm_up in ((0, 5000), (5001, 5000), (1, 0)):
-        check_limit("off-policy", limit, warm_up)
+        check_warm_up("off-policy", limit, warm_up)
 
 
 def _random_numbers(draw: random.Random) -> tuple[dict[str, Any], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,15 +14,30 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from cluster import ROOT
 from commands import end, realm, start
 from gymnasium import spaces
 
 from realm.commands.init import _name_of
 from realm.commands.main import main
-from realm.contract import ActionSpec
+from realm.contract import (
+    ActionSpec,
+    SampleInfo,
+    Version,
+    WorkflowContext,
+    arrays_to_chunk,
+    arrays_to_transitions,
+)
+from realm.data.gate import VersionGate
+from realm.data.memory import ReplayMemory
 from realm.errors import ConfigError
 from realm.learn.outcome import newest_model
+from realm.learn.trainer import complete
+from realm.rollout.rounds import RestartingEnvs, rounds
+from realm.user import load_agent, load_config_class, load_definition, load_workflow
+from realm.watch.meters import Meters
+from realm.wire.predict import LocalPolicy
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)
@@ -46,10 +62,14 @@ class Odd(gymnasium.Env[Any, Any]):
         return self.seen[-1], 1.0, False, self.steps == 5, {}
 
 
-def made(obs: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
+def registered(obs: spaces.Space[Any], action: spaces.Space[Any]) -> str:
     name = f"Odd{len(gymnasium.registry)}-v0"
     gymnasium.register(name, entry_point=Odd, kwargs={"obs": obs, "action": action}, disable_env_checker=True)
-    return make_vec(2, {"id": name}, "")
+    return name
+
+
+def made(obs: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
+    return make_vec(2, {"id": registered(obs, action)}, "")
 
 
 def hot(counts: list[int], chosen: Any) -> list[float]:
@@ -61,7 +81,7 @@ OBSERVATIONS: list[tuple[spaces.Space[Any], Any]] = [
     (spaces.Discrete(4, start=1), lambda x: {"state": hot([4], [x - 1])}),
     (spaces.MultiDiscrete([2, 3]), lambda x: {"state": hot([2, 3], x)}),
     (spaces.MultiBinary(4), lambda x: {"state": x}),
-    (spaces.Box(-1, 1, (), np.float32), lambda x: {"state": np.asarray(x)}),
+    (spaces.Box(-1, 1, (), np.float32), lambda x: {"state": np.asarray([x])}),
     (spaces.Box(0, 255, (40, 44, 3), np.uint8), lambda x: {"state": x}),
     (spaces.Box(0, 255, (4, 40, 44), np.uint8), lambda x: {"state": np.moveaxis(x, 0, -1)}),
     (spaces.Box(0, 255, (40, 44), np.uint8), lambda x: {"state": x[:, :, None]}),
@@ -69,6 +89,10 @@ OBSERVATIONS: list[tuple[spaces.Space[Any], Any]] = [
     (
         spaces.Dict({"a": FLOATS, "b": spaces.Dict({"c": spaces.Discrete(3)})}),
         lambda x: {"a": x["a"].astype(np.float32), "b.c": hot([3], [x["b"]["c"]])},
+    ),
+    (
+        spaces.Dict({"a": spaces.Discrete(2), "legal": spaces.MultiBinary(2)}),
+        lambda x: {"a": hot([2], [x["a"]]), "legal": x["legal"] > 0},
     ),
 ]
 
@@ -118,6 +142,67 @@ def test_spaces_that_cannot_be_are_refused() -> None:
             action_spec(made(FLOATS, space))
     with pytest.raises(ConfigError, match="8192 combinations, more than 4096"):
         made(FLOATS, spaces.MultiBinary(13))
+    with pytest.raises(ConfigError, match=r"observation 'legal' is .*give it another name"):
+        made(spaces.Dict({"a": FLOATS, "legal": spaces.MultiBinary(3)}), spaces.Discrete(2))
+
+
+LEGAL = spaces.Box(np.eye(6, dtype=np.int8)[0], np.ones(6, np.int8), dtype=np.int8)
+MASKED = spaces.Dict({"a": FLOATS, "legal": LEGAL})
+IMAGE = spaces.Box(0, 255, (40, 44, 3), np.uint8)
+PICTURED = spaces.Dict({"seen": IMAGE, "b": spaces.Dict({"c": spaces.Discrete(3)})})
+FLAT = spaces.Box(-1, 1, (), np.float32)
+JOINT, BOX = spaces.MultiDiscrete([2, 3]), spaces.Box(-2, 3, (2,))
+TRAINED: list[tuple[str, spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = [
+    ("ppo", MASKED, JOINT, {}),
+    ("ppo", PICTURED, BOX, {}),
+    ("dqn", MASKED, JOINT, {}),
+    ("dqn", MASKED, JOINT, {"frames": 3, "double": True}),
+    ("dqn", PICTURED, spaces.Discrete(3), {"frames": 2}),
+    ("dqn", FLAT, spaces.Discrete(3), {"frames": 2, "noisy": True}),
+    ("td3", PICTURED, BOX, {}),
+    ("sac", spaces.Dict({"a": FLAT, "seen": IMAGE}), BOX, {}),
+]
+
+
+@pytest.mark.parametrize(("package", "obs", "action", "options"), TRAINED)
+def test_a_package_plays_and_trains_on(
+    package: str, obs: spaces.Space[Any], action: spaces.Space[Any], options: dict[str, Any]
+) -> None:
+    """Its own workflow, agent and rows; illegal actions are played by nobody."""
+    algo = f"realm.zoo.{package}"
+    config = load_config_class(algo)(hidden=8, minibatch_size=16, chunk_length=6, **options)
+    definition = load_definition(algo)
+    envs = definition.make_envs(2, 0, config, {"id": registered(obs, action)})
+    spec = definition.spec(envs, config)
+    agent = load_agent(algo)(spec, config, "cpu", 0)
+    policy = LocalPolicy(agent, spec, 2, VersionGate(None, 1, 1), lambda: (Version(1, 0), 10**6, 0))
+    context = WorkflowContext(spec, config, 0, 0, 1, Meters())
+    restarting = RestartingEnvs(lambda seed: envs, 0, spec, lambda name, amount: None, most=1)
+    going = itertools.islice(rounds(load_workflow(algo), restarting, policy, context), 6)
+    played = [{name: array.copy() for name, array in items.items()} for items in going]
+    for items in played:
+        if "obs.legal" in items:
+            mask = items["obs.legal"][:, :-1]
+            chosen = np.take_along_axis(mask, items["action"][..., None], -1)[..., 0]
+            assert (chosen | ~items["valid"]).all()
+            assert not mask.all()
+    if spec.draw:
+        memory = ReplayMemory(spec, 1000, False, 1.0, 0)
+        for items in played:
+            memory.add(items)
+        rows, info = memory.sample(32)
+        metrics, _ = complete(agent.learn(arrays_to_transitions(rows), info))
+    else:
+        batch = {name: np.concatenate([items[name] for items in played]) for name in played[0]}
+        ones = np.ones(len(batch["worker"]))
+        info = SampleInfo(ones.astype(np.uint64), ones, ones.astype(np.int64))
+        metrics, _ = complete(agent.learn(arrays_to_chunk(batch), info))
+    assert metrics
+    assert np.isfinite(list(metrics.values())).all()
+    if not spec.state:
+        seen = {name: torch.from_numpy(played[0][f"obs.{name}"][:, 0]) for name in spec.obs}
+        best = agent.greedy(seen)["action"].detach().numpy()
+        assert "legal" not in seen or np.take_along_axis(seen["legal"].numpy(), best[:, None], 1).all()
 
 
 # ---- the command ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 from realm.chunk import ChunkBuilder
 from realm.config.flow import check_rows
+from realm.config.keys import AppConfig
+from realm.config.plan import Machine, decide, make_plan
 from realm.contract import ActionSpec, Array, Arrays, Draw, Field, Prediction, Spec, Version, chunk_to_arrays
-from realm.data.buffer import NO_ROOM, Limiter, ReplayBuffer
+from realm.data.buffer import NO_ROOM, Limiter, ReplayBuffer, make_replay_buffer
 from realm.data.memory import ReplayMemory
 from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
@@ -277,6 +280,71 @@ def test_an_episode_that_was_thrown_away_is_no_bridge() -> None:
         memory.add(chunk)
     assert memory.size == 1
     assert set(memory.sample(20)[0]["seq"].tolist()) == {1}
+
+
+def test_no_row_of_n_steps_has_one_that_was_thrown_away() -> None:
+    """An environment that fails leaves a chunk of which no row is valid; so do resets by hand, in the middle of one."""
+    spec = spec_of(Draw(3, 0.5), 4)
+    for lost in ([(1, 0), (1, 1), (1, 2), (1, 3)], [(1, 1)], [(0, 3), (2, 0)]):
+        memory = ReplayMemory(spec, 64, True, 1.0, 0)
+        for seq in range(3):
+            chunk = {name: np.zeros((1, *one.shape), one.dtype) for name, one in spec.sample_fields.items()}
+            chunk["seq"][:] = seq
+            chunk["action"][0] = seq * 4 + np.arange(4)
+            chunk["valid"][0] = [(seq, row) not in lost for row in range(4)]
+            chunk["reward"][0] = np.where(chunk["valid"][0], 1.0, 1000.0)
+            memory.add(chunk)
+        gone = {seq * 4 + row for seq, row in lost}
+        whole = {at for at in range(10) if not gone & {at, at + 1, at + 2}}
+        rows, _ = memory.sample(200)
+        assert set(rows["action"].tolist()) == whole
+        assert set(rows["reward"].tolist()) == {1.75}
+        assert memory.size == len(whole)
+
+
+def test_steps_that_no_batch_has_told_of_outlive_a_resume(tmp_path: Path) -> None:
+    spec = spec_of(Draw(), 4)
+    plan = make_plan(
+        decide(
+            AppConfig(
+                algorithm_on_policy_or_off_policy="off-policy", aisrv_count=1, aisrv_connect_to_kaiwu_env_count=3,
+                replay_buffer_capacity=600, warm_up_steps=90, train_batch_size=16, production_consume_ratio=8.0,
+            ),
+            Machine(cores=2, gpus=0, has_reverb=False),
+        ).app
+    )  # fmt: skip
+    told = 0
+    player = Players(spec, 3, 0, 7)
+    for rounds in (4, 10):
+        buffer = make_replay_buffer(plan, spec, "", 0, tmp_path)
+        for _ in range(rounds):
+            buffer.add(player.round())
+            while (drawn := buffer.draw(16, Version(1, 0))) is not None:
+                told += drawn[1].new_env_steps
+        assert told + buffer.new_env_steps == sum(map(len, player.played))
+        assert (told == 0) == (rounds == 4)
+        buffer.close()
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("chunk_length", [1, 20])
+def test_an_operation_does_not_look_at_all_that_is_stored(chunk_length: int, prioritized: bool) -> None:
+    """A memory of twenty times the steps needs no more room for an operation; the time is for no test to judge."""
+    peaks = []
+    for capacity in (2_000, 40_000):
+        spec = spec_of(Draw(3, 0.9, look_back=1), chunk_length)
+        memory, player = ReplayMemory(spec, capacity, prioritized, 0.6, 0), Players(spec, 4, 0, 1)
+        chunk = player.round()
+        memory.add({name: np.repeat(array, capacity // (4 * chunk_length), 0) for name, array in chunk.items()})
+        for _ in range(2):  # the first time it compiles
+            tracemalloc.start()
+            memory.add(player.round())
+            _, info = memory.sample(64)
+            memory.update_priorities(info.key, np.ones(64))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        peaks.append(peak)
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_new_rows_get_the_greatest_priority_so_far() -> None:

@@ -7,7 +7,7 @@ code 0 says that every row of every batch was right. The accounts at the end mus
 import re
 
 import pytest
-from backends import BACKENDS
+from backends import BACKENDS, NEEDS_REVERB
 from cluster import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -89,6 +89,12 @@ def test_rows_in_a_cluster(tmp_path):
         assert 10 <= run.totals("learner")["published"] <= 1 + updates // 4
         assert abs((played - 1000) * 8 / 640 - updates) <= 4
         assert played >= 30_000
+    # whoever acts knows both
+    curves = EventAccumulator(str(run.dir / "log" / "tensorboard"), {"scalars": 0})
+    curves.Reload()
+    told = {name: [one.value for one in curves.Scalars(f"aisrv/{name}")] for name in ("told_env_steps", "told_size")}
+    assert max(told["told_env_steps"]) > 10_000
+    assert 1000 < max(told["told_size"]) <= 3000
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -177,6 +183,30 @@ def test_a_warm_up_counts_as_it_is_played(tmp_path, mode):
 
 
 @pytest.mark.slow
+def test_a_run_in_one_process_goes_on_where_it_was_killed(tmp_path):
+    """With the rows that it had, and no warm-up; those that it had played after its last checkpoint are drawn, too."""
+    settings = ("wrapper_type=local", *FLOWS["rows"], "save_replay=true", "dump_model_freq=5")
+    with Run(tmp_path, *settings, "max_env_steps=0") as run:
+        run.wait_trained(40)
+    killed = run.checkpoints()[-1]
+    played = 1000 + killed[1] * 80
+    assert killed[0] == 1
+    with Run(tmp_path, *settings, f"max_env_steps={played + 8000}") as run:
+        assert run.finish() == 0, run.text()
+    epoch, update = run.checkpoints()[-1]
+    assert epoch == 2
+    assert abs(update - killed[1] - 100) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flow", ["production_consume_ratio=2.0", "learner_train_by_while_true=true"])
+def test_a_round_larger_than_the_buffer_goes_in_by_parts(tmp_path, flow):
+    settings = ("aisrv_connect_to_kaiwu_env_count=50", "replay_buffer_capacity=20", flow, "max_env_steps=20000")
+    with Run(tmp_path, "wrapper_type=local", *FLOWS["off-policy"], *settings) as run:
+        assert run.finish() == 0, run.text()
+
+
+@pytest.mark.slow
 def test_roles_killed_with_a_replay_memory(tmp_path):
     """Prioritised, and kept in files: a buffer that is killed goes on with its rows."""
     ranked = ("reverb_sampler=Prioritized", "counting.ranks=true", "save_replay=true", REMEMBER)
@@ -190,11 +220,19 @@ def test_roles_killed_with_a_replay_memory(tmp_path):
         assert run.interrupt() == 0, run.text()
 
 
-def test_role_killed(tmp_path):
+@pytest.mark.parametrize(
+    ("flow", "backend"),
+    [
+        ("strict", "native"),
+        pytest.param("strict", "reverb", marks=[NEEDS_REVERB, pytest.mark.slow]),
+        pytest.param("off-policy", "native", marks=pytest.mark.slow),
+        pytest.param("off-policy", "reverb", marks=[NEEDS_REVERB, pytest.mark.slow]),
+    ],
+)
+def test_role_killed(tmp_path, flow, backend):
     """Any role may die at any moment: the others wait, the run goes on, and every row is still right."""
-    with Run(
-        tmp_path, "restart_budget=3", "buffer_backend=native", "counting.learn_s=0.02", *FLOWS["strict"], REMEMBER
-    ) as run:
+    settings = ("restart_budget=3", f"buffer_backend={backend}", "counting.learn_s=0.02", REMEMBER)
+    with Run(tmp_path, *settings, *FLOWS[flow]) as run:
         run.wait_running()
         run.wait_trained(20)
         for role in ("aisrv-0", "actor-0", "model_pool-0", "buffer-0"):

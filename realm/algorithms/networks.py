@@ -126,8 +126,11 @@ class Encoder(nn.Module):
 
 
 def beside(obs: Obs) -> Obs:
-    """Observations that look back, [n, frames, ..., k], with the frames next to each other: [n, ..., frames * k]."""
-    return {name: torch.cat(x.unbind(1), -1) for name, x in obs.items()}
+    """Observations that look back, [n, frames, ..., k], with the frames next to each other: [n, ..., frames * k].
+
+    A mask `legal`, bool [n, A], stays as it is. Who wants differences takes `x[:, 1:] - x[:, :-1]` of the frames.
+    """
+    return {name: x if name == "legal" else torch.cat(x.unbind(1), -1) for name, x in obs.items()}
 
 
 def is_image(field: Field) -> bool:

@@ -150,10 +150,7 @@ class QLearning:
         """
         own, legal = self.settings, obs.get("legal")
         seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
-        loud = bool(self.noisy) and bool((explore > 0).any())
-        for layer in self.noisy:
-            layer.draw_noise(self.generator) if loud else layer.quiet()
-        values = self.network.values(seen).cpu().numpy()
+        values = self._values(seen, explore > 0)
         score = values if legal is None else np.where(legal, values, -np.inf)
         action = score.argmax(1)
         epsilon = 0.0 if self.noisy else between(own.epsilon_start, own.epsilon_end, own.epsilon_steps, env_steps)
@@ -161,6 +158,16 @@ class QLearning:
         random = random if legal is None else np.where(legal, random, -1.0)
         roll = torch.rand(len(action), generator=self.generator).numpy() < epsilon * explore
         return np.where(roll, random.argmax(1), action).astype(np.int64)
+
+    def _values(self, obs: Obs, loud: Array) -> Array:
+        """The value of each action, f32 [N, A], with the noise of layers in the rows where loud, bool [N]."""
+        some = bool(self.noisy) and bool(loud.any())
+        for layer in self.noisy:
+            layer.draw_noise(self.generator) if some else layer.quiet()
+        values: Array = self.network.values(obs).cpu().numpy()
+        if not some or loud.all():
+            return values
+        return np.where(loud[:, None], values, self._values(obs, np.zeros_like(loud)))
 
     def greedy(self, obs: Obs) -> Obs:
         """The best legal action i64 [N], and the values f32 [N, A] of all, -inf where illegal, by torch alone
@@ -175,6 +182,8 @@ class QLearning:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn; returns each row's |TD error| as its priority."""
         own, errors, values, norms = self.settings, [], [], []
+        if self.steps == 0:  # the network may have got other weights since (preload_model)
+            self.target_module.load_state_dict(self.module.state_dict())
         beta = between(own.beta_start, 1.0, own.beta_steps, info.env_steps)
         weight = torch.as_tensor(importance(info.probability, max(1, info.size), beta), device=self.device)
         rows = to_rows(batch, batch.action, self.device)

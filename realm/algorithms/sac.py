@@ -70,6 +70,7 @@ class SAC:
         self.weights = list(network.critic_nets.parameters())
         self.target_weights = list(self.target.critic_nets.parameters())
         self.generator = torch.Generator().manual_seed(seed)  # draws actions
+        self.steps = 0  # gradient steps
 
     @torch.inference_mode()
     def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
@@ -90,6 +91,8 @@ class SAC:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         means = Means()
+        if self.steps == 0:  # the network may have got other weights since (preload_model)
+            follow(self.target_weights, self.weights, 1.0)
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
         for part in rows.parts(self.settings.minibatch_size):
@@ -97,6 +100,7 @@ class SAC:
             means.add(self.critics.step(minibatch, self.goals(minibatch, noise[0, part])))
             means.add(self.step_actor(minibatch.obs, noise[1, part]))
             follow(self.target_weights, self.weights, self.settings.tau)
+            self.steps += 1
         return means.result(), None
 
     @torch.no_grad()
@@ -129,14 +133,17 @@ class SAC:
             "critics": self.critics.state_dict(),
             "temperature_adam": self.temperature_adam.state_dict(),
             "generator": self.generator.get_state(),
+            "steps": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for weight, saved in zip(self.target_weights, state["targets"], strict=True):
             weight.copy_(saved)
-        self.log_temperature.data.copy_(state["log_temperature"])
+        if not self.settings.temperature:  # else it is what the settings say, which may have changed
+            self.log_temperature.data.copy_(state["log_temperature"])
         self.actor_adam.load_state_dict(state["actor_adam"])
         self.critics.load_state_dict(state["critics"])
         self.temperature_adam.load_state_dict(state["temperature_adam"])
         self.generator.set_state(state["generator"])
+        self.steps = state["steps"]

@@ -73,6 +73,8 @@ class TD3:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         own, means = self.settings, Means()
+        if self.steps == 0:  # the network may have got other weights since (preload_model)
+            follow(self.target_weights, self.weights, 1.0)
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn(rows.action.shape, generator=self.generator).to(self.device)
         end = 0

@@ -72,9 +72,14 @@ def check_flow(
         )
 
 
-def check_limit(policy: str, max_env_steps: int, warm_up_steps: int) -> None:
-    """Raise ConfigError if a run with a replay memory would end before its first update."""
-    if policy == "off-policy" and 0 < max_env_steps <= warm_up_steps:
+def check_warm_up(policy: str, max_env_steps: int, warm_up_steps: int) -> None:
+    """Raise ConfigError if there is nothing to warm up, or if a run would end before its first update."""
+    if policy == "on-policy" and warm_up_steps:
+        raise ConfigError(
+            f"warm_up_steps is {warm_up_steps}, but on-policy training has no memory to fill first; it must be auto or "
+            "0, or training off-policy"
+        )
+    if 0 < max_env_steps <= warm_up_steps:
         raise ConfigError(
             f"max_env_steps is {max_env_steps}, but training begins after warm_up_steps, {warm_up_steps} env steps; it "
             f"must be at least {warm_up_steps + 1}, or warm_up_steps smaller"

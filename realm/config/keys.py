@@ -78,7 +78,7 @@ class AppConfig:
     train_batch_size: Count | Auto = "auto"
     """Samples of one update; auto takes one round of all workers, N x E."""
     warm_up_steps: Limit | Auto = "auto"
-    """Env steps played before the first update, or more until there is a row of n steps. 0: preload_ratio decides;
+    """Off-policy: env steps before the first update, or more until there is a row of n steps. 0: preload_ratio decides;
     auto: what the package prefers, else 0, or 1000 for rows of a replay memory, at most half of max_env_steps."""
     production_consume_ratio: Annotated[float, Meta(gt=0)] = 1.0
     """How often a sample is used on average: an update is due after train_batch_size / this many new samples."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from realm import netns
-from realm.config.flow import check_flow, check_limit, preload_samples
+from realm.config.flow import check_flow, check_warm_up, preload_samples
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 
@@ -347,7 +347,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             "learner_train_by_while_true is true, but on-policy training uses each sample once; it must be false, or "
             "training off-policy"
         )
-    check_limit(app.algorithm_on_policy_or_off_policy, app.max_env_steps, numbers.warm_up_steps)
+    check_warm_up(app.algorithm_on_policy_or_off_policy, app.max_env_steps, numbers.warm_up_steps)
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
         sampler=app.reverb_sampler,

@@ -35,7 +35,7 @@ class PredictContext(NamedTuple):
     one. env_steps: played before the weights that act were published; a schedule of exploration follows it. state:
     name -> [N, ...], the memory that `Spec.state` names: it travels with each question, so a question that is asked
     twice moves it once. memory_size: samples in the buffer or replay memory at the last update before that; 0 where a
-    checkpoint plays.
+    checkpoint plays. In one process both are of this moment; in a cluster they are 0 until the first update.
     """
 
     slot: Array

@@ -145,7 +145,8 @@ class ReplayBuffer:
         self._next = NO_VERSION  # the version that trains on the next batch, as far as known
         self._seen: dict[int, tuple[int, int]] = {}
         self._begun: dict[int, tuple[tuple[int, int], int]] = {}  # worker -> origin of a round, items of it that are in
-        self._untold = 0  # env steps that came in since the last batch
+        self.untold = 0
+        """Env steps that came in since the last batch."""
 
     @property
     def size(self) -> int:
@@ -154,7 +155,7 @@ class ReplayBuffer:
     @property
     def new_env_steps(self) -> int:
         """Env steps that came in since the last batch; 0 on-policy, where steps count when they are drawn."""
-        return 0 if self.limiter.once else self._untold
+        return 0 if self.limiter.once else self.untold
 
     def wanted(self, count: int) -> Version:
         """The oldest version that `count` more items may hold: they queue behind all stored items."""
@@ -212,7 +213,7 @@ class ReplayBuffer:
         samples = steps if self._by_steps else len(items["worker"])
         self.limiter.insert(samples, self.size)
         self.counters["inserted"] += samples
-        self._untold += steps
+        self.untold += steps
 
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
         """Draw `count` samples for `version` to train on, or return None if there are not enough yet.
@@ -233,7 +234,7 @@ class ReplayBuffer:
         self.limiter.sampled += count
         self.counters["sampled"] += count
         # on-policy every step is trained on once, and those of this batch are the ones that count as new
-        new, self._untold = count_env_steps(items) if self.limiter.once else self._untold, 0
+        new, self.untold = count_env_steps(items) if self.limiter.once else self.untold, 0
         return items, replace(info, new_env_steps=new, size=self.size)
 
     def close(self) -> None:
@@ -292,10 +293,12 @@ def _make_replay_memory(plan: Plan, spec: Spec, seed: int, shelf: Shelf) -> Repl
         limiter.inserted = min(memory.size, limiter.preload)
 
     def keep() -> None:
-        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled}
+        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled, "untold": buffer.untold}
         shelf.keep({**counts, "memory": memory.state()})
 
-    return ReplayBuffer(spec, memory, limiter, plan.max_version_lag, keep)
+    buffer = ReplayBuffer(spec, memory, limiter, plan.max_version_lag, keep)
+    buffer.untold = int(state.get("untold", 0))
+    return buffer
 
 
 def _make_limiter(plan: Plan, spec: Spec) -> Limiter:

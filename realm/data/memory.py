@@ -170,17 +170,20 @@ class ReplayMemory:
 
     def _ahead(self, place: Array, row: Array) -> tuple[list[Array], list[Array], Array, Array]:
         """The steps of a row: place and row i64 [B] of each of its n steps, how many count [B], and whether all are
-        there, bool [B]. Steps after an episode's end repeat the last one and do not count."""
+        there, bool [B]. Steps after an episode's end repeat the last one and do not count; one that is not valid
+        before that end was thrown away."""
         places, rows = [place], [row]
         counted, complete = np.ones(len(place), np.int64), np.ones(len(place), np.bool_)
         going = ~(self._rows["terminated"][place, row] | self._rows["truncated"][place, row])
         for _ in range(self._draw.n_step - 1):
             over = row + 1 == self._length
             linked = ~over | (self._after[place] > 0)
-            complete &= ~going | linked
-            going &= linked
             then = np.where(over, (self._after[place] - 1) % len(self._key), place)
-            place, row = np.where(going, then, place), np.where(going, np.where(over, 0, row + 1), row)
+            next_row = np.where(over, 0, row + 1)
+            there = linked & self._rows["valid"][then, next_row]
+            complete &= ~going | there
+            going &= there
+            place, row = np.where(going, then, place), np.where(going, next_row, row)
             counted += going
             places.append(place)
             rows.append(row)

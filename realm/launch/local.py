@@ -74,7 +74,7 @@ def run(prepared: Prepared) -> End:
 
         def refresh() -> tuple[Version, int, int]:
             loop.tick()  # a workflow that never yields must be seen, and ended, too
-            return trainer.version, trainer.env_steps, trainer.memory_size
+            return trainer.version, trainer.env_steps + buffer.new_env_steps, buffer.size
 
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
         curves, resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
@@ -147,8 +147,8 @@ class _Loop:
             if priorities is not None:
                 buffer.storage.update_priorities(drawn[1].key, priorities)
             waits = waits and buffer.add(items) == NO_ROOM
-            if plan.unbound:
-                break  # no ratio: one update for each round
+            if plan.unbound and not waits:
+                break  # no ratio: one update for each round, or part of one
         if waits:
             count = len(items["worker"])
             raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")

@@ -113,7 +113,7 @@ class Trainer:
             )
         elif preload is not None:
             left = checkpoint.load_bytes(self.agent.model, preload.weights, self._acting)
-            self.origin = f"training begins at update 0 with the weights of {preload.path}"
+            self.origin = f"training begins at update 0 with the weights of {preload.path}, without its optimizer"
             if left:
                 logger.warning(
                     "{}: it has no {}: {} weights stay as they were made", preload.path, ", ".join(left[:3]), len(left)

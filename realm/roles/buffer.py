@@ -185,7 +185,8 @@ class Keeper:
         elif limiter.inserted < limiter.preload:
             who = f"the learner waits for the first {limiter.preload} samples"
         else:
-            who = f"the learner waits for a batch of {draw.count}"
+            still = ", perhaps while it trains on the one before" if limiter.sampled else ""
+            who = f"the learner has asked for a batch of {draw.count}{still}"
         if draw is not None:
             who += f"; {rounds} rounds of workers wait for room" if rounds else ", and no worker sends any"
         return f"nothing has moved for {still_s:.0f} s: {who} ({counts})"

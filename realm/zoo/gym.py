@@ -24,11 +24,15 @@ from realm.errors import ConfigError
 _MOST_COMBINATIONS = 4096
 _IMAGE_SIDE = 36  # smaller ones are no images to `realm.algorithms.networks.Encoder`
 _MOST_CHANNELS = 16
+MASK = "legal"
 
 
 def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorEnv[Any, Any, Any]:
     """Environments that report each episode's return; observations are dicts of numbers (see `_number_space`), and
-    `{"state": ...}` where they were no dicts. options: the table `[env]`; default: the id if it names none."""
+    `{"state": ...}` where they were no dicts. One named `legal` is the mask of legal actions.
+
+    options: the table `[env]`; default: the id if it names none.
+    """
     given = dict(options)
     env_id = name = given.pop("id", default)
     mode = "sync"
@@ -49,9 +53,12 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
         envs = _JointActions(envs)
     parts = list(_parts(envs.single_observation_space))
     single = spaces.Dict({_name(path): _number_space(space) for path, space in parts})
+    if MASK in single.spaces:
+        single = spaces.Dict({**single.spaces, MASK: _mask_space(single[MASK], envs.single_action_space)})
 
     def observed(obs: Any) -> Arrays:
-        return {_name(path): _numbers(space, _part(obs, path)) for path, space in parts}
+        seen = {_name(path): _numbers(space, _part(obs, path)) for path, space in parts}
+        return seen | {MASK: seen[MASK].astype(np.bool_)} if MASK in seen else seen
 
     return TransformObservation(RecordEpisodeStatistics(envs), observed, batch_space(single, num_envs), single)
 
@@ -113,14 +120,26 @@ def _number_space(space: Any) -> spaces.Box:
     return spaces.Box(low, high, low.shape, dtype=low.dtype.type)
 
 
+def _mask_space(space: spaces.Space[Any], action: Any) -> spaces.Box:
+    """Raises ConfigError unless it has a number for each action."""
+    wanted = (int(getattr(action, "n", 0)),)
+    if space.shape != wanted:
+        raise ConfigError(
+            f"the observation {MASK!r} is {space}, but what has this name is a mask of the legal actions, here of the "
+            f"action space {action}; give it another name if it is none"
+        )
+    return spaces.Box(0, 1, wanted, np.bool_)  # type: ignore[arg-type]  # its stubs know numbers alone
+
+
 def _numbers(space: Any, array: Array) -> Array:
-    """array: [E, ...] of `space`."""
+    """array: [E, ...] of `space`. Returns [E, ...] with one axis more at least."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         counts = np.ravel(_counts(space))
         chosen = (array - space.start).reshape(len(array), -1) + np.cumsum([0, *counts[:-1]])
         hot = np.zeros((len(array), int(counts.sum())), np.float32)
         np.put_along_axis(hot, chosen.astype(np.int64), 1.0, axis=1)
         return hot
+    array = array if array.ndim > 1 else array[:, None]
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.uint8 and min(array.shape[-2:]) >= _IMAGE_SIDE:

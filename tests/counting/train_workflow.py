@@ -8,6 +8,8 @@ def workflow(envs, policy, context):
     chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
     while True:
         prediction = policy.predict(obs, chunks.first)
+        context.monitor.put("told_env_steps", prediction.env_steps)
+        context.monitor.put("told_size", prediction.memory_size)
         before = obs["count"]
         obs, reward, terminated, truncated, info = envs.step(prediction.action)
         context.monitor.episodes(info)

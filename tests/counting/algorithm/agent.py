@@ -17,8 +17,10 @@ class Agent:
         self.env_steps = 0
         self.nans = 0
         self.calls = 0
+        self.told = None  # env steps and size of the memory, as this process's last prediction heard of them
 
     def predict(self, obs, context):
+        self.told = context.env_steps, context.memory_size
         count = obs["count"][:, 0]
         if self.config.remember:  # steps of this episode that the policy has seen, and which episode it was
             steps = context.state["steps"]
@@ -56,6 +58,9 @@ class Agent:
         before = info.env_steps - info.new_env_steps  # a return to a checkpoint takes back this agent's count alone
         assert before == self.env_steps or (self.config.nan_from and before > self.env_steps), "steps lost, or made up"
         self.env_steps = info.env_steps
+        if self.told is not None and info.new_env_steps:  # in one process; since then a round was played
+            assert 0 <= info.env_steps - self.told[0] <= 500, (info, self.told)
+            assert abs(info.size - self.told[1]) <= 500, (info, self.told)
         if self.config.n_step:
             self._check_rows(batch)
             self.updates += 1

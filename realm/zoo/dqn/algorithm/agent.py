@@ -1,5 +1,6 @@
 """The agent: an MLP, and Q-learning that acts with it and trains it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ def with_frames(now: Array, before: Array, first: Array) -> Array:
     return np.concatenate([np.where(begins, now[:, None], before), now[:, None]], 1)
 
 
+def with_one_mask(obs: Arrays) -> Arrays:
+    """Observations [B, frames, ...] as a batch has them, but of a mask of legal actions the newest alone, [B, A]."""
+    return {name: x[:, -1] if name == "legal" else x for name, x in obs.items()}
+
+
 class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
@@ -45,14 +51,16 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays] | tuple[Array, Arrays, Arrays]:
         if not context.state:
             return self.q_learning.act(obs, context.explore, context.env_steps), {}
-        seen = {name: with_frames(x, context.state[name], context.first) for name, x in obs.items()}
-        action = self.q_learning.act(seen, context.explore, context.env_steps)
+        seen = {name: with_frames(obs[name], before, context.first) for name, before in context.state.items()}
+        action = self.q_learning.act({**obs, **seen}, context.explore, context.env_steps)
         return action, {}, {name: frames[:, 1:] for name, frames in seen.items()}
 
     def greedy(self, obs: Obs) -> Obs:
         return self.q_learning.greedy(obs)
 
     def learn(self, batch: Transitions, info: SampleInfo) -> Learned:
+        if self.model.frames > 1:
+            batch = replace(batch, obs=with_one_mask(batch.obs), next_obs=with_one_mask(batch.next_obs))
         return self.q_learning.update(batch, info)
 
     def save_model(self) -> dict[str, Any]:
