@@ -433,10 +433,10 @@ def test_without_room_nothing_changes(make_buffer: MakeBuffer) -> None:
 
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("count", [1, 4, 9, 100, 5000])
-def test_a_round_of_any_size_goes_in_and_keeps_the_ratio(native: MakeBuffer, once: bool, count: int) -> None:
+def test_a_round_of_any_size_goes_in_and_keeps_the_ratio(make_buffer: MakeBuffer, once: bool, count: int) -> None:
     """What never fits as a whole goes in by parts: each item once, in order, and never further ahead than allowed."""
     capacity, preload, batch, ratio, ahead = 24, 5, 4, 1.0 if once else 0.5, 4
-    buffer = native(once, capacity, preload, batch, ratio, ahead, None)
+    buffer = make_buffer(once, capacity, preload, batch, ratio, ahead, None)
     drawn: list[int] = []
     for seq in range(-(-200 // count)):
         one = played(seq, count=count)

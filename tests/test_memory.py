@@ -282,6 +282,41 @@ def test_an_episode_that_was_thrown_away_is_no_bridge() -> None:
     assert set(memory.sample(20)[0]["seq"].tolist()) == {1}
 
 
+def test_a_round_of_many_chunks_goes_in_by_parts_and_keeps_the_ratio() -> None:
+    """Larger than the memory: what is drawn meanwhile was played, and no more goes in than the ratio lets."""
+    spec = spec_of(Draw(3, 0.9), 4)
+    capacity, warm_up, batch, ratio, ahead = 240, 50, 16, 0.5, 24
+    limiter = Limiter(False, capacity, warm_up, batch, ratio, ahead)
+    buffer, player = (
+        ReplayBuffer(spec, ReplayMemory(spec, capacity, False, 1.0, 0), limiter, None),
+        Players(spec, 2, 0, 1),
+    )
+    for _ in range(3):
+        parts = [{name: array.copy() for name, array in player.round().items()} for _ in range(100)]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        while buffer.add(joined) == NO_ROOM:
+            drawn = buffer.draw(batch, Version(1, 0))
+            assert drawn is not None, "it stands still"
+            for row in range(batch):
+                env, seq = int(drawn[0]["env"][row]), int(drawn[0]["seq"][row])
+                step = (int(drawn[1].key[row]) - 1) % spec.chunk_length
+                expected = player.row(env, player.places[env, seq, step])
+                assert expected is not None
+                assert float(drawn[0]["reward"][row]) == pytest.approx(expected["reward"], abs=1e-4)
+            came, given = buffer.counters["inserted"], buffer.counters["sampled"]
+            assert came <= warm_up + (given + batch) / ratio + ahead
+            assert given <= (came - warm_up) * ratio + batch
+    assert buffer.counters["inserted"] == sum(map(len, player.played))
+
+
+def test_a_step_takes_few_bytes() -> None:
+    """Of HalfCheetah and of Pong, as `conf/` plays them; a step is stored once, and so is a frame."""
+    cheetah = ActionSpec(low=(-1.0,) * 6, high=(1.0,) * 6)
+    assert Spec({"state": Field((17,), "float32")}, cheetah, {}, 20, draw=Draw()).row_bytes <= 130
+    pong = Draw(3, look_back=3)
+    assert Spec({"state": Field((84, 84, 1), "uint8")}, ActionSpec(n=6), {}, 20, draw=pong).row_bytes <= 7600
+
+
 def test_no_row_of_n_steps_has_one_that_was_thrown_away() -> None:
     """An environment that fails leaves a chunk of which no row is valid; so do resets by hand, in the middle of one."""
     spec = spec_of(Draw(3, 0.5), 4)
