@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +38,17 @@ class _WithGymnasium(MetaPathFinder):
         if fullname != "gymnasium":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)  # somebody may only have looked whether it is there
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_register(module: Any) -> None:
                 load(module)
+                with suppress(ValueError):
+                    sys.meta_path.remove(self)
                 _register(module)
 
             spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
@@ -55,7 +61,7 @@ else:
     sys.meta_path.insert(0, _WithGymnasium())
 
 
-def load_policy(model: str | Path = "", number: str = "latest") -> TrainedPolicy:
+def load_policy(model: str | Path = "", number: str | int = "latest") -> TrainedPolicy:
     """Load a trained model, to act with: `policy.act(obs)`.
 
     model: name or path of a run, one of its checkpoints, or "shipped"; "" is the newest run. number: of updates,
@@ -66,7 +72,7 @@ def load_policy(model: str | Path = "", number: str = "latest") -> TrainedPolicy
     from realm.learn.evaluate import load_player
     from realm.learn.policy import TrainedPolicy
 
-    config, folder, which = chosen_model(str(model), number, (), None)
+    config, folder, which = chosen_model(str(model), str(number), (), None)
     config = config.evaluated()
     player = load_player(config, find(folder, which), config.env, 1, 0)
     player.envs.close()  # only what acts is wanted

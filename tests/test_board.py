@@ -263,6 +263,12 @@ def test_the_status(board: Board, time: Clock) -> None:
     board.trains_since = time.now - 50
     assert board.status("running", 256, 350_000, 80.0).remaining_s == 30  # whichever comes first
     assert board.status("running", 256, 100_000, 0.0).remaining_s == 0
+    for _ in range(3000):  # a learner that was stopped: nothing moves, and the rate falls for ever
+        time.now += 2
+        board.curves()
+        remaining = board.status("running", 256, 350_000, 0.0).remaining_s
+        assert remaining is None or remaining < 1e8
+    assert remaining is None
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(status))), Status) == status
 
 

@@ -77,6 +77,11 @@ def test_a_warm_up_that_cannot_be() -> None:
         check_warm_up("on-policy", limit, 0)
     with pytest.raises(ConfigError, match=r"^warm_up_steps is 5000, but on-policy .* must be auto or 0, or training"):
         check_warm_up("on-policy", 0, 5000)
+    for limit in (901, 1900):
+        with pytest.raises(ConfigError, match=rf"^max_env_steps is {limit}, .* goes on from 900 with .* at least 1901"):
+            check_warm_up("off-policy", limit, 1000, 900)
+    for limit in (0, 900, 1901):  # none; reached already; enough
+        check_warm_up("off-policy", limit, 1000, 900)
     for limit, warm_up in ((0, 5000), (5001, 5000), (1, 0)):
         check_warm_up("off-policy", limit, warm_up)
 

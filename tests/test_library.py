@@ -28,5 +28,11 @@ def test_the_page_runs(number: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_game_is_there_after_a_look_whether_gymnasium_is() -> None:
+    look = "import realm, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium"
+    code = f"{look}; assert gymnasium.spec('Realm-v0'); import sys; assert len(sys.meta_path) < 10"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
 def test_the_page_has_its_parts() -> None:
     assert [sum(name in block for block in BLOCKS) for name in ("MaskablePPO(", "\nPPO(", "make_vec(")] == [1, 1, 1]

@@ -11,6 +11,7 @@ from realm.commands import main as cli
 from realm.commands.compare import differences
 from realm.commands.models import chosen_model, run_folder
 from realm.errors import ConfigError
+from realm.launch.rundir import find_runs
 from realm.watch.tensorboard import TensorBoard, read_curves
 
 
@@ -46,6 +47,24 @@ def test_every_run_is_listed(log_dir: Path, capsys: pytest.CaptureFixture[str]) 
     assert "MB  2001-09-0" in rows[0]
     assert cli.main(["runs", "--log-dir", str(log_dir / "first")]) == 0
     assert "no run is there yet" in capsys.readouterr().out
+
+
+def test_what_a_prune_left_half_deleted_is_no_run(log_dir: Path) -> None:
+    (log_dir / "third").rename(log_dir / ".removing-third")
+    assert [path.name for path, _ in find_runs(log_dir)] == ["first", "second"]
+
+
+def test_a_model_named_from_inside_its_run(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(log_dir / "first" / "ckpt")
+    for model in (".", "model.ckpt-1-7"):
+        assert chosen_model(model, "latest", (), str(log_dir))[0].app.seed == 0
+    monkeypatch.chdir("/")
+    with pytest.raises(ConfigError, match=r"is not a run|no such run"):
+        chosen_model(".", "latest", (), str(log_dir))
+
+
+def test_no_curves_without_a_folder(tmp_path: Path) -> None:
+    assert read_curves(tmp_path / "none") == {}
 
 
 def test_a_run_has_a_name_and_a_path(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +112,4 @@ def test_curves_are_read_without_what_a_resumed_run_has_dropped(tmp_path: Path) 
     second.begin(2)
     second.write({"x": 20.0}, 2)
     second.close()
-    assert read_curves(tmp_path) == {"x": ([1, 2], [1.0, 20.0])}
+    assert read_curves(tmp_path) == {"x": ([1, 2, 2], [1.0, 2.0, 20.0])}

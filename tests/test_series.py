@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
+from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import end, realm, start
 
 from realm.commands import main as cli
+from realm.commands import seeds as seeds_module
 from realm.commands.plot import band, groups_of
 from realm.commands.resume import configuration_of
 from realm.commands.seeds import has_ended, seed_table
 from realm.commands.sweep import Values, read_space
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
+from realm.launch.rundir import RunFile, read_run
+from realm.learn.outcome import newest_model
 
+Between = namedtuple("Between", "low high")
 CARTPOLE = ("--config", "conf/cartpole.toml")
 
 
@@ -115,6 +123,39 @@ def test_seeds_go_on_where_they_were_stopped(tmp_path: Path) -> None:
 # --- resume
 
 
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_run_that_began_with_a_preload_goes_on_without_it(tmp_path: Path) -> None:
+    """And keeps its score where a session ends before any episode does."""
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def train(name: str, limit: int, *settings: str) -> RunFile:
+        own = ("--set", f"log_dir={tmp_path}", f"run_name={name}", f"max_env_steps={limit}", *settings)
+        code, _, err = realm("start", *CARTPOLE, *own)
+        assert code == 0, err
+        run = read_run(tmp_path / name)
+        assert run is not None
+        return run
+
+    train("first", 3000)
+    run = train("second", 3000, "preload_model=true", f"preload_model_dir={first / 'ckpt'}", "preload_model_id=0")
+    assert f"the weights of {first / 'ckpt' / 'model.ckpt-1-0'}, without its optimizer" in run.beginning[1]
+    assert run.score is not None
+    shutil.rmtree(first)
+    code, _, err = realm("resume", second, "--set", f"max_env_steps={newest_steps(second) + 1}")
+    assert code == 0, err
+    assert "training goes on from" in err
+    resumed = read_run(second)
+    assert resumed is not None
+    assert (resumed.statistic, resumed.score is not None) == (run.statistic, True)
+
+
+def newest_steps(run_dir: Path) -> int:
+    newest = newest_model(run_dir)
+    assert newest is not None
+    return newest.env_steps
+
+
 def test_a_resumed_run_keeps_its_settings_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = a_run(tmp_path / "one", 500, "")
     app = configuration_of(folder, ["max_env_steps=2000"]).app
@@ -183,10 +224,24 @@ def test_a_space_of_values(tmp_path: Path) -> None:
         "diy.hidden": Values(f"{file}:3", ("64", "128")),
         "seed": Values(f"{file}:4", (), 1, 5, False, 2),
     }
-    assert space["diy.lr_start"].text(0.00012345678) == "0.0001235"
-    assert space["diy.lr_start"].text(1e-3 * 0.99999) == "0.001"
-    assert space["seed"].text(3) == "3"
-    assert space["diy.hidden"].text("64") == "64"
+
+    def text(key: str, chosen: Any, high: float = 1e-3) -> str:
+        """As a trial has chosen it, perhaps when the space was another."""
+        return space[key].text(SimpleNamespace(params={key: chosen}, distributions={key: Between(1e-5, high)}), key)
+
+    assert text("diy.lr_start", 0.00012345678) == "0.0001235"
+    assert text("diy.lr_start", 1e-3 * 0.99999) == "0.001"
+    assert text("diy.lr_start", 0.00812, high=1e-2) == "0.00812"
+    assert text("seed", 3) == "3"
+    assert text("diy.hidden", "64") == "64"
+    assert space["seed"].text(SimpleNamespace(params={}), "seed") == "-"
+
+
+def test_a_run_that_was_killed_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = iter([-9, 0])
+    monkeypatch.setattr(seeds_module, "start_run", lambda *_: next(codes))
+    words = ["start", *CARTPOLE, "--set", f"log_dir={tmp_path}", "run_name=cart", "--seeds", "3", "4"]
+    assert cli.main(words) == 128 + 9
 
 
 @pytest.mark.parametrize(

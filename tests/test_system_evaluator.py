@@ -127,20 +127,6 @@ def test_a_run_in_one_process_goes_on_with_its_evaluations(tmp_path):
     assert evaluations(run)[-1]["env_steps"] >= 2000 * (len(first) + 2) + 500
 
 
-def test_the_last_model_is_judged_where_the_limit_comes_in_a_warm_up(tmp_path):
-    settings = ("eval_every_steps=50000", "eval_episodes=5", "dump_model_freq=1")
-    with Run(tmp_path, *settings, "warm_up_steps=100", "max_env_steps=0", config="conf/classic.toml") as run:
-        run.wait_trained(3)
-        assert run.interrupt() == 0, run.text()
-    assert [one["env_steps"] for one in evaluations(run)] == [0]
-    steps = checkpoint.find(run.dir / "ckpt", "latest").env_steps
-    limit = f"max_env_steps={steps + 100}"
-    with Run(tmp_path, *settings, "warm_up_steps=150", limit, config="conf/classic.toml") as run:
-        assert run.finish() == 0, run.text()
-    _, last = evaluations(run)
-    assert (tuple(last["version"]), last["env_steps"]) == (run.checkpoints()[-1], steps)
-
-
 def test_an_evaluation_in_one_process_ends_with_a_signal(tmp_path):
     with Run(tmp_path, *SETTINGS, "wrapper_type=local", "eval_every_steps=2000", "evaluated.step_s=3") as run:
         run.wait_running()  # it begins with an evaluation of eleven steps at least

@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from realm.commands.ending import called
-from realm.commands.models import runs_folder
+from realm.commands.ending import called, stopping
 from realm.launch.rundir import RunFile, find_runs, living_pids
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
@@ -62,7 +61,6 @@ def _wait_for_supervisor(run: RunFile) -> None:
 def stop_role(log_dir: Path, role: str) -> int:
     """End one role of every living run; it is not started again."""
     runs = 0
-    where = "" if log_dir == runs_folder(None) else f" --log-dir {shlex.quote(str(log_dir))}"
     for path, run in find_runs(log_dir, warn):
         if not run.lives():
             continue
@@ -73,7 +71,7 @@ def stop_role(log_dir: Path, role: str) -> int:
         runs += 1
         print(
             f"{path}: {role} was asked to stop, and is not started again; it comes back with the whole run: "
-            f"{called()} stop all{where}, then {called()} resume {shlex.quote(str(path))}"
+            f"{stopping(log_dir)}, then {called()} resume {shlex.quote(str(path))}"
         )
     if not runs:
         print(f"no living run below {log_dir}")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from realm.commands.files import from_here
+from realm.commands.models import runs_folder
 from realm.learn.outcome import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, scores, update_name
 
@@ -49,6 +50,12 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
             "train it further:", f"  {resuming(run_dir, status.env_steps, status.max_env_steps)}",
         ]  # fmt: skip
     return lines
+
+
+def stopping(log_dir: Path) -> str:
+    """The command that ends the runs below `log_dir`."""
+    where = "" if log_dir == runs_folder(None) else f" --log-dir {shlex.quote(str(log_dir))}"
+    return f"{called()} stop all{where}"
 
 
 def resuming(run_dir: Path, env_steps: int, limit: int) -> str:

@@ -20,7 +20,7 @@ from loguru import logger
 from rich.console import Console
 from rich.table import Table
 
-from realm.commands.files import check_file, from_here
+from realm.commands.files import check_file, from_here, writing
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError
@@ -147,4 +147,5 @@ def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], mo
         **more,
         "episodes": episodes,
     }
-    request.json.write_text(json.dumps(content))
+    with writing(request.json):
+        request.json.write_text(json.dumps(content))

@@ -7,6 +7,7 @@ Every error with a sentence for the user (`realm/errors.py`) ends here as one li
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -36,6 +37,9 @@ NO_GAME = (
 
 def main(argv: list[str]) -> int:
     """Parse and run one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale that lacks a sign costs the sign, not the report
     _log_to_stderr()
     try:
         arguments = _parser(argv).parse_args(argv)

@@ -78,7 +78,7 @@ def chosen_model(
     elif _run_around(Path(model)):
         folder = Path(model)
     else:  # the name of a run, perhaps with a folder in it; a package of this name may be here, too
-        name, *inner = Path(model).parts
+        name, *inner = Path(model).parts or (".",)
         try:
             folder = run_folder(name, log_dir).joinpath(*inner)
         except ConfigError:
@@ -140,7 +140,8 @@ def _run_around(folder: Path) -> Path | None:
     """The run that this folder is, or is inside of; None if there is none, or no such folder."""
     if not folder.exists():
         return None
-    return next((one for one in (folder, *folder.parents) if (one / "config.toml").is_file()), None)
+    parents = folder.absolute().parents
+    return next((one for one in (folder, *parents) if (one / "config.toml").is_file()), None)
 
 
 def _newest_model(log_dir: Path, number: str) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from realm.commands.control import warn
 from realm.commands.files import below
+from realm.commands.status import state_of
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids
 from realm.learn.outcome import BEST_FOLDER, models_in
@@ -97,7 +98,7 @@ def _look(log_dir: Path) -> list[Found]:
 def _found(path: Path, run: RunFile) -> Found:
     return Found(
         path,
-        run.state,
+        state_of(run),
         (path / "run.json").stat().st_mtime,
         lives=bool(living_pids(run)),
         link=path.is_symlink(),

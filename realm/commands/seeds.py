@@ -41,7 +41,7 @@ def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: S
         code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"])
         if code == _USER:
             return code  # it would be the same with every seed
-        worst = max(worst, code)
+        worst = max(worst, code if code >= 0 else 128 - code)  # a shell's code for a process that a signal has ended
     print("\n".join(seed_table(folders)))
     return worst
 

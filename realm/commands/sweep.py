@@ -62,12 +62,15 @@ class Values:
             return optuna.distributions.IntDistribution(self.low, self.high, self.log, int(self.step or 1))
         return optuna.distributions.FloatDistribution(self.low, self.high, self.log, self.step)
 
-    def text(self, chosen: Any) -> str:
-        """A value that Optuna has chosen, as TOML."""
+    def text(self, trial: Any, key: str) -> str:
+        """The value that Optuna has chosen in this trial, as TOML; "-" if it has none. The space may be another now."""
+        if key not in trial.params:
+            return "-"
+        chosen, space = trial.params[key], trial.distributions[key]
         if self.choices:
             return str(chosen)
         if isinstance(chosen, float):
-            chosen = min(max(float(f"{chosen:.{_DIGITS}g}"), self.low), self.high)
+            chosen = min(max(float(f"{chosen:.{_DIGITS}g}"), space.low), space.high)
         return toml_value(chosen)
 
 
@@ -91,7 +94,7 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
     with _owned(journal):
         study = _study(optuna, journal, app.run_name, distributions)
         while (trial := _next(optuna, study, distributions, trials, app.seed)) is not None:
-            chosen = [f"{key}={space[key].text(value)}" for key, value in trial.params.items() if key in space]
+            chosen = [f"{key}={space[key].text(trial, key)}" for key in trial.params if key in space]
             run_dir = Path(app.log_dir) / f"{app.run_name}-trial{trial.number}"
             print(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}", flush=True)
             code = 0
@@ -239,12 +242,12 @@ def _report(
     keys = list(space)
     rows = [("trial", "score", *keys)]
     for one in good[:_SHOWN]:
-        settings = (space[key].text(one.params[key]) if key in one.params else "-" for key in keys)
+        settings = (space[key].text(one, key) for key in keys)
         rows.append((f"{config.app.run_name}-trial{one.number}", f"{one.value:.1f}", *settings))
     left = len(trials) - len(good)
     more = f", {left} without a score" if left else ""
     print(f"\n{len(trials)} trials{more}; the best:", *table(rows, frozenset(range(1, len(rows[0])))), sep="\n")
-    best = [f"{key}={space[key].text(value)}" for key, value in good[0].params.items() if key in space]
+    best = [f"{key}={space[key].text(good[0], key)}" for key in good[0].params if key in space]
     own = [text for text in overrides if text.partition("=")[0] not in ("run_name", "app.run_name")]
     words = ["start", *(["--config", path] if path != DEFAULT_CONFIG else []), "--set", *own, *best]
     words.append(f"run_name={config.app.run_name}-best")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from realm.commands.ending import called, say_ending
+from realm.commands.ending import called, say_ending, stopping
 from realm.commands.models import DEFAULT_CONFIG, checkpoints_of
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.config.plan import decide, make_plan, this_machine
@@ -136,7 +136,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                     print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
                     watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
                     print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
-                    print(f"end it:   {called()} stop all")
+                    print(f"end it:   {stopping(folder)}")
                     return 0
             time.sleep(0.1)
     except KeyboardInterrupt:  # the run has a session of its own, and would go on

@@ -72,17 +72,22 @@ def check_flow(
         )
 
 
-def check_warm_up(policy: str, max_env_steps: int, warm_up_steps: int) -> None:
-    """Raise ConfigError if there is nothing to warm up, or if a run would end before its first update."""
+def check_warm_up(policy: str, max_env_steps: int, warm_up_steps: int, begins_at: int = 0) -> None:
+    """Raise ConfigError if there is nothing to warm up, or if a run would end before its first update.
+
+    begins_at: env steps that a run has which goes on without its replay memory.
+    """
     if policy == "on-policy" and warm_up_steps:
         raise ConfigError(
             f"warm_up_steps is {warm_up_steps}, but on-policy training has no memory to fill first; it must be auto or "
             "0, or training off-policy"
         )
-    if 0 < max_env_steps <= warm_up_steps:
+    least = begins_at + warm_up_steps + 1
+    if begins_at < max_env_steps < least:
+        goes_on = f"goes on from {begins_at} with an empty memory, and so trains" if begins_at else "begins"
         raise ConfigError(
-            f"max_env_steps is {max_env_steps}, but training begins after warm_up_steps, {warm_up_steps} env steps; it "
-            f"must be at least {warm_up_steps + 1}, or warm_up_steps smaller"
+            f"max_env_steps is {max_env_steps}, but training {goes_on} after warm_up_steps, {warm_up_steps} env steps; "
+            f"it must be at least {least}, or warm_up_steps smaller"
         )
 
 

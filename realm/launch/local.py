@@ -99,7 +99,7 @@ def run(prepared: Prepared) -> End:
     updates = int(board.total("learner", "updates"))
     status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
     prepared.run_file.cause = loop.cause
-    prepared.run_file.statistic, prepared.run_file.score = status.statistic, status.score
+    prepared.run_file.note_score(status)
     prepared.run_file.write_or_warn(prepared.run_dir)
     warn_of_faults(board)
     logger.info("the run has ended: {}", loop.cause)

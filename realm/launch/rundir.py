@@ -24,6 +24,7 @@ from realm.config.keys import LONGEST_NAME, AppConfig
 from realm.errors import ConfigError, one_line
 from realm.files import read_json, replace_file
 from realm.learn.outcome import models_in
+from realm.watch.status import Status
 
 _MOST_BYTES = 4 << 20  # of a run.json
 
@@ -48,7 +49,7 @@ class RunFile:
     statistic: str = ""
     """What `score` is the mean of: score or return of training episodes."""
     score: float | None = None
-    """At the run's end: the mean of the last training episodes, as the terminal has shown it."""
+    """At the end of the last session in which an episode has ended: the mean of its last training episodes."""
     epoch: int = 0
     """The last epoch of a learner in this directory; the next learner gets a greater one."""
     beginning: list[str] = field(default_factory=list)
@@ -63,6 +64,11 @@ class RunFile:
     def lives(self) -> bool:
         """Whether its supervisor, or its one process, lives."""
         return is_alive(self.pid, self.created, self.boot)
+
+    def note_score(self, status: Status) -> None:
+        """Keep what the terminal shows at the end, unless no episode has ended since this start."""
+        if status.score is not None:
+            self.statistic, self.score = status.statistic, status.score
 
     def write(self, run_dir: Path) -> None:
         content = {
@@ -146,7 +152,8 @@ def boot_id() -> str:
 
 def find_runs(log_dir: Path, skipped: Callable[[str], None] | None = None) -> list[tuple[Path, RunFile]]:
     """Every run below `log_dir`, oldest first. skipped: as in `read_run`."""
-    runs = [(path.parent, read_run(path.parent, skipped)) for path in sorted(log_dir.glob("*/run.json"))]
+    # pathlib's * takes names that begin with a dot, too, such as of a run that `realm runs --prune` was deleting
+    runs = [(path.parent, read_run(path.parent, skipped)) for path in sorted(log_dir.glob("[!.]*/run.json"))]
     # a file of an older version has no `started`, and the wall-clock time in `created`
     return sorted([(path, run) for path, run in runs if run], key=lambda pair: pair[1].started or pair[1].created)
 
@@ -179,6 +186,8 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
     epoch = max([earlier.epoch if earlier else 0, *(version.epoch for version, _ in models_in(run_dir / "ckpt"))])
     own = os.getpid()
     run = RunFile(secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch, lock=lock)
+    if earlier:
+        run.statistic, run.score = earlier.statistic, earlier.score
     run.write(run_dir)
     return run_dir, run
 

@@ -10,10 +10,11 @@ import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from loguru import logger
 
-from realm.config.flow import check_memory, check_rows
+from realm.config.flow import check_memory, check_rows, check_warm_up
 from realm.config.load import RunConfig, load_config, settings_of, to_toml
 from realm.config.memory import usable_bytes
 from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choice, with_replay
@@ -24,7 +25,7 @@ from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, replace_file,
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
-from realm.learn.outcome import models_in
+from realm.learn.outcome import models_in, newest_model
 from realm.user import hyper_of, hyper_table
 from realm.watch.progress import busy
 from realm.wire.keys import Keys, load_keys
@@ -124,16 +125,23 @@ def _tell(config: RunConfig, decided: Decided, plan: Plan, beginning: list[str])
 
 
 def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
-    """Refuse to resume or preload models of other shapes, before anything is written and without torch."""
+    """Refuse to resume or preload models of other shapes, before anything is written and without torch; and to resume a
+    run that would reach its limit before it trains."""
     app = config.app
-    if app.run_name and not fresh:
-        manifest = _newest_manifest(Path(app.log_dir) / app.run_name / "ckpt")
+    run_dir = Path(app.log_dir) / app.run_name if app.run_name and not fresh else None
+    if run_dir:
+        manifest = _newest_manifest(run_dir / "ckpt")
         if manifest and manifest[1] != spec.schema:
             raise ConfigError(
                 f"{manifest[0]}: was trained with other shapes (schema {manifest[1]}, now {spec.schema}); choose "
                 "another run_name, begin a new run with --fresh, or restore the observation, action and chunk settings"
             )
-    if app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
+        newest = newest_model(run_dir)
+        if newest and not app.save_replay:
+            policy, warm_up = app.algorithm_on_policy_or_off_policy, cast(int, app.warm_up_steps)
+            check_warm_up(policy, app.max_env_steps, warm_up, newest.env_steps)
+    begins = run_dir is None or not models_in(run_dir / "ckpt")
+    if begins and app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")
         raise ConfigError(
             f"{place}: key 'preload_model_dir': {app.preload_model_dir}: has no checkpoint; it must be a folder of "

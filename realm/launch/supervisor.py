@@ -109,8 +109,8 @@ class Supervisor:
             self._kill_all()
         self._curves.write(self.board)
         self._curves.close()
-        status = self.status()
-        self.run_file.cause, self.run_file.statistic, self.run_file.score = self.cause, status.statistic, status.score
+        self.run_file.cause = self.cause
+        self.run_file.note_score(self.status())
         self._set_state("stopped" if self._exit_code == 0 else "failed")
         return self._exit_code
 

@@ -32,6 +32,7 @@ from realm.contract import (
 )
 from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError
 from realm.learn import checkpoint
+from realm.learn.outcome import models_in
 from realm.watch.meters import Meters
 
 _WARN_EVERY_S = 60.0
@@ -49,8 +50,8 @@ def begin(agent: Agent, spec: Spec, app: AppConfig, run_dir: Path, epoch: int, m
     """The trainer of a run: goes on from the newest checkpoint, else begins with `preload_model` or new weights."""
     keep = app.modelpool_max_save_model_count
     trainer = Trainer(agent, spec, run_dir / "ckpt", int(app.dump_model_freq), keep, meters)
-    folder = Path(app.preload_model_dir)
-    trainer.start(epoch, checkpoint.find(folder, app.preload_model_id) if app.preload_model else None)
+    begins = app.preload_model and not models_in(run_dir / "ckpt")
+    trainer.start(epoch, checkpoint.find(Path(app.preload_model_dir), app.preload_model_id) if begins else None)
     return trainer
 
 

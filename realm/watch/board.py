@@ -26,6 +26,8 @@ PLUMBING = "system"
 
 RECENT_EPISODES = 200
 """Episodes in the means of the live display."""
+_LONGEST_S = 1000 * 86_400.0
+"""A remaining time that is longer is not known."""
 
 
 class RecentMean:
@@ -199,8 +201,9 @@ class Board:
         remaining = []
         if max_seconds:
             remaining.append(max(0.0, max_seconds - self.training_s))
-        if max_env_steps and rate > 0:
-            remaining.append(max(0.0, (max_env_steps - self.env_steps) / rate))
+        left = max(0, max_env_steps - self.env_steps)
+        if max_env_steps and left < rate * _LONGEST_S:  # where nothing moves, the rate falls for ever
+            remaining.append(left / rate)
         evaluation = best = None
         if newest := self.evaluation:
             evaluation = Scored(newest.statistic, newest.score, *newest.version)

@@ -41,11 +41,11 @@ class TensorBoard:
         self._retry_at = 0.0
 
     def begin(self, step: int) -> None:
-        """Say that training begins or goes on at `step`: tensorboard drops what was written at this step and later.
+        """Say that training begins or goes on at `step`: tensorboard drops what was written after it.
 
         What a lost learner had trained after its last checkpoint is no part of the curve.
         """
-        self._begins_at = step
+        self._begins_at = step + 1
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Write name -> value at `step` (env steps); after a failure, values of the next minute are lost."""
@@ -119,6 +119,8 @@ class TensorBoard:
 
 def read_curves(folder: Path) -> dict[str, Curve]:
     """Tag -> env steps and values, without those that a resumed run has dropped."""
+    if not folder.is_dir():
+        return {}
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 

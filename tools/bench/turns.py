@@ -58,9 +58,10 @@ class Cluster:
         self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        self._signal(signal.SIGCONT)
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(120)
+        if self._process.poll() is None:
+            self._signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(120)
 
     def take_turn(self, seconds: float) -> None:
         self._signal(signal.SIGCONT)
