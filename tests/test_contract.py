@@ -108,6 +108,16 @@ def test_a_spec_survives_json_and_its_schema_tells_it_apart(spec: Spec, other: S
     assert (spec.schema == other.schema) == (spec == other)
 
 
+def test_a_spec_takes_what_numpy_and_gymnasium_have() -> None:
+    """Sizes, bounds and dtypes as they stand in spaces; what is sent and compared is plain."""
+    plain = Spec({"x": Field((3, 2), "float32")}, ActionSpec(n=4), {}, 5)
+    given = Spec({"x": Field((np.int64(3), 2), np.float32)}, ActionSpec(n=np.int64(4)), {}, 5)  # type: ignore[arg-type]
+    assert (given, given.schema) == (plain, plain.schema)
+    bounds = np.array([0.0, 1.0], np.float32)
+    assert ActionSpec(low=tuple(bounds), high=tuple(bounds + 1)) == ActionSpec(low=(0.0, 1.0), high=(1.0, 2.0))
+    assert json.dumps(Spec({}, ActionSpec(nvec=tuple(np.array([2, 3]))), {}, 1).to_json())
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -60,6 +60,7 @@ TROUBLES = {
     "the critic predicts nothing": {"explained_variance": -2.0, "value_loss": 3.0},
     "the policy runs away": {"approx_kl": 1.5},
     "the policy explores no more": {"entropy": 1e-4, "score": 250.0},
+    "training changes nothing": {"lr": 0.0},
     "the score is at its least": {"score": -5.0},
 }
 SEEN = {
@@ -68,6 +69,7 @@ SEEN = {
     "the critic predicts nothing": "explained_variance is -2.00, worse than",
     "the policy runs away": "approx_kl is 1.5",
     "the policy explores no more": "entropy is 0.0001 and was",
+    "training changes nothing": "lr is 0",
     "the score is at its least": "the mean score stands at -5, and its highest was",
 }
 
@@ -87,7 +89,7 @@ def test_what_passes_is_not_named(rule: str) -> None:
     stream = after("realm", 0, 0)
     for _ in range(50):
         update, env_steps, _ = stream[-1]
-        good = HEALTHY["realm"][-1][2]
+        good = {"lr": 1e-4, **HEALTHY["realm"][-1][2]}
         for numbers in ({**good, **TROUBLES[rule]}, {**good, **TROUBLES[rule]}, good):
             update += 1
             stream.append((update, env_steps, numbers))

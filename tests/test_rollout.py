@@ -1,6 +1,7 @@
 """Environments that misbehave: an episode is thrown away, an environment made again, and no row of it trained on."""
 
 import dataclasses
+import itertools
 import re
 import shutil
 
@@ -14,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from diy.train_workflow import workflow
-from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext
+from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.errors import RunError, UserCodeError
 from realm.rollout import rounds as rollout
 from realm.rollout.rounds import RestartingEnvs, rounds
@@ -180,6 +181,52 @@ def test_three_in_a_row_raise_the_last(kind):
     assert str(ROOT / "tests" / "test_rollout.py") in str(caught.value)
     if isinstance(fault, BaseException):
         assert caught.value.__cause__ is fault
+
+
+@pytest.mark.parametrize("way", ["yields", "adds"])
+def test_a_failure_is_thrown_away_where_environments_are_handed_on_one_by_one(way):
+    def flow(envs, policy, context):
+        for chunk in itertools.islice(workflow(envs, policy, context), 6):
+            for env in (0, 1):
+                one = {name: array[env : env + 1].copy() for name, array in chunk_to_arrays(chunk).items()}
+                if way == "yields":
+                    yield one
+                else:
+                    context.add(one)
+
+    taken, meters, made = [], Meters(), []
+    envs = RestartingEnvs(lambda seed: sync([[], [{3: ValueError()}]], made), 7, SPEC, meters.count)
+    context = WorkflowContext(SPEC, None, 7, 0, 1, meters, add=taken.append)
+    parts = [*rounds(flow, envs, Policy(), context), *taken]
+    assert meters.totals["dropped_chunks"] == 1
+    check_rows(parts)
+    assert [bool(one["valid"].any()) for one in parts[:2]] == [True, False]
+
+
+def test_environments_that_only_look_like_gymnasiums_are_made_again_as_a_whole():
+    class Duck:
+        metadata, observation_space, action_space, render_mode, spec = {}, SPACE, spaces.Discrete(2), None, None
+
+        def __init__(self, faults, made):
+            self.one = Counter(faults, made)
+
+        def reset(self, **options):
+            return self.one.reset(**options)
+
+        def step(self, action):
+            return self.one.step(action)
+
+        def close(self):
+            self.one.close()
+
+    made = []
+
+    def make(seed):
+        return SyncVectorEnv([lambda: Duck({3: OSError()} if len(made) < 2 else {}, made)] * 2)
+
+    given, totals, _ = play(make, 6)
+    assert totals["env_restarts"] == 1
+    check_rows(given)
 
 
 def test_a_good_episode_in_between_forgives():

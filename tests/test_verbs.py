@@ -817,6 +817,20 @@ def add(items: Arrays, seq: int, sender: str = "aisrv-0") -> Message:
     return Message("add", seq, {}, items, sender, 1)
 
 
+def test_a_round_larger_than_the_buffer_goes_in_while_the_learner_draws() -> None:
+    """Nobody asks again in the middle of it: each part that goes in may be what the learner waits for."""
+    one, answers = keeper(8), []
+    big = played(0, count=30)
+    big["env"][:] = np.arange(30)
+    answers += one.handle(b"l", sample(Version(1, 0)))
+    answers += one.handle(b"a", add(big, 1))
+    for update in range(1, 8):
+        answers += one.handle(b"l", sample(Version(1, update), seq=1 + update))
+    batches = [answer.arrays["item.env"] for peer, answer in answers if peer == b"l"]
+    assert np.concatenate(batches[:7]).tolist() == list(range(28))
+    assert [answer.meta["status"] for peer, answer in answers if peer == b"a"] == ["accepted"]
+
+
 def test_a_small_round_does_not_overtake_a_large_one() -> None:
     """It would find room where the large one has none, and then the large one would be called a duplicate."""
     one = keeper(8)

@@ -23,8 +23,9 @@ def choose(
     """Draw a legal action of each row from the policy, softmax(logits), where explore is 1, or take the most likely one
     where it is 0; in between it is the temperature, softmax(logits / explore).
 
-    logits: f32 [n, A]; legal: bool [n, A], one at least in a row; explore: f32 [n]; uniform: f32 [n], from [0, 1)
-    Writes action, i64 [n], and log_prob, f32 [n]: of that action under softmax(logits), whatever explore is.
+    logits: f32 [n, A]; legal: bool [n, A]; explore: f32 [n]; uniform: f32 [n], from [0, 1)
+    Writes action, i64 [n], and log_prob, f32 [n]: of that action under softmax(logits), whatever explore is. A row
+    without a legal action, such as of a final state, gets 0 and 0.
     """
     actions = logits.shape[1]
     weight = np.empty(actions, np.float32)
@@ -33,6 +34,9 @@ def choose(
         for a in range(actions):
             if legal[i, a] and logits[i, a] > top:
                 best, top = a, logits[i, a]
+        if not legal[i].any():
+            action[i], log_prob[i] = 0, 0.0
+            continue
         total = np.float32(0.0)
         for a in range(actions):
             weight[a] = np.exp(logits[i, a] - top) if legal[i, a] else np.float32(0.0)

@@ -346,6 +346,8 @@ class PPO:
     def _forward_halves(self, obs: Obs, net: Callable[[Obs], Tensor]) -> Tensor:
         """`forward`, half of the chunks in each thread."""
         half = len(next(iter(obs.values()))) // 2
+        if half == 0:
+            return self.forward(obs, net)
         head, tail = ({name: x[part] for name, x in obs.items()} for part in (slice(half), slice(half, None)))
         return torch.cat(self.side_by_side(lambda: self.forward(head, net), lambda: self.forward(tail, net)))
 

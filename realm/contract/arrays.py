@@ -17,10 +17,15 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class Field:
-    """Shape and dtype of one array, without its leading batch axes."""
+    """Shape and dtype of one array, without its leading batch axes. What NumPy and gymnasium have for them will do."""
 
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        dtype: Any = self.dtype
+        object.__setattr__(self, "dtype", dtype if isinstance(dtype, str) else np.dtype(dtype).name)
 
     @property
     def size(self) -> int:

@@ -17,7 +17,10 @@ from realm.errors import ContractError
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action space: exactly one of `n` (discrete), `nvec` (multi-discrete) or `low` and `high` (continuous)."""
+    """The action space: exactly one of `n` (discrete), `nvec` (multi-discrete) or `low` and `high` (continuous).
+
+    What NumPy and gymnasium have for these numbers will do.
+    """
 
     n: int = 0
     nvec: tuple[int, ...] = ()
@@ -25,6 +28,9 @@ class ActionSpec:
     high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "n", int(self.n))
+        for name, number in (("nvec", int), ("low", float), ("high", float)):
+            object.__setattr__(self, name, tuple(map(number, getattr(self, name))))
         kinds = (self.n > 0) + bool(self.nvec) + bool(self.low or self.high)
         if kinds != 1 or len(self.low) != len(self.high):
             raise ContractError(

@@ -194,14 +194,17 @@ class ReplayBuffer:
             self._seen[worker] = origin
             self.counters["refused_old_epoch" if old_epoch else "refused_stale"] += count
             return OLD_EPOCH if old_epoch else STALE
-        room = self.limiter.room(self.size) // self._most_samples
-        if room < min(count, max(1, self.limiter.whole // self._most_samples)):
+        least = max(1, self.limiter.whole // self._most_samples)
+        if (room := self.limiter.room(self.size) // self._most_samples) < min(count, least):
             return NO_ROOM
         check_finite(items, "a round")
-        if room < count:
+        while room < count:
             self._store({name: array[:room] for name, array in items.items()})
-            self._begun[worker] = (origin, taken + room)
-            return NO_ROOM
+            items = {name: array[room:] for name, array in items.items()}
+            taken, count = taken + room, count - room
+            self._begun[worker] = (origin, taken)
+            if (room := self.limiter.room(self.size) // self._most_samples) < min(count, least):
+                return NO_ROOM
         self._store(items)
         self._begun.pop(worker, None)
         self._seen[worker] = origin

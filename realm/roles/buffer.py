@@ -47,7 +47,8 @@ def run(job: Job) -> None:
     keeper = Keeper(buffer, link.meters, 16 * job.plan.workers * job.plan.max_unacked_rounds)
     thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.handle()), daemon=True)
     thread.start()
-    server.expect(max(job.plan.batch, job.plan.envs_per_worker) * job.spec.sample_bytes)
+    if job.plan.max_version_lag is not None:  # else a workflow may yield rounds of any size
+        server.expect(max(job.plan.batch, job.plan.envs_per_worker) * job.spec.sample_bytes)
     link.ready([server])
     try:
         while True:
@@ -192,8 +193,9 @@ class Keeper:
         return f"nothing has moved for {still_s:.0f} s: {who} ({counts})"
 
     def _add_held(self, answers: list[Answer]) -> bool:
-        """Offer waiting rounds in order of arrival, until one finds no room; return whether one was taken."""
-        taken = False
+        """Offer waiting rounds in order of arrival, until one finds no room; return whether one, or a part of one, was
+        taken."""
+        before = self.buffer.counters["inserted"]
         if self.holds():
             return False
         if self._draw is None and self._last is None:
@@ -209,13 +211,12 @@ class Keeper:
                 break  # later rounds wait, too: a later one of the same worker would make this one a duplicate
             del self._held[key]
             if status == ACCEPTED:
-                taken = True
                 self._meters.put("producer_wait_ms", 1e3 * (time.monotonic() - since))
             meta: dict[str, Any] = {"status": status, "reason": reason}
             if status in (STALE, OLD_EPOCH):
                 meta["wanted"] = list(self.buffer.wanted(len(items["worker"])))
             answers.append((peer, Message("added", key[2], meta)))
-        return taken
+        return self.buffer.counters["inserted"] > before
 
     def _take_draw(self, peer: bytes, message: Message) -> list[Answer]:
         asked = (message.sender, message.incarnation, message.seq)

@@ -15,6 +15,7 @@ import inspect
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -207,7 +208,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         """A round without the chunks of environments that failed in it: their rows are marked as not valid, so that the
         round stays whole. Items without `valid` rows are thrown away with their whole round: None."""
         spoiled = np.isin(items["env"], np.flatnonzero(self._spoiled))
-        self._spoiled[:] = False
+        # a workflow may yield its environments one after the other
+        self._spoiled &= ~np.isin(np.arange(len(self._spoiled)), items["env"])
         if not spoiled.any():
             return items
         whole = "valid" not in items
@@ -221,7 +223,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
     def _made(self, seed: int) -> Any:
         envs = self._make(seed)
         base = getattr(envs, "unwrapped", None)
-        if isinstance(base, SyncVectorEnv):
+        if isinstance(base, SyncVectorEnv) and all(isinstance(env, gymnasium.Env) for env in base.envs):
             base.envs = [
                 RestartingEnv(env, make, row, seed, self._failures)
                 for row, (env, make) in enumerate(zip(base.envs, base.env_fns, strict=True))
@@ -253,9 +255,14 @@ def rounds(
 ) -> Iterator[Arrays]:
     """Run the workflow; yield each round as name -> [n, ...]. Raises UserCodeError for a round that is not of the
     Spec."""
+
+    def add(items: Arrays) -> None:
+        if (kept := envs.without_spoiled(items)) is not None:
+            context.add(kept)
+
     code = inspect.unwrap(workflow).__code__
     where = f"{code.co_filename}:{code.co_firstlineno}: workflow yielded"
-    for given in workflow(envs, policy, context):
+    for given in workflow(envs, policy, replace(context, add=add)):
         items = chunk_to_arrays(given) if isinstance(given, Chunk) else given
         worker = items.get("worker") if isinstance(items, dict) else None
         if not isinstance(worker, np.ndarray) or worker.ndim != 1 or not len(worker):

@@ -129,6 +129,11 @@ def _collapsed(numbers: Numbers, levels: Levels) -> str | None:
     )
 
 
+def _stands_still(numbers: Numbers, levels: Levels) -> str | None:
+    lr = numbers.get("lr")
+    return None if lr is None else f"lr is {lr:g}" if lr == 0 else ""
+
+
 def _at_its_least(numbers: Numbers, levels: Levels) -> str | None:
     score = numbers.get("score")
     if score is None:
@@ -161,6 +166,10 @@ RULES = (
     Rule(
         "the policy explores no more", _collapsed, 5, 50,
         "try a larger entropy coefficient or a smaller learning rate, from an earlier checkpoint",
+    ),
+    Rule(
+        "training changes nothing", _stands_still, 3, 0,
+        "try a later end of the schedule (total_env_steps), or a learning rate at its end (lr_end) above 0",
     ),
     Rule(
         "the score is at its least", _at_its_least, 10, 200,

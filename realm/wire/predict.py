@@ -64,6 +64,8 @@ class LocalPolicy:
         self._gate.see(version)
         state = self._state.before(self._slot, first)
         context = PredictContext(self._slot, first, _per_row(explore, len(first)), env_steps, state, size)
+        # torch takes no array that runs backwards, as a mirrored observation does
+        obs = {name: np.ascontiguousarray(x) if min(x.strides, default=0) < 0 else x for name, x in obs.items()}
         predicted = self.agent.predict(obs, context)
         checked_answer(predicted, self._fields, len(first))
         self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorActionWrapper, VectorEnv
+from gymnasium.vector import VectorActionWrapper, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
@@ -60,7 +60,17 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
         seen = {_name(path): _numbers(space, _part(obs, path)) for path, space in parts}
         return seen | {MASK: seen[MASK].astype(np.bool_)} if MASK in seen else seen
 
-    return TransformObservation(RecordEpisodeStatistics(envs), observed, batch_space(single, num_envs), single)
+    return TransformObservation(
+        RecordEpisodeStatistics(_Unrecorded(envs)), observed, batch_space(single, num_envs), single
+    )
+
+
+class _Unrecorded(VectorWrapper):
+    """Leaves out what environments say of their episodes themselves: gymnasium's recorder refuses a second report."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        *step, info = self.env.step(actions)
+        return (*step, {name: x for name, x in info.items() if name not in ("episode", "_episode")})
 
 
 class _JointActions(VectorActionWrapper):
