@@ -21,6 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
+from realm.config.keys import AppConfig
 from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
 from realm.config.toml import toml_value
@@ -194,7 +197,19 @@ def load_preferences(algo: str) -> Preferences | None:
     """The function `preferred(cores, device, workers)` of `<algo>/config.py`, or None if it has none. It gives the
     values that suit the package's agent for keys of [app] that are "auto"."""
     module = _module(algo, "config", "a frozen dataclass Config")
-    return _function(module, "preferred", "cores", "device", "workers") if hasattr(module, "preferred") else None
+    if not hasattr(module, "preferred"):
+        return None
+    function = _function(module, "preferred", "cores", "device", "workers")
+
+    def preferred(cores: int, device: str, workers: int) -> Mapping[str, Any]:
+        try:
+            given = dict(function(cores, device, workers))
+            msgspec.convert(given, AppConfig)
+        except (Exception, SystemExit) as error:
+            raise _raised(error, algo, "config", "calling preferred") from error
+        return given
+
+    return preferred
 
 
 def hyper_table(hyper: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:

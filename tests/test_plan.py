@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from diy.config import preferred
+from realm.config import plan as plan_module
 from realm.config.flow import check_flow
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
@@ -164,13 +165,13 @@ def test_a_replay_memory_is_as_large_as_is_of_use() -> None:
 def test_what_was_asked_for_is_taken() -> None:
     asked: dict[str, Any] = {
         "aisrv_count": 3, "aisrv_connect_to_kaiwu_env_count": 5, "train_batch_size": 30, "replay_buffer_capacity": 90,
-        "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:1", "flow": "overlapping",
+        "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:0", "flow": "overlapping",
         "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
         "reverb_sampler": "Fifo", "warm_up_steps": 0, "dump_model_freq": 5,
     }  # fmt: skip
     one = plan(GPU, **asked)
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)
-    assert (one.max_version_lag, one.learner_threads, one.device, one.backend) == (2, 7, "cuda:1", "native")
+    assert (one.max_version_lag, one.learner_threads, one.device, one.backend) == (2, 7, "cuda:0", "native")
     assert (one.predict_local, one.max_unacked_rounds) == (True, 2)
     assert why(GPU, **asked) == {}
     assert plan(max_version_lag="free").max_version_lag is None
@@ -202,6 +203,28 @@ def test_what_cannot_work_is_said_with_numbers(keys: dict[str, Any], text: str) 
     with pytest.raises(ConfigError, match=text) as caught:
         plan(**keys)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("visible", "there"), [(None, 3), ("", 0), ("-1", 0), ("2", 1), ("0, 1", 2), ("0,-1,1", 1), ("0,1,2,3,4", 3)]
+)
+def test_gpus_that_are_hidden_do_not_count(
+    visible: str | None, there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(plan_module, "Path", lambda path: tmp_path if path == "/dev" else Path(path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert plan_module.gpus() == there
+
+
+def test_devices_that_are_not_here() -> None:
+    with pytest.raises(ConfigError, match=r"^device is cuda:1, but the GPUs here end with cuda:0"):
+        decide(AppConfig(device="cuda:1"), GPU)
+    with pytest.raises(ConfigError, match=r"^device is mps, which only macOS has"):
+        decide(AppConfig(device="mps"), SMALL)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 5, 8, 17, 64, 256])

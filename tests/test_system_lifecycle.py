@@ -192,6 +192,68 @@ def test_a_role_that_starts_hears_no_command_but_stop():
     assert said == [(b"starts", "stop"), (b"runs", "save")]
 
 
+def test_workers_that_wait_for_one_that_has_finished_end_the_run():
+    """A batch of bounded age takes a round of each worker, so none comes any more."""
+    ends, updates = [], [5.0]
+    roles = {("aisrv", index): Role("aisrv", index, state="ready") for index in range(2)}
+    supervisor = SimpleNamespace(
+        _roles=roles, _updates_then=(0.0, time.monotonic()), plan=SimpleNamespace(max_version_lag=1),
+        board=SimpleNamespace(total=lambda *_: updates[0], env_steps=0, training_s=0.0),
+        app=SimpleNamespace(limit_reached=lambda *_: ""), stop=lambda cause, code: ends.append((cause, code)),
+    )  # fmt: skip
+
+    def looked_at_after(seconds):
+        supervisor._updates_then = (supervisor._updates_then[0], supervisor._updates_then[1] - seconds)
+        Supervisor._check_limits(supervisor)
+        return len(ends)
+
+    assert looked_at_after(100) == 0  # both play
+    roles["aisrv", 0].state = "finished"
+    assert looked_at_after(100) == 0  # an update came
+    assert looked_at_after(30) == 0
+    updates[0] = 6.0
+    assert looked_at_after(31) == 0
+    assert looked_at_after(61) == 1
+    assert ends[0][1] == 0
+    supervisor.plan.max_version_lag = None  # batches of any age: the others go on
+    assert looked_at_after(100) == 1
+
+
+@pytest.mark.slow
+def test_a_role_that_is_busy_or_starts_ends_where_the_user_has_stopped_it(tmp_path):
+    """However many commands came before: in the middle of a long update, or before it runs."""
+    with Run(tmp_path, NATIVE, "restart_budget=9", "counting.learn_s=3", "counting.early=false") as run:
+        run.wait_running()
+        run.wait_for(lambda: run.checkpoints(), "a first checkpoint")
+        for words in (("save",), ("stop", "learner")):
+            done = command(*words, "--log-dir", str(tmp_path / "runs"))
+            assert done.returncode == 0, done.stderr
+        run.wait_for(lambda: run.file()["roles"]["learner-0"]["pid"] == 0, "the learner has ended")
+        run.kill("aisrv-0")
+        assert command("stop", "aisrv", "--log-dir", str(tmp_path / "runs")).returncode == 0
+        run.wait_for(
+            lambda: not any(run.file()["roles"][f"aisrv-{index}"]["pid"] for index in (0, 1)), "the workers have ended"
+        )
+        assert {run.file()["roles"][name]["state"] for name in ("learner-0", "aisrv-0", "aisrv-1")} == {"stopped"}
+        assert run.interrupt() == 0, run.text()
+
+
+@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path, mode):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what a child inherits, as nohup does it
+    try:
+        run = Run(tmp_path, NATIVE, mode)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with run:
+        run.wait_running()
+        run.process.send_signal(signal.SIGHUP)
+        time.sleep(1.0)
+        assert run.process.poll() is None
+        assert run.interrupt() == 0, run.text()
+        assert "SIGINT received" in run.file()["cause"]
+
+
 def test_stopped_while_starting(tmp_path):
     with Run(tmp_path, NATIVE) as run:
         run.wait_for(lambda: run.file()["roles"]["learner-0"]["pid"], "the roles are started")

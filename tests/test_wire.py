@@ -431,6 +431,36 @@ def test_a_server_killed_with_a_question_in_its_hands() -> None:
         one.close()
 
 
+def test_answers_to_many_open_questions_all_go_out_at_once(server: Server, client: Client) -> None:
+    asked = [client.ask("add", {}) for _ in range(64)]
+    questions: list[tuple[bytes, Message]] = []
+    until(lambda: (questions.extend(taken(server)), client.collect(), len(questions) == 64)[2])
+    assert [message.seq for _, message in questions] == asked
+    assert all(server.send(peer, Message("added", message.seq)) for peer, message in questions)
+    answers: list[int] = []
+
+    def collected() -> bool:
+        if (answer := client.collect()) is not None:
+            answers.append(answer.seq)
+        return len(answers) == 64
+
+    until(collected)
+    assert answers == asked
+
+
+def taken(server: Server) -> list[tuple[bytes, Message]]:
+    return [one] if (one := server.receive()) is not None else []
+
+
+def test_no_question_overtakes_one_that_could_not_be_sent(server: Server) -> None:
+    """Nobody is connected at first, or the queue is full: then they wait here, and go out in their order."""
+    one = Client(Codec("run-1", "abcd1234", "aisrv-0", 1, 1 << 28), server.address)  # queues of four messages
+    asked, came = [one.ask("add", {}) for _ in range(200)], list[int]()
+    until(lambda: (came.extend(message.seq for _, message in taken(server)), one.collect(), len(came) == 200)[2])
+    assert came == asked
+    one.close()
+
+
 def test_a_server_that_comes_back_at_its_port_is_asked_again(server: Server, client: Client) -> None:
     ask(client, server)
     first = client.ask("question", {"n": 1})

@@ -64,6 +64,9 @@ def stop_role(log_dir: Path, role: str) -> int:
     for path, run in find_runs(log_dir, warn):
         if not run.lives():
             continue
+        if not run.control:
+            print(f"{path}: has no roles to stop, it is one process or still starts; {stopping(log_dir)} ends it")
+            continue
         answer = ask(run, "stop_role", {"role": role})
         if answer is None:
             print(f"error: the supervisor of {path} does not answer")

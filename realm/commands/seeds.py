@@ -19,6 +19,7 @@ from realm.commands.train import set_options
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
+from realm.launch.place import ends
 from realm.launch.rundir import read_run
 from realm.learn.outcome import evaluated, newest_model
 from realm.watch.status import named, table
@@ -83,7 +84,7 @@ def start_run(config: str, settings: Sequence[str]) -> int:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, pass_on) for number in ends()}
     try:
         command = [sys.executable, "-m", "realm", "start", "--config", config, *set_options(settings)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)

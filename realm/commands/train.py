@@ -128,7 +128,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
     try:
         while process.poll() is None and time.monotonic() < deadline:
             for run_dir, run in find_runs(folder):
-                if run.pid != process.pid:
+                if run.pid != process.pid or not run.lives():  # a pid comes again
                     continue
                 log_path = _moved(log_path, run_dir / "log" / "supervisor.log")
                 if run.state == "running":

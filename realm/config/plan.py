@@ -7,6 +7,7 @@ run's config.toml holds the result, so every role derives the same `Plan` from i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -104,8 +105,13 @@ def usable_cores() -> int:
 
 
 def gpus() -> int:
-    """GPUs that the system shows; torch may be unable to use them."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
+    """GPUs that the system shows and CUDA_VISIBLE_DEVICES leaves; torch may be unable to use them."""
+    there = len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: Windows' WSL
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return there
+    names = [name.strip() for name in chosen.split(",")]
+    return min(there, len(list(itertools.takewhile(lambda name: name not in ("", "-1"), names))))
 
 
 def this_machine() -> Machine:
@@ -178,9 +184,15 @@ def with_replay(decided: Decided, step_bytes: int, usable: int) -> Decided:
 def _check_machine(app: AppConfig, machine: Machine) -> None:
     if app.device.startswith("cuda") and not machine.gpus:
         raise ConfigError(
-            f"device is {app.device}, but there is no GPU (/dev/nvidia0), or this build of torch is for the CPU only; "
-            "it must be auto or cpu"
+            f"device is {app.device}, but there is no GPU (/dev/nvidia0), CUDA_VISIBLE_DEVICES hides it, or this build "
+            "of torch is for the CPU only; it must be auto or cpu"
         )
+    if app.device.startswith("cuda:") and int(app.device[5:]) >= machine.gpus:
+        raise ConfigError(
+            f"device is {app.device}, but the GPUs here end with cuda:{machine.gpus - 1}; it must be auto or one"
+        )
+    if app.device == "mps" and sys.platform != "darwin":
+        raise ConfigError("device is mps, which only macOS has; it must be auto, cpu or cuda")
     if app.buffer_backend == "reverb" and app.wrapper_type == "remote" and not machine.has_reverb:
         raise ConfigError("buffer_backend is reverb, which is not installed in this Python; it must be auto or native")
 

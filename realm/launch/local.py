@@ -17,7 +17,8 @@ from loguru import logger
 from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
-from realm.errors import CheckpointError, RunError
+from realm.errors import CheckpointError, one_line
+from realm.launch.place import ends
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
 from realm.learn.trainer import Trainer, begin
@@ -240,8 +241,8 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
         run_file.cause = str(error)
         prepared.put_back_config()
         raise
-    except RunError as error:
-        run_file.cause = str(error)
+    except Exception as error:
+        run_file.cause = one_line(error)
         raise
     finally:
         run_file.state = state
@@ -260,7 +261,7 @@ def _signals() -> Iterator[list[str]]:
         # a terminal that closes sends it, and so does its shell: both mean the same
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, on_signal) for number in ends()}
     try:
         yield received
     finally:

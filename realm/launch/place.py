@@ -41,6 +41,12 @@ def start_fork_server(environment: Mapping[str, str]) -> None:
             forkserver.ensure_running()
 
 
+def ends() -> list[signal.Signals]:
+    """The signals that end a run in order; not SIGHUP where it is ignored, as under nohup."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
 def place(
     run: Callable[[Argument], int],
     argument: Argument,

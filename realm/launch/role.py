@@ -52,6 +52,7 @@ class Role:
     next: tuple[bytes, int] | None = None  # peer and question that wait for a command
     report_seq: int = 0
     given_up: bool = False  # it did not stop in time
+    unwanted: bool = False  # the user has stopped it: it is asked to end again and again, and not started again
 
     @property
     def label(self) -> str:
@@ -88,7 +89,7 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
     update_s: seconds of the learner's update, None before the first one.
     """
     process, now = role.process, time.monotonic()
-    if process is None:
+    if process is None or role.unwanted:
         return
     if role.state != "ready":
         waited_for = not ROLES[role.name].optional  # an optional one is slow by intent: it has the lowest priority

@@ -20,7 +20,7 @@ from realm.contract import Evaluation
 from realm.errors import ConfigError, one_line
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
-from realm.launch.place import place
+from realm.launch.place import ends, place
 from realm.launch.ports import fixed_ports
 from realm.launch.role import Key, Role, heed_silence, kill, pid, signal_name, spare
 from realm.launch.rundir import start_of
@@ -29,6 +29,7 @@ from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.user import has_enter
 from realm.watch.board import Board
 from realm.watch.curves import Curves
+from realm.watch.progress import STILL_S
 from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.wire.codec import Codec, Message, WireError
@@ -63,6 +64,7 @@ class Supervisor:
         self._turned_at = time.monotonic()
         self._group_since: dict[bool, float] = {}
         self._first_epoch = run.epoch
+        self._updates_then = 0.0, time.monotonic()  # the learner's, and since when
         self._stopping_since: float | None = None
         self.cause, self.trace = "", ""
         self._exit_code = 0
@@ -74,13 +76,14 @@ class Supervisor:
     def run(self, show: Callable[[Status], None]) -> int:
         """Start all roles and watch them until the end; return the exit code. show: gets the status several
         times a second."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ends():
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher may ignore it, and then no child can be waited for
         try:
             for role in self._roles.values():
                 if not self._signals:
-                    self._spawn(role)
+                    self._spawn_first(role)
+            self._turned_at = time.monotonic()  # on a cold disk the first import of torch takes long
             while not self._over():
                 wait_any([self._server], 100)
                 while (received := self._server.receive()) is not None:
@@ -157,9 +160,18 @@ class Supervisor:
         return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
 
     def _all_ready(self) -> bool:
-        return all(role.state in ("ready", "finished") or ROLES[role.name].optional for role in self._roles.values())
+        return all(
+            role.state in ("ready", "finished", "stopped") or ROLES[role.name].optional for role in self._roles.values()
+        )
 
     def _check_limits(self) -> None:
+        workers = [role for role in self._roles.values() if role.name == "aisrv"]
+        if any(role.state == "finished" for role in workers) and self.plan.max_version_lag is not None:
+            updates, now = self.board.total("learner", "updates"), time.monotonic()
+            if updates != self._updates_then[0]:
+                self._updates_then = updates, now
+            elif now - self._updates_then[1] > STILL_S:  # a batch takes a round of each worker
+                self.stop("some workflows have ended, and the others wait for them, as max_version_lag is not free", 0)
         if limit := self.app.limit_reached(self.board.env_steps, self.board.training_s):
             self.stop(limit, 0)
 
@@ -183,10 +195,10 @@ class Supervisor:
         match message.kind:
             case "bound":
                 role.address, role.bound = message.text("address"), (peer, message.seq)
-                role.state = "bound"
+                role.state = "stopped" if role.unwanted else "bound"
                 self._give_orders()
             case "ready":
-                if role.state != "ready":  # a late answer makes the role say it twice
+                if role.state not in ("ready", "stopped"):  # a late answer makes the role say it twice
                     self._take_ready(role, message.integer("env_steps"), message.text("origin"))
                 self._server.send(peer, Message("ok", message.seq))
             case "next":
@@ -209,7 +221,7 @@ class Supervisor:
                 raise WireError(f"the supervisor does not answer {kind!r}")
 
     def _take_ready(self, role: Role, env_steps: int, origin: str) -> None:
-        role.state, role.named = "ready", False
+        role.state, role.named = "stopped" if role.unwanted else "ready", False
         seconds = max(0.0, time.monotonic() - role.started_at)  # less than 0 if this process was frozen
         logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), seconds)
         if role.name == "learner":
@@ -235,9 +247,8 @@ class Supervisor:
         elif message.kind == "stop_role":
             name = message.text("role")
             for role in self._roles.values():
-                if role.name == name and role.process is not None:
-                    role.state = "stopped"
-                    self._command(role, "stop")
+                if role.name == name and role.state not in ("finished", "ended"):
+                    role.state, role.unwanted = "stopped", True
         roles = {
             role.label: {
                 "state": role.state,
@@ -272,6 +283,12 @@ class Supervisor:
             role.next = role.bound = None
 
     # --- processes
+
+    def _spawn_first(self, role: Role) -> None:
+        try:
+            self._spawn(role)
+        except OSError as error:
+            raise ConfigError(f"{role.label} cannot be started: {error}") from error
 
     def _spawn(self, role: Role) -> None:
         role.incarnation += 1
@@ -317,6 +334,8 @@ class Supervisor:
                 limit = self.app.start_timeout_s
                 if time.monotonic() - role.started_at > limit:
                     self.stop(f"{role.label} was not ready after {limit:g} s ({self._log(role)})", 1)
+            if code is None and role.unwanted:
+                self._command(role, "stop")  # again, if it could not take it or a restart has swallowed it
             if code is None and self._stopping_since is None:
                 heed_silence(role, self.app, self.board.recent("learner/update_s"), self._log(role))
 
@@ -329,8 +348,10 @@ class Supervisor:
                 self._exit_code = self._exit_code or (EXIT_DIVERGED if code == EXIT_DIVERGED else 1)
                 reason = role.cause or f"{signal_name(code)}: its updates since the last checkpoint are lost"
                 self.cause += f"; the learner failed while stopping: {reason}"
-        elif role.state == "stopped":
+        elif role.unwanted:
+            role.state = "stopped"
             logger.info("{} was stopped by the user", role.label)
+            self._write_run_file()
         elif code == EXIT_STOPPED and role.name == "aisrv":
             role.state = "finished"
             logger.info("{}: its workflow has ended", role.label)

@@ -25,6 +25,9 @@ STOPS = "Ctrl+C ends the run"
 def display(title: str, hint: str, level: str = "INFO") -> Iterator[Show]:
     """Yield the function that shows the run. hint: what Ctrl+C does here. level: the lowest that is logged."""
     if not sys.stderr.isatty():
+        if level != "INFO":
+            logger.remove()
+            logger.add(sys.stderr, level=level, format=LOG_FORMAT)
         line = Every(LINE_EVERY_S)
 
         def show_line(status: Status) -> None:

@@ -161,6 +161,7 @@ class Server(Socket):
         taken."""
         super().__init__(zmq.ROUTER, codec, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._zmq.setsockopt(zmq.SNDHWM, 1000)  # a peer gets as many answers as it has open questions, which are few
         self._wrong = "an unknown key" if keys else "a wrong password"
         self._warned_at = self._refused_at = -_WARN_EVERY_S
         self.address = f"{host}:{port}"
@@ -277,7 +278,9 @@ class Client(Socket):
         seq = self._next_seq
         self._next_seq += 1
         frames = self.codec.encode(Message(kind, seq, meta, arrays or {}), checksum)
-        self._open[seq] = _Question(frames, time.monotonic() if self._send(frames) else None)
+        # not past one that ZeroMQ has not taken yet: the buffer takes a round that comes late for a duplicate
+        waits = any(question.sent_at is None for question in self._open.values())
+        self._open[seq] = _Question(frames, time.monotonic() if not waits and self._send(frames) else None)
         return seq
 
     def forget(self, seq: int) -> None:
@@ -304,10 +307,12 @@ class Client(Socket):
         self._watch_connection()
         now = time.monotonic()
         for question in self._open.values():
-            due = question.lost or question.sent_at is None or now - question.sent_at > RESEND_AFTER_S
-            if due and self._send(question.frames):
-                self.traffic.resent += question.sent_at is not None
-                question.sent_at, question.lost = now, False
+            if not question.lost and question.sent_at is not None and now - question.sent_at <= RESEND_AFTER_S:
+                continue
+            if not self._send(question.frames):
+                break  # the later ones must not overtake it
+            self.traffic.resent += question.sent_at is not None
+            question.sent_at, question.lost = now, False
         return None
 
     def _watch_connection(self) -> None:
