@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu import models, process, surface
+from realm.kaiwu.algorithm.agent import Agent as RealmAgent
 from realm.kaiwu.config import Config
-from realm.kaiwu.modules import Modules
+from realm.kaiwu.modules import Modules, load_optimizer_states, optimizer_states
 
 
 class Agent:
@@ -66,6 +70,74 @@ def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path) ->
     models.load(agent, run_dir / "m", 3)
     modules.release()
     assert agent.number == 7, "without news the newest comes back"
+
+
+def test_what_is_saved_while_another_model_predicts_is_what_is_trained(run_dir: Path) -> None:
+    agent = Agent()
+    agent.set(3)
+    assert models.save(agent, run_dir / "m", 3)
+    modules = Modules(agent, dict, lambda files: None)
+    agent.set(5)
+    modules.hold()
+    models.load(agent, run_dir / "m", 3)
+    assert float(modules.state_dict()["net.bias"]) == 5
+    assert agent.number == 3
+
+
+def test_the_state_of_a_projects_own_objects_comes_back_as_it_was(run_dir: Path) -> None:
+    class Normaliser:
+        def __init__(self) -> None:
+            self.state: dict[str, Any] = {"mean": np.zeros(2), "count": 3, "many": [np.ones(1, np.int64), (True, "x")]}
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.state
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.state = state
+
+    agent, again = Agent(), Agent()
+    for one, mean in ((agent, 7.0), (again, 0.0)):
+        one.normaliser = Normaliser()  # type: ignore[attr-defined]
+        one.normaliser.state["mean"] += mean  # type: ignore[attr-defined]
+    stream = io.BytesIO()
+    torch.save(optimizer_states(agent), stream)
+    load_optimizer_states(again, torch.load(io.BytesIO(stream.getvalue()), weights_only=True))
+    state = again.normaliser.state  # type: ignore[attr-defined]
+    assert (state["mean"] + 1 == 8).all()
+    assert isinstance(state["mean"], np.ndarray)
+    assert (state["count"], state["many"][1]) == (3, (True, "x"))
+    assert state["many"][0].dtype == np.int64
+
+
+def test_a_model_that_the_learner_has_removed_gives_way_to_the_newest(run_dir: Path) -> None:
+    agent = SimpleNamespace(user=Agent(), model_id=models.NEWEST)
+    agent.model = Modules(agent.user, dict, lambda files: None)
+    folder = process.current().restore_dir
+    agent.user.set(3)
+    models.save(agent.user, folder, 10)
+    agent.user.set(5)
+    RealmAgent.choose_model(agent, 10)  # type: ignore[arg-type]
+    assert agent.user.number == 3
+    RealmAgent.choose_model(agent, 20)  # type: ignore[arg-type]
+    assert (agent.user.number, agent.model_id) == (5, 20)
+
+
+@pytest.mark.parametrize(("freq", "saved"), [(10, [20, 30]), (0, [14, 20, 25, 30])])
+def test_models_are_due_by_the_update_of_their_checkpoint(run_dir: Path, freq: int, saved: list[int]) -> None:
+    """A return to a checkpoint takes back what the agent has counted itself."""
+    dumped: list[int] = []
+    agent = SimpleNamespace(
+        learns=True, updates=7, config=SimpleNamespace(dump_model_freq=freq), saves=SimpleNamespace(dump=dumped.append)
+    )
+    for update in (14, 20, 25, 30):
+        RealmAgent.saved(agent, run_dir / "ckpt" / f"model.ckpt-2-{update}")  # type: ignore[arg-type]
+    assert dumped == saved
+
+
+def test_one_process_runs_the_code_of_one_project(run_dir: Path) -> None:
+    other = Config(project=str(run_dir / "other"), package="diy")
+    with pytest.raises(UserCodeError, match=r"runs the code of .* already, and cannot run both"):
+        process.begin(other, "eval", run_dir)
 
 
 def test_a_full_disk_is_a_warning_and_leaves_no_half_file(run_dir: Path) -> None:

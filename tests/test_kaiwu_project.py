@@ -10,7 +10,7 @@ import pytest
 
 from realm.commands.main import main
 from realm.errors import UserError
-from realm.kaiwu.project import load, project_of
+from realm.kaiwu.project import check_resumed, load, project_of
 
 PROJECTS = Path(__file__).parent / "kaiwu"
 
@@ -98,6 +98,23 @@ KEYS = [
 def test_a_wrong_key_is_one_sentence(project: Path, old: str, new: str, sentence: str) -> None:
     edit(config_of(project), old, new)
     assert re.search(sentence, refusal(project))
+
+
+def test_a_map_lies_where_the_user_stands_or_in_the_project(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (project / "inside").mkdir()
+    (tmp_path / "here").mkdir()
+    for name, folder in (("inside", project / "inside"), ("here", tmp_path / "here"), ("default", "default")):
+        assert load(config_of(project), [f"env.map={name}"]).env["map"] == str(folder)
+
+
+def test_what_only_a_new_start_translates_is_refused_by_a_resume(project: Path, tmp_path: Path) -> None:
+    config = load(config_of(project), [])
+    check_resumed(config, ["max_env_steps=3", "seed=4"])
+    with pytest.raises(UserError, match="a project's run keeps its train_batch_size; begin a new one with realm start"):
+        check_resumed(config, ["train_batch_size=4"])
 
 
 def test_a_name_that_python_has_is_refused(project: Path) -> None:

@@ -61,6 +61,20 @@ def test_what_reaches_learn_is_what_the_workflow_gave(tmp_path: Path, where: str
     assert listed(PROJECTS / "counting") == before
 
 
+def test_a_codec_that_another_package_attaches_later_is_not_used(tmp_path: Path) -> None:
+    """In worker and learner alike, although the agent imports that package when the definition is there already."""
+    project = shutil.copytree(PROJECTS / "counting", tmp_path / "theirs")
+    definition = (project / "diy" / "feature" / "definition.py").read_text()
+    other = project / "other" / "feature" / "definition.py"
+    other.parent.mkdir(parents=True)
+    other.write_text(definition.replace(".astype(np.float32)", ".astype(np.float32)[::-1]"))
+    agent = project / "diy" / "algorithm" / "agent.py"
+    agent.write_text("from other.feature.definition import values_of as _\n" + agent.read_text())
+    for where in ("local", "remote"):
+        done = realm(tmp_path, str(project), f"predict_local_or_remote={where}", f"run_name={where}")
+        assert done.returncode == 0, done.stderr
+
+
 def test_one_process_trains_on_the_very_list(tmp_path: Path) -> None:
     done = realm(tmp_path, "counting", test=True)
     assert done.returncode == 0, done.stderr

@@ -29,16 +29,21 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
         echo "error: no Python of version 3.10 or newer was found; install Python 3.11 (python3.11 must be on the PATH)" >&2
         exit 2
     fi
-    if [ -e .venv ] && pgrep -f "$PWD/.venv/bin/python -m realm start" > /dev/null 2>&1; then
-        echo "error: the locked requirements have changed, but a run still uses .venv; end it first: .venv/bin/python -m realm stop all" >&2
-        exit 2
-    fi
+    for pid in $(pgrep -f '[.]venv/bin/python[0-9.]* -m realm (start|resume|sweep)' 2> /dev/null || true); do
+        # started as .venv/bin/python in this folder; without /proc any of them counts
+        if [ -e .venv ] && [ "$(readlink "/proc/$pid/cwd" 2> /dev/null || echo "$PWD")" = "$PWD" ]; then
+            echo "error: the locked requirements have changed, but a run still uses .venv; end it first: .venv/bin/python -m realm stop all" >&2
+            exit 2
+        fi
+    done
     echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes) ..."
-    if ! "$maker" -m venv --clear .venv; then
+    rm -rf .venv
+    mkdir .venv
+    touch .venv/made-by-realm # first: whatever happens now, the next call may begin again
+    if ! "$maker" -m venv .venv; then
         echo "error: '$maker -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2
         exit 2
     fi
-    touch .venv/made-by-realm
     log=.venv/install.log
     # PIP_USER=0: a pip.conf that asks for --user would install outside of the environment
     install() { PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input "$@" >> "$log" 2>&1; }

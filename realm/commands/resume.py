@@ -11,6 +11,7 @@ from realm.commands.train import set_options, start_detached, train
 from realm.config.load import RunConfig, load_config
 from realm.config.toml import toml_value
 from realm.errors import ConfigError
+from realm.kaiwu.project import check_resumed
 from realm.learn.outcome import newest_model
 from realm.user import hyper_keys, refuse_code_of_a_run
 
@@ -40,6 +41,7 @@ def configuration_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     config = load_config(file, [*overrides, f"run_name={toml_value(folder.name)}", *place], hyper_keys)
     for package in {config.app.algo, config.app.app}:
         refuse_code_of_a_run(package, folder, folder.parent)
+    check_resumed(config, overrides)
     newest, limit = newest_model(run_dir), config.app.max_env_steps
     if newest and limit and newest.env_steps >= limit:
         raise ConfigError(

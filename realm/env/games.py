@@ -45,12 +45,9 @@ class Games:
 
     def configure(self, usr_conf: Mapping[str, Any] | None = None, layouts: Sequence[Any] | None = None) -> None:
         """Play these episodes from the next reset on. Layouts start from their first again."""
-        if usr_conf is not None:
-            self._usr_conf = opt.inner(usr_conf)
-        if layouts is None:
-            self.layouts = [opt.parse(self._usr_conf)]
-        else:
-            self.layouts = opt.parse_layouts(layouts, self._usr_conf)
+        options = self._usr_conf if usr_conf is None else opt.inner(usr_conf)
+        self.layouts = [opt.parse(options)] if layouts is None else opt.parse_layouts(layouts, options)
+        self._usr_conf = options  # only now: what is refused changes nothing
         self.episodes = physics.make_episodes(self.layouts)
         self.restart_layouts()
 

@@ -151,9 +151,7 @@ class RealmGame:
         self._usr_conf = {} if usr_conf is None else usr_conf
         self.games = Games(1, usr_conf, map=map)
         self.map, self.state = self.games.map, self.games.state
-        entropy = np.random.SeedSequence(seed).entropy
-        assert isinstance(entropy, int)
-        self.games.seed([entropy])
+        self.games.seed([int(np.random.SeedSequence(seed).entropy)])  # type: ignore[arg-type]
         self._action = np.zeros(1, dtype=np.int64)
         self._image = np.zeros((1, 4, physics.WINDOW, physics.WINDOW), dtype=np.uint8)
         self._started = False

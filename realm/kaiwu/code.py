@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from realm.errors import UserCodeError, UserError, one_line, place_in
 from realm.kaiwu import surface
@@ -30,10 +31,15 @@ class Definition:
     decode: Callable[[Any], Any]
 
 
+_ATTACHED: WeakKeyDictionary[ModuleType, dict[str, Any]] = WeakKeyDictionary()
+
+
 def load_definition() -> Definition:
-    """Import `<package>/feature/definition.py`; what it has attached, or what was attached since."""
+    """Import `<package>/feature/definition.py`; what was attached then, whatever another package attaches later."""
     module = _import("feature.definition")
     attached = surface.ATTACHED
+    if module in _ATTACHED:
+        attached.update(_ATTACHED[module])
     for name in (*RECORDS, *FUNCTIONS, "sample_process"):
         if name in attached:
             continue
@@ -46,6 +52,7 @@ def load_definition() -> Definition:
         if name != "sample_process":  # the workflow alone calls that
             how = f"{name} = create_cls({name!r}, ...)" if name in RECORDS else f"a function {name} with @attached"
             raise UserCodeError(f"{module.__file__}: has no {name}; expected {how}")
+    _ATTACHED.setdefault(module, dict(attached))
     return Definition(*(attached[name] for name in FUNCTIONS))
 
 
@@ -71,7 +78,9 @@ def load_sample_dim() -> int:
 
 def load_agent() -> type[Any]:
     """Import the class Agent of `<package>/algorithm/agent.py`."""
+    load_definition()
     module = _import("algorithm.agent")
+    load_definition()
     agent = getattr(module, "Agent", None)
     if not isinstance(agent, type):
         raise UserCodeError(
@@ -93,6 +102,7 @@ def load_workflow() -> Callable[..., Any]:
     """Import the function workflow of `<package>/train_workflow.py`; the definition first, as it may rely on that."""
     load_definition()
     module = _import("train_workflow")
+    load_definition()
     workflow: Callable[..., Any] | None = getattr(module, "workflow", None)
     if not callable(workflow):
         raise UserCodeError(

@@ -36,7 +36,7 @@ def numbers_in(folder: Path) -> list[int]:
 def files_of(folder: Path, number: int | str) -> list[Path]:
     """The files of one model."""
     matches = [(path, _NUMBER.search(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(path for path, match in matches if match and match[1] == str(number))
+    return sorted(path for path, match in matches if match and match[1] == str(number) and path.is_file())
 
 
 def required(folder: Path, number: int | str, where: str) -> list[Path]:

@@ -18,6 +18,7 @@ from realm.kaiwu.process import current
 _DEPTH = 4
 _MOST_ENTRIES = 64  # of a list or dict that is looked through: a replay memory is none of our business
 _FILE = "file:"
+_ARRAY = "array:"
 _FILES_EVERY_S = 1.0
 
 Files = dict[str, bytes]
@@ -43,6 +44,8 @@ class Modules(torch.nn.Module):
         self._held: dict[str, Any] | None = None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        if self._held is not None:
+            return dict(self._held)
         state: dict[str, Any] = {name: tensor.detach() for name, tensor in self._found().items()}
         if state:
             return state
@@ -124,7 +127,7 @@ def load_optimizer_states(agent: Any, states: Mapping[str, Any]) -> None:
     """Give each its state back. One that is not there any more is left out."""
     for path, thing in _walk(agent):
         if _keeps_state(thing) and path in states:
-            thing.load_state_dict(states[path])
+            thing.load_state_dict(_as_it_was(states[path]))
 
 
 def counters(agent: Any) -> dict[str, int | float]:
@@ -181,12 +184,21 @@ def _is_of_project(thing: Any) -> bool:
     return top == config.package or (config.root / top).is_dir() or (config.root / f"{top}.py").is_file()
 
 
+def _as_it_was(value: Any) -> Any:
+    """The reverse of `_plain`."""
+    if isinstance(value, dict):
+        return value[_ARRAY].numpy() if value.keys() == {_ARRAY} else {key: _as_it_was(x) for key, x in value.items()}
+    return type(value)(map(_as_it_was, value)) if type(value) in (list, tuple) else value
+
+
 def _plain(value: Any) -> Any:
     """Only what safe loading takes: tensors and plain data; anything else is left out."""
     if isinstance(value, torch.Tensor) or value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "bif":
+        return {_ARRAY: torch.from_numpy(value.copy())}
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items() if type(key) in (int, str)}
     if isinstance(value, (list, tuple)):

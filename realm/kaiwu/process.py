@@ -61,12 +61,19 @@ def current() -> Process:
 def begin(config: Config, role: str, run_dir: Path) -> None:
     """Get ready for the project's code: folders, import path, modules, working directory. A second call does nothing.
 
-    Raises ConfigError if the folder is gone, or lies inside a run, from which no code is taken.
+    Raises ConfigError if the folder is gone, or lies inside a run, from which no code is taken, and UserCodeError if
+    this process runs the code of another project.
     """
     global _process
-    if _process is not None:
-        return
     root = config.root
+    if _process is not None:
+        before = _process.config.root / _process.config.package
+        if before != root / config.package:
+            raise UserCodeError(
+                f"{root / config.package}: this process runs the code of {before} already, and cannot run both; use "
+                "another process"
+            )
+        return
     refuse_project_in_a_run(root, run_dir)
     if not (root / config.package).is_dir():
         raise ConfigError(f"{root / config.package}: no such folder; the project of this run must be where it was")
@@ -75,9 +82,8 @@ def begin(config: Config, role: str, run_dir: Path) -> None:
     # TensorBoard's writer would import TensorFlow where it is installed: 400 MB in each process
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
     _process = Process(config, role, run_dir)
-    if role != "check":
-        for folder in (_process.restore_dir, _process.user_dir, run_dir / "user_log"):
-            folder.mkdir(parents=True, exist_ok=True)
+    for folder in (_process.restore_dir, _process.user_dir, run_dir / "user_log"):
+        folder.mkdir(parents=True, exist_ok=True)
     surface.set_config(_keys(_process))
     install(root, config.package)
     if role != "eval":  # there the command's own files are relative to where the user stands

@@ -48,6 +48,10 @@ DEFAULTS: dict[str, Any] = {
 """What these keys are where a project's file does not set them."""
 
 _FOLDERS = {"restore_dir": "models/", "user_ckpt_dir": "user_models/", "log_dir": "user_log/"}
+_FIXED = (
+    "algo", "wrapper_type", "predict_local_or_remote", "train_batch_size", "predict_batch_size", "dump_model_freq",
+    "aisrv_count", "aisrv_connect_to_kaiwu_env_count", "modelpool_max_save_model_count",
+)  # fmt: skip
 _CHECK_WITHIN_S = 300
 _CHECKED = "REALM_CHECKED_PROJECT"
 
@@ -179,10 +183,10 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
     hyper = {
         "project": str(root),
         "package": package,
-        "keys": json.dumps({**kept, "algo": package, "app": app["app"]}, sort_keys=True),
+        "keys": json.dumps({**DEFAULTS, **kept, "algo": package, "app": app["app"]}, sort_keys=True),
         "predict_batch_size": app["predict_batch_size"],
-        "dump_model_freq": app.get("dump_model_freq", 100),
-        "keep_models": given.get("modelpool_max_save_model_count", DEFAULTS["modelpool_max_save_model_count"]),
+        "dump_model_freq": _number(app.get("dump_model_freq", 100)),
+        "keep_models": app["modelpool_max_save_model_count"],
         "user_saves": given.get("user_save_mode_max_count", 0),
         "user_saves_per_min": given.get("user_save_model_max_frequency_per_min", 0),
     }
@@ -190,7 +194,12 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
         hyper |= _preload(app, places)
     for key in ("preload_model_dir", "preload_model_id"):
         app.pop(key, None)
-    app["modelpool_max_save_model_count"] = min(5, app["modelpool_max_save_model_count"])
+    if _number(app["modelpool_max_save_model_count"]):  # else it is refused where all keys are checked
+        app["modelpool_max_save_model_count"] = min(5, app["modelpool_max_save_model_count"])
+    for name in ("env", "eval_env"):
+        table = tables.get(name)
+        if isinstance(table, dict) and isinstance(table.get("map"), str):
+            table["map"] = _here_or_in(root, table["map"])
     for name in [name for name in tables if name not in ("app", "env", "eval_env")]:
         warnings.append(f"{places[name]}: table [{name}] is not used")
         del tables[name]
@@ -199,6 +208,28 @@ def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str,
         for key in table:
             places.setdefault(f"{name}.{key}", places.get("app", str(root)))
     return warnings
+
+
+def check_resumed(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a setting that only a new start translates for the project's code."""
+    for text in overrides if config.app.algo == PACKAGE else ():
+        key = text.partition("=")[0].strip().removeprefix("app.")
+        if key in _FIXED:
+            raise ConfigError(
+                f"--set {text}: a project's run keeps its {key}; begin a new one with realm start --config "
+                f"{config.hyper.get('project')}/conf/configure_app.toml --set {text}"
+            )
+
+
+def _number(value: Any) -> int:
+    """0 for what is none, such as "auto"."""
+    return value if type(value) is int else 0
+
+
+def _here_or_in(root: Path, map_folder: str) -> str:
+    """The folder of a map that lies where the user stands, or else in the project: its code runs in its own folder."""
+    there = [path for path in (Path(map_folder), root / map_folder) if path.exists()]
+    return str(there[0].absolute()) if there else map_folder
 
 
 def _preload(app: dict[str, Any], places: dict[str, str]) -> dict[str, str]:
@@ -272,7 +303,8 @@ def _fit_folders(root: Path, app: dict[str, Any], given: dict[str, Any], places:
         folder = app.get(key)
         if not isinstance(folder, str) or not folder:
             continue
-        path = Path(folder) if Path(folder).is_absolute() else root / folder
+        base = Path.cwd() if "--set" in places.get(f"app.{key}", "") else root
+        path = base / folder
         if not path.is_dir() and folder.startswith("/data"):
             path = root / "ckpt"
             replaced.append(f"{key} by {path}")

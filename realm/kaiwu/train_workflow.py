@@ -27,7 +27,7 @@ from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
 from realm.kaiwu.methods import Side, act_as, checked_answers, first, inside, place_of
-from realm.kaiwu.models import NEWEST, load, numbers_in
+from realm.kaiwu.models import NEWEST, numbers_in
 from realm.kaiwu.process import current
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor
 
@@ -190,15 +190,24 @@ class _LocalSide(_Calls):
         ones = np.ones(count)
         info = SampleInfo(ones.astype(np.uint64), ones, ones.astype(np.int64), steps, count)
         assert self.context.update is not None
-        self.context.update(items, info)
+        with self._trained():
+            self.context.update(items, info)
 
     def save_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
         saves, updates = self.policy.agent.saves, self.policy.agent.updates
-        self.through(saves.for_user, updates)
+        with self._trained():
+            self.through(saves.for_user, updates)
+
+    @contextlib.contextmanager
+    def _trained(self) -> Iterator[None]:
+        """With the weights that are trained, also where another model predicts."""
+        chosen = self.policy.agent.model_id
+        self.policy.agent.choose_model(NEWEST)
+        yield
+        self.policy.agent.choose_model(chosen)
 
     def choose(self, agent: Any, number: int) -> None:
-        if number != NEWEST:
-            load(agent, current().restore_dir, number)
+        self.policy.agent.choose_model(number)
 
 
 class _WorkerSide(_Calls):

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from loguru import logger
 
 from realm.contract import Array, Arrays, PredictContext, SampleInfo, Spec
+from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu import code, models, modules
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array, zeros_of
@@ -44,7 +46,7 @@ class Agent:
             lambda files: models.load_files(self.user, files),
         )
         self.saves = models.Saves(self.user)
-        self._model_id = NEWEST
+        self.model_id = NEWEST
         act_as(_LearnerSide(self) if self.learns else _PlayerSide())
         if self.learns and config.preload_dir:
             models.load(self.user, Path(config.preload_dir), config.preload_id)
@@ -100,15 +102,23 @@ class Agent:
         return {f"act.{name}": np.stack([zeros_of(text)] * rows) for name, text in self.config.act.items()}
 
     def choose_model(self, wanted: int) -> None:
-        """Predict with this model of the run's folder; NEWEST: with what travels. Raises UserCodeError."""
-        if wanted == self._model_id:
+        """Predict with this model of the run's folder; NEWEST: with what travels. A model that the learner has removed
+        meanwhile gives way to the newest. Raises UserCodeError."""
+        if wanted == self.model_id:
             return
+        folder = current().restore_dir
         if wanted == NEWEST:
             self.model.release()
         else:
             self.model.hold()
-            models.load(self.user, current().restore_dir, wanted)
-        self._model_id = wanted
+            try:
+                models.load(self.user, folder, wanted)
+            except (ConfigError, UserCodeError):
+                if models.files_of(folder, wanted):
+                    raise
+                logger.info("model {} is gone, since there are newer ones; the newest weights predict", wanted)
+                self.model.release()
+        self.model_id = wanted
 
     # ---- training ----
 
@@ -144,8 +154,10 @@ class Agent:
         dump_model_freq, the user's when asked for."""
         if path.parent.name == "user_ckpt":
             self.saves.for_user(self.updates)
-        elif self.learns and self.updates % self.config.dump_model_freq == 0:
-            self.saves.dump(self.updates)
+        elif self.learns:
+            number = int(path.name.rpartition("-")[2])  # not `updates`, which a return to a checkpoint takes back
+            if not self.config.dump_model_freq or number % self.config.dump_model_freq == 0:
+                self.saves.dump(number)
 
 
 class _LearnerSide(Side):

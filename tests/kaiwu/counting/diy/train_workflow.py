@@ -35,8 +35,7 @@ def workflow(envs, agents, logger=None, monitor=None):
         agent.given = samples
         assert agent.learn(samples) is None
         samples.clear()  # the caller may reuse its list at once
-    if CONFIG.wrapper_type != "local":
-        choose_models(agent, observation_process(obs, env_info), act.learnt)
+    choose_models(agent, observation_process(obs, env_info), act.learnt)
     agent.save_model()
     monitor.put_data({os.getpid(): {"total": total}})
     Path(CONFIG.log_dir, f"gave-{os.getpid()}").write_text(str(total))
