@@ -35,6 +35,9 @@ def workflow(envs, agents, logger=None, monitor=None):
         agent.given = samples
         assert agent.learn(samples) is None
         samples.clear()  # the caller may reuse its list at once
+    while not act.learnt:  # a workflow as short as this may be over before the first update has arrived
+        time.sleep(0.05)
+        act = agent.predict([observation_process(obs, env_info)])[0]
     choose_models(agent, observation_process(obs, env_info), act.learnt)
     agent.save_model()
     monitor.put_data({os.getpid(): {"total": total}})
