@@ -53,7 +53,9 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path) -> None:
+@pytest.fixture
+def held(run_dir: Path) -> tuple[Agent, Modules]:
+    """An agent whose weights are 5 and that predicts with a model of 3, and its modules."""
     agent = Agent()
     agent.set(3)
     assert models.save(agent, run_dir / "m", 3)
@@ -62,6 +64,11 @@ def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path) ->
     modules.hold()
     models.load(agent, run_dir / "m", 3)
     assert agent.number == 3
+    return agent, modules
+
+
+def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path, held: tuple[Agent, Modules]) -> None:
+    agent, modules = held
     modules.load_state_dict({name: torch.full_like(one, 7) for name, one in modules.state_dict().items()})
     assert agent.number == 3
     modules.release()
@@ -72,14 +79,8 @@ def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path) ->
     assert agent.number == 7, "without news the newest comes back"
 
 
-def test_what_is_saved_while_another_model_predicts_is_what_is_trained(run_dir: Path) -> None:
-    agent = Agent()
-    agent.set(3)
-    assert models.save(agent, run_dir / "m", 3)
-    modules = Modules(agent, dict, lambda files: None)
-    agent.set(5)
-    modules.hold()
-    models.load(agent, run_dir / "m", 3)
+def test_what_is_saved_while_another_model_predicts_is_what_is_trained(held: tuple[Agent, Modules]) -> None:
+    agent, modules = held
     assert float(modules.state_dict()["net.bias"]) == 5
     assert agent.number == 3
 

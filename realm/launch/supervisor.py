@@ -221,7 +221,7 @@ class Supervisor:
                 raise WireError(f"the supervisor does not answer {kind!r}")
 
     def _take_ready(self, role: Role, env_steps: int, origin: str) -> None:
-        role.state, role.named = "stopped" if role.unwanted else "ready", False
+        role.state, role.named = "ready", False
         seconds = max(0.0, time.monotonic() - role.started_at)  # less than 0 if this process was frozen
         logger.info("{} is ready (pid {}, {:.1f} s)", role.label, pid(role), seconds)
         if role.name == "learner":
