@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from realm.errors import ConfigError, UserCodeError
-from realm.kaiwu import models, process, surface
+from realm.kaiwu import models, pack, process, surface
 from realm.kaiwu.algorithm.agent import Agent as RealmAgent
 from realm.kaiwu.config import Config
 from realm.kaiwu.modules import Modules, load_optimizer_states, optimizer_states
@@ -139,6 +139,25 @@ def test_one_process_runs_the_code_of_one_project(run_dir: Path) -> None:
     other = Config(project=str(run_dir / "other"), package="diy")
     with pytest.raises(UserCodeError, match=r"runs the code of .* already, and cannot run both"):
         process.begin(other, "eval", run_dir)
+
+
+def test_a_submission_holds_the_packages_that_its_package_imports(tmp_path: Path) -> None:
+    """Also where a file of them is not Python: nothing can import that one."""
+    for name, text in [
+        ("diy/agent.py", "import helper\nfrom deep.er import x\n"),
+        ("diy/notes.py", "this is no Python\n"),
+        ("deep/er.py", "import helper\n"),
+        ("helper/__init__.py", ""),
+        ("other/__init__.py", ""),
+        ("conf/hyper.toml", ""),
+    ]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    config = Config(project=str(tmp_path), package="diy")
+    names = {str(file.relative_to(tmp_path)) for file in pack._code(config)}
+    assert names == {"conf/hyper.toml", "deep/er.py", "diy/agent.py", "diy/notes.py", "helper/__init__.py"}
+    with pytest.raises(ConfigError, match=r"configure_app.toml: is missing"):
+        pack._configuration(config, 1)
 
 
 def test_a_full_disk_is_a_warning_and_leaves_no_half_file(run_dir: Path) -> None:

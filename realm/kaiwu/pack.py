@@ -82,7 +82,12 @@ def _code(config: Config) -> Iterator[Path]:
 
 
 def _imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    """What a file imports; nothing for one that is not Python, which nobody can have imported either."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):
+        return
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -93,6 +98,8 @@ def _configuration(config: Config, number: int) -> str:
     """The project's configure_app.toml with the package and the two keys of the evaluation, once each."""
     file = config.root / "conf" / "configure_app.toml"
     keys = {"algo": f'"{config.package}"', "eval_model_dir": f'"{CHECKPOINTS}"', "eval_model_id": str(number)}
+    if not file.is_file():
+        raise ConfigError(f"{file}: is missing; a submission's configuration has this name")
     text = file.read_text(encoding="utf-8-sig")
     text = re.sub(rf"^[ \t]*({'|'.join(keys)})[ \t]*=.*\n?", "", text, flags=re.MULTILINE)
     lines = "".join(f"{key} = {value}\n" for key, value in keys.items())

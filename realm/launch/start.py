@@ -21,11 +21,11 @@ from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choi
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError
-from realm.files import MOST_MANIFEST_BYTES, read_json, read_text, replace_file, set_aside
+from realm.files import read_text, replace_file, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.trial import try_user_code
-from realm.learn.outcome import models_in, newest_model
+from realm.learn.outcome import models_in, newest_in, newest_model
 from realm.user import hyper_of, hyper_table
 from realm.watch.progress import busy
 from realm.wire.keys import Keys, load_keys
@@ -130,33 +130,22 @@ def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
     app = config.app
     run_dir = Path(app.log_dir) / app.run_name if app.run_name and not fresh else None
     if run_dir:
-        manifest = _newest_manifest(run_dir / "ckpt")
-        if manifest and manifest[1] != spec.schema:
+        newest = newest_model(run_dir)
+        if newest and newest.schema != spec.schema:
             raise ConfigError(
-                f"{manifest[0]}: was trained with other shapes (schema {manifest[1]}, now {spec.schema}); choose "
+                f"{newest.path}: was trained with other shapes (schema {newest.schema}, now {spec.schema}); choose "
                 "another run_name, begin a new run with --fresh, or restore the observation, action and chunk settings"
             )
-        newest = newest_model(run_dir)
         if newest and not app.save_replay:
             policy, warm_up = app.algorithm_on_policy_or_off_policy, cast(int, app.warm_up_steps)
             check_warm_up(policy, app.max_env_steps, warm_up, newest.env_steps)
     begins = run_dir is None or not models_in(run_dir / "ckpt")
-    if begins and app.preload_model and not _newest_manifest(Path(app.preload_model_dir)):
+    if begins and app.preload_model and not newest_in(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")
         raise ConfigError(
             f"{place}: key 'preload_model_dir': {app.preload_model_dir}: has no checkpoint; it must be a folder of "
             "checkpoints"
         )
-
-
-def _newest_manifest(folder: Path) -> tuple[Path, str] | None:
-    """The newest checkpoint with a readable manifest, and its schema; the learner verifies the rest."""
-    for path in (*(path for _, path in models_in(folder)), folder):
-        try:
-            return path, str(read_json(path / "manifest.json", MOST_MANIFEST_BYTES)["schema"])
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # missing or damaged: the learner skips it, too, with a warning
-    return None
 
 
 def _write_config(run_dir: Path, text: str) -> Path | None:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from loguru import logger
@@ -38,6 +38,7 @@ from realm.wire.sockets import Server, wait_any
 
 _FROZEN_S = 5.0  # no turn of the loop takes as long
 _OPTIONAL_STOPS_S = 2.0
+_OPTIONAL_STARTS_S = 60.0
 
 
 class Supervisor:
@@ -66,6 +67,7 @@ class Supervisor:
         self._first_epoch = run.epoch
         self._updates_then = 0.0, time.monotonic()  # the learner's, and since when
         self._stopping_since: float | None = None
+        self._last_model: Literal["", "awaited", "judged"] = ""  # by the evaluator, before the run ends
         self.cause, self.trace = "", ""
         self._exit_code = 0
         run.control = self._server.address
@@ -172,8 +174,11 @@ class Supervisor:
                 self._updates_then = updates, now
             elif now - self._updates_then[1] > STILL_S:  # a batch takes a round of each worker
                 self.stop("some workflows have ended, and the others wait for them, as max_version_lag is not free", 0)
-        if limit := self.app.limit_reached(self.board.env_steps, self.board.training_s):
+        limit = self.app.limit_reached(self.board.env_steps, self.board.training_s)
+        if limit and self._stopping_since is None:
             self.stop(limit, 0)
+            if self.app.eval_every_steps and 0 < self.app.max_env_steps <= self.board.env_steps:
+                self._last_model = "awaited"
 
     def _watch_resources(self) -> None:
         """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""
@@ -348,6 +353,8 @@ class Supervisor:
                 self._exit_code = self._exit_code or (EXIT_DIVERGED if code == EXIT_DIVERGED else 1)
                 reason = role.cause or f"{signal_name(code)}: its updates since the last checkpoint are lost"
                 self.cause += f"; the learner failed while stopping: {reason}"
+            elif ROLES[role.name].optional and role.cause and code != EXIT_STOPPED:
+                logger.error("{} failed while stopping: {} ({})", role.label, role.cause, self._log(role))
         elif role.unwanted:
             role.state = "stopped"
             logger.info("{} was stopped by the user", role.label)
@@ -415,6 +422,8 @@ class Supervisor:
             since = self._group_since.setdefault(answers, now) if alive else now
             for role in alive:
                 assert role.process is not None
+                if ROLES[role.name].optional and self._judges_last(role):
+                    continue
                 self._command(role, "stop")
                 limit = self._patience_s(role)
                 if now - since > limit and not role.given_up:
@@ -425,6 +434,17 @@ class Supervisor:
                     kill(role.process)
             if alive:
                 return
+
+    def _judges_last(self, evaluator: Role) -> bool:
+        """Whether the evaluator has yet to judge the model with which the run has reached its last env step."""
+        if not self._last_model or self._signals or self._exit_code or evaluator.unwanted:
+            return False
+        if self._roles["learner", 0].process is None and self._last_model == "awaited" and evaluator.next is not None:
+            self._command(evaluator, "judge_last")
+            self._last_model = "judged"
+            logger.info("the last model is saved; {} judges it", evaluator.label)
+        heed_silence(evaluator, self.app, None, self._log(evaluator))
+        return evaluator.state == "ready" or time.monotonic() - evaluator.started_at < _OPTIONAL_STARTS_S
 
     def _patience_s(self, role: Role) -> float:
         """Seconds that a role may take to stop. The learner stops after its update, which may take long. An optional

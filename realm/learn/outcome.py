@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from realm.contract import Version
-from realm.files import read_bytes, read_json
+from realm.files import MOST_MANIFEST_BYTES, read_bytes, read_json
 from realm.watch.status import Scored
 
 BEST_FOLDER = "best_ckpt"
@@ -35,21 +35,28 @@ def models_in(folder: Path) -> list[tuple[Version, Path]]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint. scored: how it was judged, if it is the best one."""
+    """A checkpoint. schema: of its observations, actions and chunks; scored: how it was judged, if it is the best."""
 
     path: Path
     epoch: int
     update: int
     env_steps: int
+    schema: str = ""
     scored: Scored | None = None
 
 
 def newest_model(run_dir: Path) -> Saved | None:
     """The newest checkpoint of a run."""
-    for version, path in models_in(run_dir / "ckpt"):
+    return newest_in(run_dir / "ckpt")
+
+
+def newest_in(folder: Path) -> Saved | None:
+    """The newest checkpoint below a folder whose manifest can be read, or the folder itself if it is one."""
+    for path in (*(path for _, path in models_in(folder)), folder):
         try:
-            manifest = read_json(path / "manifest.json", _MOST_BYTES)
-            return Saved(path, *version, int(manifest["env_steps"]))
+            manifest = read_json(path / "manifest.json", MOST_MANIFEST_BYTES)
+            version = Version(*manifest["version"])
+            return Saved(path, *version, int(manifest["env_steps"]), str(manifest["schema"]))
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None
@@ -61,7 +68,7 @@ def best_model(run_dir: Path) -> Saved | None:
         try:
             body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
             scored = Scored(str(body["statistic"]), float(body["score"]), *version)
-            return Saved(path, *version, int(body["env_steps"]), scored)
+            return Saved(path, *version, int(body["env_steps"]), scored=scored)
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None

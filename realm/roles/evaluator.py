@@ -3,7 +3,8 @@
 It gets its own copy of the weights from the model pool and is independent of workers, actor and buffer: nothing trains
 on its episodes, and no statistic of training counts them. It uses at most `eval_cpu_share` of the run's CPU time, and
 the supervisor gives its process a low priority. Every result goes to the supervisor (live line, TensorBoard), and as
-one line into `evaluations.jsonl` of the run.
+one line into `evaluations.jsonl` of the run. With `eval_every_steps`, a run that has reached `max_env_steps` ends with
+an evaluation of its last model.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from realm.contract import NO_VERSION, Agent
-from realm.learn.checkpoint import acting, load_bytes
+from realm.contract import NO_VERSION, Agent, Version
+from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
 from realm.roles.job import Job
 from realm.user import hyper_of, load_agent
@@ -23,37 +24,57 @@ from realm.wire.models import parse_model
 _PERIOD_S = 2.0  # even if an evaluation is quicker: the run's curves are no finer
 
 
+class _Ends(Exception):
+    """The learner has saved its last model."""
+
+
 def run(job: Job) -> None:
     """Evaluate until stopped."""
     config, link, meters = job.config.evaluated(), job.link, job.link.meters
     app = config.app
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
     agent: Agent = load_agent(app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
-    judge = Judge(config, agent, job.spec, job.run_dir, link.tick)  # the tick raises Stopped
+
+    def tick() -> None:
+        link.tick()  # raises Stopped
+        if any(command.kind == "judge_last" for command in link.commands()):
+            raise _Ends
+
+    judge = Judge(config, agent, job.spec, job.run_dir, tick)
     parts, to_pool = acting(agent), job.client("model_pool")
+    memory_size = 0
+
+    def judge_model(version: Version, env_steps: int, weights: bytes) -> None:
+        load_bytes(agent.model, weights, parts)
+        meters.count("models_loaded")
+        meters.totals["version_epoch"], meters.totals["version_update"] = version
+        evaluation = judge.judge(version, env_steps, memory_size)
+        meters.count("evaluations")
+        link.say("evaluated", dataclasses.asdict(evaluation))
+
     link.ready([to_pool])
     version = NO_VERSION
     untrained = app.eval_every_steps > 0 and judge.last is None
     with closing(judge):
-        while True:
-            # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
-            model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), link.tick)
-            untrained = False
-            tag = parse_model(model)
-            version = tag.version
-            if not judge.is_due(tag.env_steps):
-                time.sleep(0.05)  # the pool answers as soon as it has a newer one
-                continue
-            load_bytes(agent.model, model.array("weights").tobytes(), parts)
-            meters.count("models_loaded")
-            meters.totals["version_epoch"], meters.totals["version_update"] = version
-            evaluation = judge.judge(version, tag.env_steps, tag.memory_size)
-            meters.count("evaluations")
-            link.say("evaluated", dataclasses.asdict(evaluation))
-            until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())
-            while time.monotonic() < until:
-                link.tick()
-                time.sleep(0.1)
+        try:
+            while True:
+                # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
+                model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), tick)
+                untrained = False
+                tag = parse_model(model)
+                version, memory_size = tag.version, tag.memory_size
+                if not judge.is_due(tag.env_steps):
+                    time.sleep(0.05)  # the pool answers as soon as it has a newer one
+                    continue
+                judge_model(version, tag.env_steps, model.array("weights").tobytes())
+                until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())
+                while time.monotonic() < until:
+                    tick()
+                    time.sleep(0.1)
+        except _Ends:
+            last, _ = load_newest(job.run_dir / "ckpt")  # not from the pool: publish_every may have left it out
+            if last and last.env_steps != judge.last:
+                judge_model(last.version, last.env_steps, last.weights)
 
 
 class Budget:

@@ -5,7 +5,7 @@ import time
 
 from tests.counting.feature.definition import CountingEnvs, spec
 
-EVALUATORS_SEED = 1_000_000  # of the evaluator in a run, and less than that of `realm eval`
+JUDGES_SEEDS = range(1_000_000, 2_001_000)  # the evaluator's and that of `realm eval`; a worker's is below 2**31
 
 __all__ = ["make_envs", "spec"]
 
@@ -23,4 +23,4 @@ class EvaluatedEnvs(CountingEnvs):
 
 
 def make_envs(num_envs, seed, config, options):
-    return EvaluatedEnvs(num_envs, config) if seed >= EVALUATORS_SEED else CountingEnvs(num_envs, config.episode_length)
+    return EvaluatedEnvs(num_envs, config) if seed in JUDGES_SEEDS else CountingEnvs(num_envs, config.episode_length)
