@@ -128,8 +128,7 @@ class AppConfig:
     meanwhile: use `realm eval`, or the next key."""
     eval_every_steps: Limit = 0
     """Evaluate the untrained policy, and then a model each time this number of env steps has been played, in any mode
-    and whatever CPU time that takes, in one process also the last model at max_env_steps; 0: as often as
-    eval_cpu_share allows."""
+    and whatever CPU time that takes, and the last model at max_env_steps; 0: as often as eval_cpu_share allows."""
     eval_actions: Literal["greedy", "sampled", "both"] = "greedy"
     """Actions of an evaluation; with both, models are compared by the greedy ones."""
 
