@@ -15,7 +15,8 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from realm.zoo.td3.config import Config as TD3Config
 from tools import common
 
 Step = Callable[[], int]  # makes some gradient steps and returns how many
+MLP = Callable[[Sequence[int]], nn.Sequential]
 
 # ---- what both have ----
 
@@ -59,6 +61,14 @@ class Ring:
         return tuple(x[index] for x in (self.obs, self.action, self.reward, self.discount, self.next_obs))
 
 
+def torch_mlp(sizes: Sequence[int]) -> nn.Sequential:
+    """As `mlp`, with the layers that torch has."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers[:-1])
+
+
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -68,7 +78,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 # ---- the plain loops ----
 
 
-def plain_td3(ring: Ring, config: TD3Config) -> Step:
+def plain_td3(ring: Ring, config: TD3Config, mlp: MLP) -> Step:
     obs_size, actions, hidden = ring.obs.shape[1], ring.action.shape[1], config.hidden
     actor = nn.Sequential(mlp((obs_size, hidden, hidden, actions)), nn.Tanh())
     critics = [mlp((obs_size + actions, hidden, hidden, 1)) for _ in range(2)]
@@ -100,7 +110,7 @@ def plain_td3(ring: Ring, config: TD3Config) -> Step:
     return step
 
 
-def plain_sac(ring: Ring, config: SACConfig) -> Step:
+def plain_sac(ring: Ring, config: SACConfig, mlp: MLP) -> Step:
     obs_size, actions, hidden = ring.obs.shape[1], ring.action.shape[1], config.hidden
     actor = mlp((obs_size, hidden, hidden, 2 * actions))
     critics = nn.ModuleList(mlp((obs_size + actions, hidden, hidden, 1)) for _ in range(2))
@@ -140,7 +150,7 @@ def plain_sac(ring: Ring, config: SACConfig) -> Step:
     return step
 
 
-def plain_dqn(ring: Ring, config: DQNConfig, actions: int) -> Step:
+def plain_dqn(ring: Ring, config: DQNConfig, actions: int, mlp: MLP) -> Step:
     network = mlp((ring.obs.shape[1], config.hidden, config.hidden, actions))
     target = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.Adam(network.parameters(), config.lr, fused=True)
@@ -189,19 +199,19 @@ def of_agent(agent: Any, ring: Ring, rows: int, steps: int) -> Step:
     return step
 
 
-def pair(name: str, minibatches: int) -> tuple[Step, Step]:
-    """The plain loop and the agent. TD3 and SAC: HalfCheetah's sizes; dqn: CartPole's."""
+def pair(name: str, minibatches: int, mlp: MLP) -> tuple[Step, Step]:
+    """The plain loop, with these layers, and the agent. TD3 and SAC: HalfCheetah's sizes; dqn: CartPole's."""
     if name.startswith("dqn"):
         config = DQNConfig(hidden=100)
         if name == "dqn_cleanrl":
             config = DQNConfig(hidden=100, double=False, huber=0.0, max_grad_norm=0.0)
         ring, action = Ring(10_000, 4, 2, True), ActionSpec(n=2)
-        plain, agent = plain_dqn(ring, config, 2), DQNAgent(_spec(4, action), config, "cpu", 0)
+        plain, agent = plain_dqn(ring, config, 2, mlp), DQNAgent(_spec(4, action), config, "cpu", 0)
         size = config.minibatch_size
     else:
         ring, action = Ring(100_000, 17, 6, False), ActionSpec(low=(-1.0,) * 6, high=(1.0,) * 6)
         td3, sac = TD3Config(), SACConfig()
-        plain = plain_td3(ring, td3) if name == "td3" else plain_sac(ring, sac)
+        plain = plain_td3(ring, td3, mlp) if name == "td3" else plain_sac(ring, sac, mlp)
         spec = _spec(17, action)
         agent = TD3Agent(spec, td3, "cpu", 0) if name == "td3" else SACAgent(spec, sac, "cpu", 0)  # type: ignore
         size = td3.minibatch_size
@@ -227,10 +237,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each of the two in a round")
     parser.add_argument("--minibatches", type=int, default=20, help="gradient steps of one call of learn")
+    parser.add_argument("--torch-layers", action="store_true", help="the plain loops have nn.Linear")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.algorithms:
-        both = pair(name, args.minibatches)
+        both = pair(name, args.minibatches, torch_mlp if args.torch_layers else mlp)
         for step in both:
             rate(step, 0.5)
         rounds = [[rate(step, args.seconds) for step in both] for _ in range(args.rounds)]
