@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from saved import checkpoint
 
 from realm.commands import main as cli
 from realm.commands.compare import differences
@@ -20,8 +21,7 @@ def log_dir(tmp_path: Path) -> Path:
     """Two runs that have ended, and one that was killed."""
     for number, (name, state) in enumerate((("first", "stopped"), ("second", "failed"), ("third", "running"))):
         folder = tmp_path / name
-        (folder / "ckpt" / "model.ckpt-1-7").mkdir(parents=True)
-        (folder / "ckpt" / "model.ckpt-1-7" / "manifest.json").write_text(json.dumps({"env_steps": 7000 + number}))
+        checkpoint(folder / "ckpt", 1, 7, 7000 + number)
         run = {"run_id": "x", "pid": 1, "created": 1.0, "started": 1e9 + number, "state": state}
         (folder / "run.json").write_text(json.dumps(run))
         (folder / "config.toml").write_text(f'[app]\nrun_name = "{name}"\nseed = {number}\n[diy]\nhidden = 64\n')

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import end, realm, start
+from saved import checkpoint
 
 from realm.commands import main as cli
 from realm.commands import seeds as seeds_module
@@ -33,9 +34,7 @@ CARTPOLE = ("--config", "conf/cartpole.toml")
 
 
 def a_run(folder: Path, env_steps: int, cause: str, score: float | None = None, state: str = "stopped") -> Path:
-    checkpoint = folder / "ckpt" / "model.ckpt-1-7"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text(json.dumps({"env_steps": env_steps}))
+    checkpoint(folder / "ckpt", 1, 7, env_steps)
     run = {"run_id": "x", "pid": 1, "created": 1.0, "state": state, "cause": cause, "statistic": "return"}
     (folder / "run.json").write_text(json.dumps({**run, "score": score}))
     (folder / "config.toml").write_text(f'[app]\nrun_name = "{folder.name}"\nmax_env_steps = 1000\n')

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from saved import checkpoint
 
 from realm.commands.ending import called, ending, resuming
 from realm.commands.status import _lines_of, attach, look
@@ -94,21 +95,14 @@ def test_clock() -> None:
     ]  # fmt: skip
 
 
-def checkpoint(folder: Path, name: str, env_steps: int) -> Path:
-    path = folder / name
-    path.mkdir(parents=True)
-    (path / "manifest.json").write_text(json.dumps({"env_steps": env_steps}))
-    return path
-
-
 def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     run_dir = tmp_path / "one"
     said = "\n".join(ending(run_dir, STATUS, 1, 80))
     assert re.search(r"what happened:\n  .* logs .*/one$", said)  # without a model there is nothing else to do
-    checkpoint(run_dir / "ckpt", "model.ckpt-1-9", 900)
-    newest = checkpoint(run_dir / "ckpt", "model.ckpt-1-12", 1200)
+    checkpoint(run_dir / "ckpt", 1, 9, 900)
+    newest = checkpoint(run_dir / "ckpt", 1, 12, 1200)
     (run_dir / "ckpt" / "model.ckpt-2-1").mkdir()  # without a manifest it is none
-    best = checkpoint(run_dir / "best_ckpt", "model.ckpt-1-10", 1000)
+    best = checkpoint(run_dir / "best_ckpt", 1, 10, 1000)
     body = {"statistic": "r", "score": 98.76, "env_steps": 1000}
     best.with_name("model.ckpt-1-10.json").write_text(json.dumps(body))
     found, good = newest_model(run_dir), best_model(run_dir)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from saved import checkpoint
 
 from realm.config.load import load_config, to_toml
 from realm.errors import ConfigError
@@ -29,13 +30,6 @@ FIGURES = {**NUMBERS, "bound": {**NUMBERS, "regret": 8.5}}
 
 
 # ---- runs ----
-
-
-def checkpoint(folder, epoch, update, env_steps):
-    path = folder / f"model.ckpt-{epoch}-{update}"
-    path.mkdir(parents=True)
-    (path / "manifest.json").write_text(json.dumps({"version": [epoch, update], "env_steps": env_steps}))
-    return path
 
 
 def test_saved_models_are_ordered_by_version_and_a_start_adds_none(tmp_path):
