@@ -42,7 +42,7 @@ class Agent:
 
     @property
     def number(self) -> float:
-        return float(self.net.bias)
+        return float(self.net.bias.detach())
 
 
 @pytest.fixture
