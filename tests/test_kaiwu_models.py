@@ -150,12 +150,21 @@ def test_a_submission_holds_the_packages_that_its_package_imports(tmp_path: Path
         ("helper/__init__.py", ""),
         ("other/__init__.py", ""),
         ("conf/hyper.toml", ""),
+        ("diy/.cache/agent.py", "import other\n"),
+        ("diy/folder.py/x.txt", ""),
     ]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     config = Config(project=str(tmp_path), package="diy")
     names = {str(file.relative_to(tmp_path)) for file in pack._code(config)}
-    assert names == {"conf/hyper.toml", "deep/er.py", "diy/agent.py", "diy/notes.py", "helper/__init__.py"}
+    assert names == {
+        "conf/hyper.toml",
+        "deep/er.py",
+        "diy/agent.py",
+        "diy/folder.py/x.txt",
+        "diy/notes.py",
+        "helper/__init__.py",
+    }
     with pytest.raises(ConfigError, match=r"configure_app.toml: is missing"):
         pack._configuration(config, 1)
 

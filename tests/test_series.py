@@ -27,7 +27,7 @@ from realm.commands.sweep import Values, read_space
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, read_run
-from realm.learn.outcome import newest_model
+from realm.learn.outcome import is_judged, newest_model
 
 Between = namedtuple("Between", "low high")
 CARTPOLE = ("--config", "conf/cartpole.toml")
@@ -52,6 +52,11 @@ def test_a_run_has_ended_at_its_limit_only(tmp_path: Path) -> None:
     assert not has_ended(a_run(tmp_path / "stopped", 500, "SIGINT received"), app)
     assert not has_ended(a_run(tmp_path / "failed", 500, "learner-0 failed", state="failed"), app)
     assert not has_ended(tmp_path / "none", app)
+    evaluated = AppConfig(max_env_steps=1000, eval_every_steps=100)
+    for env_steps, update, ended in ((900, 7, False), (1010, 6, False), (1010, 7, True)):  # the last model counts
+        line = {"env_steps": env_steps, "version": [2, update]}
+        (limit / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+        assert has_ended(limit, evaluated) == is_judged(limit) == ended
     timed = a_run(tmp_path / "time", 500, "max_seconds = 60 reached")
     assert has_ended(timed, AppConfig(max_seconds=60))
     assert not has_ended(timed, AppConfig(max_seconds=600))

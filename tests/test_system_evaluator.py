@@ -148,6 +148,26 @@ def test_a_signal_ends_the_evaluation_of_the_last_model(tmp_path):
     assert "max_env_steps = 2000 reached" in run.text()
 
 
+def test_a_short_run_has_its_first_and_its_last_evaluation(tmp_path):
+    """The limit comes while the untrained policy is judged; and no share of the CPU time is needed."""
+    steps = ("eval_every_steps=100_000", "max_env_steps=500", "evaluated.step_s=0.1", "eval_cpu_share=0")
+    with Run(tmp_path, *SETTINGS, *steps) as run:
+        assert run.finish() == 0, run.text()
+    assert [one["version"] for one in evaluations(run)] == [[1, 0], list(run.checkpoints()[-1])]
+    assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
+
+
+def test_an_evaluator_that_is_killed_at_the_end_is_named(tmp_path):
+    steps = ("eval_every_steps=1000", "max_env_steps=2000", "evaluated.step_s=3")
+    with Run(tmp_path, *SETTINGS, *steps) as run:
+        run.wait_for(lambda: "evaluator-0 judges it" in run.output.read_text(), "the last evaluation")
+        os.kill(run.pid("evaluator-0"), signal.SIGKILL)
+        assert run.finish() == 0, run.text()
+    output = run.output.read_text()
+    assert "evaluator-0 failed while stopping: killed by SIGKILL" in output
+    assert output.count("the last model has not been judged") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
 def test_sampled_actions_follow_the_schedule_of_training(tmp_path, mode):

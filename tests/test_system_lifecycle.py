@@ -164,10 +164,9 @@ def test_a_long_update_is_waited_for(tmp_path):
 def test_a_role_that_does_not_stop_is_named_once():
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     process.start()
-    role = Role("learner", 0, process, state="ready")
+    role = Role("learner", 0, process, state="ready", asked_at=time.monotonic() - 20)
     supervisor = SimpleNamespace(
-        _roles={("learner", 0): role}, _group_since={False: time.monotonic() - 20}, _patience_s=lambda _: 10.0,
-        _command=lambda *_: None,
+        _roles={("learner", 0): role}, _patience_s=lambda _: 10.0, _command=lambda *_: None
     )  # fmt: skip
     said = []
     sink = logger.add(said.append, format="{message}")

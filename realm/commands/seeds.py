@@ -21,7 +21,7 @@ from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
 from realm.launch.place import ends
 from realm.launch.rundir import read_run
-from realm.learn.outcome import evaluated, newest_model
+from realm.learn.outcome import evaluated, is_judged, newest_model
 from realm.watch.status import named, table
 
 _USER = UserError.exit_code
@@ -63,7 +63,8 @@ def has_ended(run_dir: Path, app: AppConfig) -> bool:
     if run is None or newest is None or run.state != "stopped":
         return False
     if run.cause.startswith("max_env_steps"):  # the limit may have been raised since
-        return 0 < app.max_env_steps <= newest.env_steps
+        judged = not app.eval_every_steps or is_judged(run_dir)
+        return judged and 0 < app.max_env_steps <= newest.env_steps
     if run.cause.startswith("max_seconds"):
         return run.cause.startswith(f"max_seconds = {app.max_seconds:g} ")
     return "workflow" in run.cause

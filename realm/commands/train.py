@@ -138,6 +138,8 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                     print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
                     print(f"end it:   {stopping(folder)}")
                     return 0
+                if run.state == "stopping":  # it began at its limit, and judges its last model
+                    deadline = time.monotonic() + timeout_s
             time.sleep(0.1)
     except KeyboardInterrupt:  # the run has a session of its own, and would go on
         why = "was interrupted before it was ready"

@@ -124,8 +124,8 @@ class AppConfig:
     """Episodes of one evaluation."""
     eval_cpu_share: Share = 0.05
     """Share of the run's CPU time for the evaluator, which plays the newest models with greedy actions and keeps the
-    best one in best_ckpt/; 0 starts no evaluator. With wrapper_type "local" there is none, because training would stop
-    meanwhile: use `realm eval`, or the next key."""
+    best one in best_ckpt/; 0 starts none, unless the next key does. With wrapper_type "local" there is none, because
+    training would stop meanwhile: use `realm eval`, or the next key."""
     eval_every_steps: Limit = 0
     """Evaluate the untrained policy, and then a model each time this number of env steps has been played, in any mode
     and whatever CPU time that takes, and the last model at max_env_steps; 0: as often as eval_cpu_share allows."""

@@ -374,7 +374,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
     return Plan(
         workers=numbers.aisrv_count,
         envs_per_worker=numbers.aisrv_connect_to_kaiwu_env_count,
-        evaluator=app.eval_cpu_share > 0,
+        evaluator=app.eval_cpu_share > 0 or app.eval_every_steps > 0,
         predict_local=app.predict_local_or_remote == "local",
         backend=app.buffer_backend,
         on_policy=app.algorithm_on_policy_or_off_policy == "on-policy",

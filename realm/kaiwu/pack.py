@@ -70,15 +70,20 @@ def _code(config: Config) -> Iterator[Path]:
     while todo:
         name = todo.pop()
         names.add(name)
-        for file in (config.root / name).rglob("*.py"):
-            tops = {one.partition(".")[0] for one in _imports(file)}
+        for file in _files(config.root, name):
+            tops = {one.partition(".")[0] for one in _imports(file)} if file.suffix == ".py" else set()
             todo += [top for top in tops - names - set(todo) if (config.root / top).is_dir()]
     for name in sorted(names):
-        for file in sorted((config.root / name).rglob("*")):
-            parts = file.relative_to(config.root).parts
-            hidden = any(part == "__pycache__" or part.startswith(".") for part in parts)
-            if file.is_file() and not hidden and parts != ("conf", "configure_app.toml"):
-                yield file
+        yield from (file for file in _files(config.root, name) if file != config.root / "conf" / "configure_app.toml")
+
+
+def _files(root: Path, name: str) -> list[Path]:
+    """Those of a package below root, without hidden ones and compiled ones."""
+
+    def is_hidden(file: Path) -> bool:
+        return any(part == "__pycache__" or part.startswith(".") for part in file.relative_to(root).parts)
+
+    return sorted(file for file in (root / name).rglob("*") if file.is_file() and not is_hidden(file))
 
 
 def _imports(file: Path) -> Iterator[str]:

@@ -21,6 +21,7 @@ from realm.errors import CheckpointError, one_line
 from realm.launch.place import ends
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
+from realm.learn.outcome import is_judged
 from realm.learn.trainer import Trainer, begin
 from realm.roles.job import seed_of
 from realm.rollout.rounds import RestartingEnvs, close, rounds
@@ -192,7 +193,7 @@ class _Loop:
     def judge_last(self) -> None:
         """Evaluate the model with which the run has reached its last env step, unless that has just been done."""
         most = self.prepared.config.app.max_env_steps
-        if self._judge and 0 < most <= self.board.env_steps and self._judge.last != self.trainer.env_steps:
+        if self._judge and 0 < most <= self.board.env_steps and not is_judged(self.prepared.run_dir):
             self._evaluate(self._judge)
 
     def close(self) -> None:

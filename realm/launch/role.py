@@ -51,6 +51,7 @@ class Role:
     bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
     next: tuple[bytes, int] | None = None  # peer and question that wait for a command
     report_seq: int = 0
+    asked_at: float = 0.0  # to stop, as the run ends
     given_up: bool = False  # it did not stop in time
     unwanted: bool = False  # the user has stopped it: it is asked to end again and again, and not started again
 
@@ -68,6 +69,7 @@ class Role:
         """Do not count a time in which nobody listened."""
         self.started_at += seconds
         self.heard_at += seconds
+        self.asked_at += seconds if self.asked_at else 0.0
 
     def count_restart(self, updates: float, window_s: float) -> int:
         """Count one more restart; return how many count now. updates: the learner's so far.

@@ -25,6 +25,7 @@ from realm.launch.ports import fixed_ports
 from realm.launch.role import Key, Role, heed_silence, kill, pid, signal_name, spare
 from realm.launch.rundir import start_of
 from realm.launch.start import Prepared
+from realm.learn.outcome import is_judged
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.user import has_enter
 from realm.watch.board import Board
@@ -39,6 +40,7 @@ from realm.wire.sockets import Server, wait_any
 _FROZEN_S = 5.0  # no turn of the loop takes as long
 _OPTIONAL_STOPS_S = 2.0
 _OPTIONAL_STARTS_S = 60.0
+_ASKED_AGAIN_S = 5.0
 
 
 class Supervisor:
@@ -63,11 +65,11 @@ class Supervisor:
         self._resources = Resources(self.run_dir)
         self._signals: list[int] = []
         self._turned_at = time.monotonic()
-        self._group_since: dict[bool, float] = {}
         self._first_epoch = run.epoch
         self._updates_then = 0.0, time.monotonic()  # the learner's, and since when
         self._stopping_since: float | None = None
-        self._last_model: Literal["", "awaited", "judged"] = ""  # by the evaluator, before the run ends
+        self._last_model: Literal["", "awaited", "saved"] = ""  # by the evaluator, before the run ends
+        self._last_asked_at = 0.0
         self.cause, self.trace = "", ""
         self._exit_code = 0
         run.control = self._server.address
@@ -102,7 +104,8 @@ class Supervisor:
                     self._set_state("running")
                     self.board.trains_since = time.monotonic()
                     logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves.folder)
-                self._curves.write_due(self.board)
+                if self._stopping_since is None or self._roles["learner", 0].process is not None:
+                    self._curves.write_due(self.board)
                 if self._stopping_since is not None:
                     self._drive_stop()
                 show(self.status())
@@ -114,6 +117,8 @@ class Supervisor:
             self._kill_all()
         self._curves.write(self.board)
         self._curves.close()
+        if self._last_model == "saved" and not is_judged(self.run_dir):
+            logger.warning("the last model has not been judged")
         self.run_file.cause = self.cause
         self.run_file.note_score(self.status())
         self._set_state("stopped" if self._exit_code == 0 else "failed")
@@ -156,7 +161,6 @@ class Supervisor:
             logger.warning("the supervisor itself stood still for {:.0f} s", frozen)
             for role in self._roles.values():
                 role.move_on(frozen)
-            self._group_since = {group: since + frozen for group, since in self._group_since.items()}
 
     def _over(self) -> bool:
         return self._stopping_since is not None and all(role.process is None for role in self._roles.values())
@@ -347,14 +351,15 @@ class Supervisor:
     def _role_ended(self, role: Role, code: int) -> None:
         self._heed_signals()  # one that came before this end: then the role is not started again
         if self._stopping_since is not None:
-            trained = role.name == "learner" and role.state == "ready"
+            trained, began = role.name == "learner" and role.state == "ready", role.state != "starting"
             role.state = "ended"
             if trained and code != EXIT_STOPPED and len(self._signals) < 2:
                 self._exit_code = self._exit_code or (EXIT_DIVERGED if code == EXIT_DIVERGED else 1)
                 reason = role.cause or f"{signal_name(code)}: its updates since the last checkpoint are lost"
                 self.cause += f"; the learner failed while stopping: {reason}"
-            elif ROLES[role.name].optional and role.cause and code != EXIT_STOPPED:
-                logger.error("{} failed while stopping: {} ({})", role.label, role.cause, self._log(role))
+            elif ROLES[role.name].optional and began and code != EXIT_STOPPED and not role.given_up:
+                cause = role.cause or signal_name(code)
+                logger.error("{} failed while stopping: {} ({})", role.label, cause, self._log(role))
         elif role.unwanted:
             role.state = "stopped"
             logger.info("{} was stopped by the user", role.label)
@@ -419,14 +424,14 @@ class Supervisor:
                 for role in self._roles.values()
                 if ROLES[role.name].answers == answers and role.process is not None
             ]
-            since = self._group_since.setdefault(answers, now) if alive else now
             for role in alive:
                 assert role.process is not None
                 if ROLES[role.name].optional and self._judges_last(role):
                     continue
                 self._command(role, "stop")
+                role.asked_at = role.asked_at or now
                 limit = self._patience_s(role)
-                if now - since > limit and not role.given_up:
+                if now - role.asked_at > limit and not role.given_up:
                     role.given_up = True
                     level = "INFO" if ROLES[role.name].optional else "WARNING"
                     logger.log(level, "{} did not stop in {:.0f} s and is killed", role.label, limit)
@@ -439,12 +444,17 @@ class Supervisor:
         """Whether the evaluator has yet to judge the model with which the run has reached its last env step."""
         if not self._last_model or self._signals or self._exit_code or evaluator.unwanted:
             return False
-        if self._roles["learner", 0].process is None and self._last_model == "awaited" and evaluator.next is not None:
+        now = time.monotonic()
+        if self._last_model == "awaited" and self._roles["learner", 0].process is None:
+            self._last_model = "" if is_judged(self.run_dir) else "saved"
+            if self._last_model:
+                logger.info("the last model is saved, {} judges it; Ctrl+C ends that", evaluator.label)
+        if self._last_model == "saved" and evaluator.next and now - self._last_asked_at > _ASKED_AGAIN_S:
+            self._last_asked_at = now  # again, as a connection that broke may have lost it
             self._command(evaluator, "judge_last")
-            self._last_model = "judged"
-            logger.info("the last model is saved; {} judges it", evaluator.label)
         heed_silence(evaluator, self.app, None, self._log(evaluator))
-        return evaluator.state == "ready" or time.monotonic() - evaluator.started_at < _OPTIONAL_STARTS_S
+        starts = evaluator.state != "ready" and now - evaluator.started_at < _OPTIONAL_STARTS_S
+        return self._last_model != "" and (starts or evaluator.state == "ready")
 
     def _patience_s(self, role: Role) -> float:
         """Seconds that a role may take to stop. The learner stops after its update, which may take long. An optional

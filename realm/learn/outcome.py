@@ -62,6 +62,15 @@ def newest_in(folder: Path) -> Saved | None:
     return None
 
 
+def is_judged(run_dir: Path) -> bool:
+    """Whether the newest checkpoint of a run is the model of its last evaluation. The epoch does not count: a resume
+    saves the same model under another one."""
+    newest, line = newest_model(run_dir), last_evaluation(run_dir)
+    if newest is None:
+        return False
+    return line.get("env_steps") == newest.env_steps and line.get("version", [])[1:] == [newest.update]
+
+
 def best_model(run_dir: Path) -> Saved | None:
     """The model that scored most in the run's evaluations."""
     for version, path in models_in(run_dir / BEST_FOLDER):

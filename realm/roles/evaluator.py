@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+from loguru import logger
+
 from realm.contract import NO_VERSION, Agent, Version
 from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
+from realm.learn.outcome import is_judged, newest_model
 from realm.roles.job import Job
 from realm.user import hyper_of, load_agent
 from realm.wire.models import parse_model
@@ -35,9 +38,16 @@ def run(job: Job) -> None:
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
     agent: Agent = load_agent(app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
 
+    last: Version | None = None  # of the run, once it is saved
+    judging = NO_VERSION
+
     def tick() -> None:
+        nonlocal last
         link.tick()  # raises Stopped
         if any(command.kind == "judge_last" for command in link.commands()):
+            newest = newest_model(job.run_dir)
+            last = Version(newest.epoch, newest.update) if newest else NO_VERSION
+        if last is not None and judging != last and not untrained:
             raise _Ends
 
     judge = Judge(config, agent, job.spec, job.run_dir, tick)
@@ -45,12 +55,14 @@ def run(job: Job) -> None:
     memory_size = 0
 
     def judge_model(version: Version, env_steps: int, weights: bytes) -> None:
+        nonlocal judging
+        judging = version
         load_bytes(agent.model, weights, parts)
-        meters.count("models_loaded")
         meters.totals["version_epoch"], meters.totals["version_update"] = version
         evaluation = judge.judge(version, env_steps, memory_size)
         meters.count("evaluations")
         link.say("evaluated", dataclasses.asdict(evaluation))
+        judging = NO_VERSION
 
     link.ready([to_pool])
     version = NO_VERSION
@@ -60,21 +72,25 @@ def run(job: Job) -> None:
             while True:
                 # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
                 model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), tick)
-                untrained = False
                 tag = parse_model(model)
                 version, memory_size = tag.version, tag.memory_size
                 if not judge.is_due(tag.env_steps):
                     time.sleep(0.05)  # the pool answers as soon as it has a newer one
                     continue
+                meters.count("models_loaded")
                 judge_model(version, tag.env_steps, model.array("weights").tobytes())
+                untrained = False
                 until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())
                 while time.monotonic() < until:
                     tick()
                     time.sleep(0.1)
         except _Ends:
-            last, _ = load_newest(job.run_dir / "ckpt")  # not from the pool: publish_every may have left it out
-            if last and last.env_steps != judge.last:
-                judge_model(last.version, last.env_steps, last.weights)
+            newest, skipped = load_newest(job.run_dir / "ckpt")  # publish_every may have kept it from the pool
+            for sentence in skipped:
+                logger.warning("{}", sentence)
+            if newest and not is_judged(job.run_dir):
+                last = newest.version
+                judge_model(newest.version, newest.env_steps, newest.weights)
 
 
 class Budget:
