@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,9 @@ import pytest
 from loguru import logger
 
 from realm.watch import progress
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: runs that tests start would inherit that
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)

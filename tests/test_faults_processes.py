@@ -157,8 +157,10 @@ def test_a_closed_terminal_ends_the_run_in_order(tmp_path, mode):
         time.sleep(0.05)
     before = run.checkpoints()[-1]
     os.dup2(os.open(os.devnull, os.O_RDWR), terminal)  # closes it also while the thread reads
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
     assert run.file()["state"] == "stopped"
     assert run.file()["cause"] == "SIGHUP received"
     assert run.checkpoints()[-1] >= before  # no later one if the signal came right after it

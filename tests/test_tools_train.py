@@ -205,13 +205,13 @@ def test_processes_count_children_and_what_has_ended():
     process = subprocess.Popen([sys.executable, "-c", code])
     seen = watch.Processes(process.pid)
     begin = time.monotonic()
-    while time.monotonic() - begin < 30 and (len(seen.history) < 3 or seen.history[-1][1] < 0.3):
+    while time.monotonic() - begin < 30 and (len(seen.history) < 3 or seen.history[-1][1] < 0.25):
         seen.sample()
         time.sleep(0.1)
     before = seen.history[-1][1]
     seen.end()
     process.wait()
-    assert before >= 0.3  # the child's
+    assert before >= 0.25  # the child's; the system counts in steps of 10 ms
     assert seen.history[-1][1] >= before
     assert seen.cpu_at(seen.history[0][0] - 1) == seen.history[0][1]
     assert seen.cpu_at(time.time()) == seen.history[-1][1]
