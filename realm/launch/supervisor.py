@@ -441,7 +441,8 @@ class Supervisor:
                 return
 
     def _judges_last(self, evaluator: Role) -> bool:
-        """Whether the evaluator has yet to judge the model with which the run has reached its last env step."""
+        """Have the evaluator judge the model with which the run has reached its last env step; False when that is over,
+        or need not be."""
         if not self._last_model or self._signals or self._exit_code or evaluator.unwanted:
             return False
         now = time.monotonic()

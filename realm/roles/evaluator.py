@@ -37,14 +37,13 @@ def run(job: Job) -> None:
     app = config.app
     budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
     agent: Agent = load_agent(app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
-
     last: Version | None = None  # of the run, once it is saved
     judging = NO_VERSION
 
     def tick() -> None:
         nonlocal last
         link.tick()  # raises Stopped
-        if any(command.kind == "judge_last" for command in link.commands()):
+        if any(command.kind == "judge_last" for command in link.commands()) and last is None:
             newest = newest_model(job.run_dir)
             last = Version(newest.epoch, newest.update) if newest else NO_VERSION
         if last is not None and judging != last and not untrained:
