@@ -1,4 +1,4 @@
-"""tools/bench/parts.py and tools/bench/limits.py: all they print is there and makes sense, nothing about speed."""
+"""tools/bench: parts.py, limits.py and memory.py: all they print is there and makes sense, nothing about speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from realm.errors import ConfigError
 from tools import common
-from tools.bench import limits, parts
+from tools.bench import limits, memory, parts
 
 CONFIG = parts.NETWORKS["default"]
 QUICK = ("aisrv_count=1", "aisrv_connect_to_kaiwu_env_count=4", "diy.chunk_length=8", "diy.minibatch_size=16")
@@ -51,6 +51,17 @@ def test_parts_of_one_process_have_times_and_bounds(make_bench, network):
     table = parts.table(lines)
     assert len(table.splitlines()) == len(lines) + 1
     assert all(one["name"] in table and one["bound"] in table for one in lines)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_memories_are_full_when_they_are_timed(prioritized):
+    items = memory.of_items(20_000, prioritized, 3)
+    chunks = memory.of_chunks(20_000, prioritized, 1, 3)
+    for line in (items, chunks):
+        assert min(line.add_us, line.draw_us) > 0
+        assert (line.priorities_us is not None) == prioritized
+    assert items.bytes_a_step >= 216
+    assert chunks.bytes_a_step >= 4 * (memory.OBS + memory.ACTIONS + 1)  # observations once, actions, rewards
 
 
 @pytest.mark.slow
