@@ -57,6 +57,8 @@ def test_a_run_has_ended_at_its_limit_only(tmp_path: Path) -> None:
         line = {"env_steps": env_steps, "version": [2, update]}
         (limit / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
         assert has_ended(limit, evaluated) == is_judged(limit) == ended
+    (limit / "evaluations.jsonl").write_text('{"env_steps": 1010, "version": 7}\n')  # forged
+    assert not is_judged(limit)
     timed = a_run(tmp_path / "time", 500, "max_seconds = 60 reached")
     assert has_ended(timed, AppConfig(max_seconds=60))
     assert not has_ended(timed, AppConfig(max_seconds=600))

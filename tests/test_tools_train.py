@@ -200,18 +200,18 @@ def test_the_last_words_of_a_log_are_its_error(tmp_path):
 
 
 def test_processes_count_children_and_what_has_ended():
-    busy = "import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(1)"
+    busy = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(1)"
     code = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {busy!r}]); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code])
     seen = watch.Processes(process.pid)
     begin = time.monotonic()
-    while time.monotonic() - begin < 30 and (len(seen.history) < 3 or seen.history[-1][1] < 0.25):
+    while time.monotonic() - begin < 30 and (len(seen.history) < 3 or seen.history[-1][1] < 0.3):
         seen.sample()
         time.sleep(0.1)
     before = seen.history[-1][1]
     seen.end()
     process.wait()
-    assert before >= 0.25  # the child's; the system counts in steps of 10 ms
+    assert before >= 0.3  # the child's
     assert seen.history[-1][1] >= before
     assert seen.cpu_at(seen.history[0][0] - 1) == seen.history[0][1]
     assert seen.cpu_at(time.time()) == seen.history[-1][1]

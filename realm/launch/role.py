@@ -22,7 +22,7 @@ from realm.roles.table import ROLES
 
 _SPARE = 300  # thousandths of all memory that a spare role counts as larger
 _SLOW_START_S = 30.0
-_OPTIONAL_S = 60.0  # an evaluator compiles its kernels with the lowest priority, on cores that are full
+OPTIONAL_S = 60.0  # an evaluator compiles its kernels with the lowest priority, on cores that are full
 _MOST_PAUSE_S = 30.0
 _QUIET_REPORTS = 30  # missing reports before a role is named
 _QUIET_UPDATES = 5  # the same in updates: a role may wait for one, and the learner reports between two
@@ -104,7 +104,7 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
     if update_s is None and role.name == "learner":
         limit = max(limit, app.start_timeout_s)  # the first update compiles, and nobody knows how long one takes
     if ROLES[role.name].optional:
-        limit = max(limit, _OPTIONAL_S)
+        limit = max(limit, OPTIONAL_S)
     if quiet > _KILLED_AFTER * limit:
         role.cause = role.cause or f"silent for {quiet:.0f} s, so it was killed"
         kill(process)

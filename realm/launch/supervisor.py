@@ -22,7 +22,7 @@ from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs
 from realm.launch.environment import role_environment
 from realm.launch.place import ends, place
 from realm.launch.ports import fixed_ports
-from realm.launch.role import Key, Role, heed_silence, kill, pid, signal_name, spare
+from realm.launch.role import OPTIONAL_S, Key, Role, heed_silence, kill, pid, signal_name, spare
 from realm.launch.rundir import start_of
 from realm.launch.start import Prepared
 from realm.learn.outcome import is_judged
@@ -39,7 +39,6 @@ from realm.wire.sockets import Server, wait_any
 
 _FROZEN_S = 5.0  # no turn of the loop takes as long
 _OPTIONAL_STOPS_S = 2.0
-_OPTIONAL_STARTS_S = 60.0
 _ASKED_AGAIN_S = 5.0
 
 
@@ -454,7 +453,7 @@ class Supervisor:
             self._last_asked_at = now  # again, as a connection that broke may have lost it
             self._command(evaluator, "judge_last")
         heed_silence(evaluator, self.app, None, self._log(evaluator))
-        starts = evaluator.state != "ready" and now - evaluator.started_at < _OPTIONAL_STARTS_S
+        starts = evaluator.state != "ready" and now - evaluator.started_at < OPTIONAL_S
         return self._last_model != "" and (starts or evaluator.state == "ready")
 
     def _patience_s(self, role: Role) -> float:

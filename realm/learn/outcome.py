@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.contract import Version
+from realm.contract import NO_VERSION, Version
 from realm.files import MOST_MANIFEST_BYTES, read_bytes, read_json
 from realm.watch.status import Scored
 
@@ -52,10 +52,9 @@ def newest_model(run_dir: Path) -> Saved | None:
 
 def newest_in(folder: Path) -> Saved | None:
     """The newest checkpoint below a folder whose manifest can be read, or the folder itself if it is one."""
-    for path in (*(path for _, path in models_in(folder)), folder):
+    for version, path in (*models_in(folder), (NO_VERSION, folder)):
         try:
             manifest = read_json(path / "manifest.json", MOST_MANIFEST_BYTES)
-            version = Version(*manifest["version"])
             return Saved(path, *version, int(manifest["env_steps"]), str(manifest["schema"]))
         except (OSError, ValueError, LookupError, TypeError):
             continue
@@ -66,9 +65,10 @@ def is_judged(run_dir: Path) -> bool:
     """Whether the newest checkpoint of a run is the model of its last evaluation. The epoch does not count: a resume
     saves the same model under another one."""
     newest, line = newest_model(run_dir), last_evaluation(run_dir)
-    if newest is None:
+    try:
+        return newest is not None and (line["env_steps"], line["version"][1]) == (newest.env_steps, newest.update)
+    except (LookupError, TypeError):  # there is none, or somebody forged it
         return False
-    return line.get("env_steps") == newest.env_steps and line.get("version", [])[1:] == [newest.update]
 
 
 def best_model(run_dir: Path) -> Saved | None:

@@ -33,63 +33,76 @@ class _Ends(Exception):
 
 def run(job: Job) -> None:
     """Evaluate until stopped."""
-    config, link, meters = job.config.evaluated(), job.link, job.link.meters
-    app = config.app
-    budget = Budget(app.eval_cpu_share * job.plan.cores, _PERIOD_S)
-    agent: Agent = load_agent(app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
-    last: Version | None = None  # of the run, once it is saved
-    judging = NO_VERSION
-
-    def tick() -> None:
-        nonlocal last
-        link.tick()  # raises Stopped
-        if any(command.kind == "judge_last" for command in link.commands()) and last is None:
-            newest = newest_model(job.run_dir)
-            last = Version(newest.epoch, newest.update) if newest else NO_VERSION
-        if last is not None and judging != last and not untrained:
-            raise _Ends
-
-    judge = Judge(config, agent, job.spec, job.run_dir, tick)
-    parts, to_pool = acting(agent), job.client("model_pool")
-    memory_size = 0
-
-    def judge_model(version: Version, env_steps: int, weights: bytes) -> None:
-        nonlocal judging
-        judging = version
-        load_bytes(agent.model, weights, parts)
-        meters.totals["version_epoch"], meters.totals["version_update"] = version
-        evaluation = judge.judge(version, env_steps, memory_size)
-        meters.count("evaluations")
-        link.say("evaluated", dataclasses.asdict(evaluation))
-        judging = NO_VERSION
-
-    link.ready([to_pool])
-    version = NO_VERSION
-    untrained = app.eval_every_steps > 0 and judge.last is None
-    with closing(judge):
+    evaluator = _Evaluator(job)
+    with closing(evaluator.judge):
         try:
-            while True:
-                # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
-                model = to_pool.wait(to_pool.ask("first" if untrained else "latest", {"have": list(version)}), tick)
-                tag = parse_model(model)
-                version, memory_size = tag.version, tag.memory_size
-                if not judge.is_due(tag.env_steps):
-                    time.sleep(0.05)  # the pool answers as soon as it has a newer one
-                    continue
-                meters.count("models_loaded")
-                judge_model(version, tag.env_steps, model.array("weights").tobytes())
-                untrained = False
-                until = time.monotonic() + (0.0 if app.eval_every_steps else budget.rest_s())
-                while time.monotonic() < until:
-                    tick()
-                    time.sleep(0.1)
+            evaluator.follow()
         except _Ends:
-            newest, skipped = load_newest(job.run_dir / "ckpt")  # publish_every may have kept it from the pool
-            for sentence in skipped:
-                logger.warning("{}", sentence)
-            if newest and not is_judged(job.run_dir):
-                last = newest.version
-                judge_model(newest.version, newest.env_steps, newest.weights)
+            evaluator.judge_last()
+
+
+class _Evaluator:
+    """The newest models, one after the other, and at the end the last one."""
+
+    def __init__(self, job: Job) -> None:
+        config = job.config.evaluated()
+        self._every, self._link, self._run_dir = config.app.eval_every_steps, job.link, job.run_dir
+        self._budget = Budget(config.app.eval_cpu_share * job.plan.cores, _PERIOD_S)
+        self._agent: Agent = load_agent(config.app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
+        self.judge = Judge(config, self._agent, job.spec, job.run_dir, self._tick)
+        self._parts, self._to_pool = acting(self._agent), job.client("model_pool")
+        self._untrained = self._every > 0 and self.judge.last is None  # that model is asked for, and judged, first
+        self._judging = NO_VERSION
+        self._last: Version | None = None  # of the run, once it is saved
+        self._memory_size = 0
+        job.link.ready([self._to_pool])
+
+    def follow(self) -> None:
+        """Judge the newest model again and again; raises _Ends, or Stopped."""
+        version, meters = NO_VERSION, self._link.meters
+        while True:
+            # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
+            question = self._to_pool.ask("first" if self._untrained else "latest", {"have": list(version)})
+            model = self._to_pool.wait(question, self._tick)
+            tag = parse_model(model)
+            version, self._memory_size = tag.version, tag.memory_size
+            if not self.judge.is_due(tag.env_steps):
+                time.sleep(0.05)  # the pool answers as soon as it has a newer one
+                continue
+            meters.count("models_loaded")
+            self._judge(version, tag.env_steps, model.array("weights").tobytes())
+            self._untrained = False
+            until = time.monotonic() + (0.0 if self._every else self._budget.rest_s())
+            while time.monotonic() < until:
+                self._tick()
+                time.sleep(0.1)
+
+    def judge_last(self) -> None:
+        """Judge the newest checkpoint, unless that has been done: the pool may have no such model (`publish_every`)."""
+        newest, skipped = load_newest(self._run_dir / "ckpt")
+        for sentence in skipped:
+            logger.warning("{}", sentence)
+        if newest and not is_judged(self._run_dir):
+            self._last = newest.version
+            self._judge(newest.version, newest.env_steps, newest.weights)
+
+    def _judge(self, version: Version, env_steps: int, weights: bytes) -> None:
+        meters, self._judging = self._link.meters, version
+        load_bytes(self._agent.model, weights, self._parts)
+        meters.totals["version_epoch"], meters.totals["version_update"] = version
+        evaluation = self.judge.judge(version, env_steps, self._memory_size)
+        meters.count("evaluations")
+        self._link.say("evaluated", dataclasses.asdict(evaluation))
+        self._judging = NO_VERSION
+
+    def _tick(self) -> None:
+        """Take commands. Raises Stopped; and _Ends, unless it is the first or the last model that is judged."""
+        self._link.tick()
+        if any(command.kind == "judge_last" for command in self._link.commands()) and self._last is None:
+            newest = newest_model(self._run_dir)
+            self._last = Version(newest.epoch, newest.update) if newest else NO_VERSION
+        if self._last is not None and self._judging != self._last and not self._untrained:
+            raise _Ends
 
 
 class Budget:

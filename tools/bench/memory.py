@@ -61,11 +61,8 @@ def timed(name: str, storage: Any, one: Arrays, steps: int, prioritized: bool, c
     if prioritized:
         key, values = storage.sample(ROWS)[1].key, np.random.default_rng(0).random(ROWS)
         priorities = median_us(lambda: storage.update_priorities(key, values), calls)
-    kept = [value for name, value in vars(storage).items() if isinstance(value, np.ndarray)]
-    kept += storage._rows.values()
-    if storage._tree is not None:
-        kept += [value for value in vars(storage._tree).values() if isinstance(value, np.ndarray)]
-    return Line(name, add, draw, priorities, sum(array.nbytes for array in kept) / steps)
+    kept = [*storage._rows.values(), *vars(storage).values(), *(vars(storage._tree).values() if storage._tree else ())]
+    return Line(name, add, draw, priorities, sum(one.nbytes for one in kept if isinstance(one, np.ndarray)) / steps)
 
 
 def of_items(steps: int, prioritized: bool, calls: int) -> Line:
