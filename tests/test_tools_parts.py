@@ -1,18 +1,14 @@
-"""tools/bench: parts.py, limits.py and memory.py: all they print is there and makes sense, nothing about speed."""
+"""tools/bench: parts.py and limits.py: all they print is there and makes sense, nothing about speed."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from realm.errors import ConfigError
-from tools import common
-from tools.bench import limits, memory, parts
+from tools.bench import limits, parts
 
 CONFIG = parts.NETWORKS["default"]
 QUICK = ("aisrv_count=1", "aisrv_connect_to_kaiwu_env_count=4", "diy.chunk_length=8", "diy.minibatch_size=16")
@@ -51,17 +47,6 @@ def test_parts_of_one_process_have_times_and_bounds(make_bench, network):
     table = parts.table(lines)
     assert len(table.splitlines()) == len(lines) + 1
     assert all(one["name"] in table and one["bound"] in table for one in lines)
-
-
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_memories_are_full_when_they_are_timed(prioritized):
-    items = memory.of_items(20_000, prioritized, 3)
-    chunks = memory.of_chunks(20_000, prioritized, 1, 3)
-    for line in (items, chunks):
-        assert min(line.add_us, line.draw_us) > 0
-        assert (line.priorities_us is not None) == prioritized
-    assert items.bytes_a_step >= 216
-    assert chunks.bytes_a_step >= 4 * (memory.OBS + memory.ACTIONS + 1)  # observations once, actions, rewards
 
 
 @pytest.mark.slow
@@ -149,15 +134,3 @@ def test_the_limits_step_is_diys_own_loss():
     agents_steps(other, obs, 8)
     for one, two in zip(mine.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(one, two)
-
-
-@pytest.mark.slow
-def test_the_way_to_the_actor(tmp_path: Path) -> None:
-    out, script = tmp_path / "actor.json", common.ROOT / "tools" / "bench" / "actor.py"
-    settings = ["--workers", "2", "--envs", "4", "--rounds", "1", "--seconds", "0.2", "--out", str(out)]
-    done = subprocess.run([sys.executable, str(script), *settings], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    line = json.loads(out.read_text())["lines"][0]
-    assert (line["workers"], line["envs"]) == (2, 4)
-    assert all(line[name] > 0 for name in ("questions_s", "actor_us", "worker_us", "raw_us", "at_once"))
-    assert 4 <= line["rows_a_forward"] <= 8

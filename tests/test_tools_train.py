@@ -20,7 +20,7 @@ from realm.errors import ConfigError
 from realm.user import load_hyper
 from realm.watch.tensorboard import TensorBoard
 from tools import common as tools_common
-from tools.bench import report, train, turns, watch
+from tools.bench import report, train, watch
 from tools.bench.peers import common
 from tools.bench.train import Row
 from tools.bench.watch import Point
@@ -482,25 +482,3 @@ except KeyboardInterrupt:
             process.terminate()
         assert process.stdout.read().strip() == "ended"
     assert process.returncode == 0
-
-
-@pytest.mark.slow
-def test_two_clusters_take_turns(tmp_path):
-    """Nobody trains but in its turn, and each ends in order."""
-    settings = [*TINY, "predict_local_or_remote=local", "buffer_backend=native", f"max_env_steps={10**9}"]
-    both = []
-    try:
-        for name in "ab":
-            both.append(turns.Cluster(ROOT / "conf" / "configure_app.toml", settings, tmp_path / name))
-        for now, other in (both, both[::-1]):
-            stopped = other.points()
-            now.take_turn(5.0)
-            assert other.points() == stopped
-        seen = turns.compare(*both, turns=1, seconds=5.0)
-    finally:
-        for cluster in both:
-            cluster.close()
-    assert seen["ratio"] > 0
-    assert seen["cpu_us_a_step"]["a"]["learner"] > 0
-    for cluster in both:
-        assert json.loads((cluster.run / "summary.json").read_text())["cause"] == "SIGINT received"
