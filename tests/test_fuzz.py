@@ -1,4 +1,4 @@
-"""Broken input at every door of a run (tools/soak/fuzz.py): some cases of each; tools/soak.sh plays 100,000."""
+"""Broken input at every door of a run (tests/fuzz.py): some cases of each; tools/soak.sh plays 100,000."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from tools.soak import fuzz
+from tests import fuzz
 
 
 @pytest.mark.parametrize("door", fuzz.DOORS)

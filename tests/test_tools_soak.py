@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.soak import fuzz, hour, report, soak, table
+from tests import fuzz
+from tools.soak import hour, report, soak, table
 from tools.soak.victim import FaultFailed
 
 TESTS = Path(__file__).parent

@@ -23,9 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.errors import ConfigError
+from tests import fuzz
 from tests.cluster import ROOT
 from tools import common
-from tools.soak import fuzz, report
+from tools.soak import report
 from tools.soak.table import FAULTS
 from tools.soak.victim import Ground
 

@@ -47,7 +47,7 @@ from realm.wire.line import Frame, Layout, Line, connect
 from realm.wire.predict import reply_fields, request_fields
 from realm.wire.sockets import Traffic, Waker
 from tests.broken import JUNK, mutate
-from tools import common
+from tests.cluster import ROOT
 
 ALGO = "tests.counting"
 CPU_S = 1.0  # for one case; a busy machine does not count
@@ -447,7 +447,7 @@ WORDS = [
 
 def configuration(cases: Cases, folder: Path) -> None:
     """Files of conf/ and of tests/counting, and words of the command line."""
-    good = [path.read_bytes() for path in (*sorted((common.ROOT / "conf").glob("*.toml")),)]
+    good = [path.read_bytes() for path in (*sorted((ROOT / "conf").glob("*.toml")),)]
     keys = [field.name for field in dataclasses.fields(AppConfig)]
     path, machine = folder / "broken.toml", Machine(cores=2, gpus=0, has_reverb=False)
     while cases.more():
