@@ -106,13 +106,14 @@ def sync(faults_of, made):
     return SyncVectorEnv([lambda one=one: Counter(one.pop(0) if one else {}, made) for one in left])
 
 
-def play(make, count, spec=SPEC, flow=workflow):
-    """`count` rounds of `make(seed)`, and the meters."""
+def play(make, count, spec=SPEC, flow=workflow, whole=True):
+    """`count` rounds of `make(seed)`, and the meters. Each round has a valid row."""
     meters = Meters()
     envs = RestartingEnvs(make, 7, spec, meters.count)
     context = WorkflowContext(spec, None, 7, 0, 1, meters)
-    source = rounds(flow, envs, Policy(), context)
+    source = rounds(flow, envs, Policy(), context, whole)
     given = [{name: np.copy(array) for name, array in next(source).items()} for _ in range(count)]
+    assert spec.sample or all(items["valid"].any() for items in given)
     return given, meters.totals, meters
 
 
@@ -200,7 +201,7 @@ def test_a_failure_is_thrown_away_where_environments_are_handed_on_one_by_one(wa
     parts = [*rounds(flow, envs, Policy(), context), *taken]
     assert meters.totals["dropped_chunks"] == 1
     check_rows(parts)
-    assert [bool(one["valid"].any()) for one in parts[:2]] == [True, False]
+    assert [(int(one["env"][0]), int(one["seq"][0])) for one in parts[:4]] == [(0, 0), (0, 1), (1, 1), (0, 2)]
 
 
 def test_environments_that_only_look_like_gymnasiums_are_made_again_as_a_whole():
@@ -257,17 +258,29 @@ def test_the_episode_counts_in_no_statistic():
     assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
 
 
-@pytest.mark.parametrize("at", range(2 * T + 1))
-@pytest.mark.parametrize("reward", [None, NAN])
-def test_a_vector_that_cannot_restart_a_row_is_made_again(at, reward):
+ONES, NONE = np.ones(3), np.zeros(3, bool)
+VECTOR = {"x": np.zeros((3, 2), np.float32)}
+WHOLE = {
+    "no reward": (VECTOR, None, NONE, NONE, {}),
+    "all rewards": (VECTOR, ONES * NAN, NONE, NONE, {}),
+    "shape": ({"x": np.zeros((3, 3), np.float32)}, ONES, NONE, NONE, {}),
+    "dtype": ({"x": np.zeros((3, 2))}, ONES, NONE, NONE, {}),
+    "raises": OSError("lost"),
+    "exits": SystemExit(1),
+    "a panic of Rust": BaseException("index out of bounds"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"), [*((kind, 2) for kind in WHOLE), *(("no reward", at) for at in range(2 * T + 1))]
+)
+def test_a_vector_that_cannot_restart_a_row_is_made_again(kind, at):
+    """Its rounds without a valid row are never handed on: such a batch would make the weights of most agents NaN."""
     made, seeds = [], []
 
     def make(seed):
         seeds.append(seed)
-        obs = {"x": np.zeros((3, 2), np.float32)}
-        none = np.zeros(3, bool)
-        fault = (obs, None, none, none, {}) if reward is None else (obs, np.array([1, reward, reward]), none, none, {})
-        return Vector(3, {} if made else {at: fault}, made)
+        return Vector(3, {} if made else {at: WHOLE[kind]}, made)
 
     given, totals, meters = play(make, 8)
     assert len(set(seeds)) == len(made) == 2
@@ -276,8 +289,85 @@ def test_a_vector_that_cannot_restart_a_row_is_made_again(at, reward):
     spoiled = {at // T, (at + 1) // T}
     assert totals["dropped_chunks"] == 3 * len(spoiled)
     check_rows(given)
-    assert [bool(one["valid"].any()) for one in given] == [i not in spoiled for i in range(8)]
+    assert [one["seq"][0] for one in given] == [i for i in range(8 + len(spoiled)) if i not in spoiled]
     assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+
+
+class InPlace(Vector):
+    """Writes each observation into the same array. bad: call -> (row, what is wrong there)."""
+
+    def __init__(self, num_envs, bad, made):
+        super().__init__(num_envs, {}, made)
+        self.bad, self.seen = bad, super().observe()
+
+    def observe(self):
+        self.seen["x"][:] = super().observe()["x"]
+        return self.seen
+
+    def step(self, actions):
+        row, value = self.bad.get(self.calls, (0, None))
+        obs, reward, *rest = super().step(actions)
+        if value in ("NaN reward", "no reward"):
+            reward = np.array(reward, object if value == "no reward" else float)
+            reward[row] = None if value == "no reward" else NAN
+        elif value:
+            obs["x"][row, 1] = value
+        return obs, reward, *rest
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), "NaN reward", "no reward"])
+@pytest.mark.parametrize("at", range(T))
+def test_a_row_of_a_vector_is_lost_alone_until_its_episode_ends(value, at):
+    made = []
+    given, totals, meters = play(lambda seed: InPlace(3, {at: (1, value)}, made), 8)
+    assert len(made) == 1
+    assert "env_restarts" not in totals
+    check_rows(given)
+    # row 1 ends in step 2, so step 3 is its reset, of which the reward does not matter
+    lost = [0] if at < 3 else [] if isinstance(value, str) else [0, 1, 2]
+    assert totals["dropped_episodes"] == bool(lost)
+    assert totals["dropped_chunks"] == len(lost)
+    assert [i for i, items in enumerate(given) if not items["valid"][1].any()] == lost
+    assert given[0]["valid"][[0, 2]].any(1).all()
+    assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+    apart, _, _ = play(lambda seed: InPlace(3, {at: (1, value)}, []), 8, whole=False)
+    assert [len(items["env"]) for items in apart] == [3 - (i in lost) for i in range(8)]
+    check_rows(apart)
+
+
+def test_a_row_that_stays_bad_has_its_vector_made_again(monkeypatch):
+    made = []
+    always = dict.fromkeys(range(100), (1, NAN))
+    given, totals, _ = play(lambda seed: InPlace(3, {} if made else always, made), 12)
+    assert totals["env_restarts"] == 1  # with its second episode
+    check_rows(given)
+    monkeypatch.setattr(rollout, "_MOST_BAD_STEPS", 3)
+    made = []
+    given, totals, _ = play(lambda seed: InPlace(3, {} if made else always, made), 12)
+    assert totals["env_restarts"] == 1
+    check_rows(given)
+    with pytest.raises(RunError, match=r"3 environments failed 3 times in a row.*InPlace\.step returned observation"):
+        play(lambda seed: InPlace(3, always, []), 12)
+
+
+def test_a_chunk_of_a_reset_alone_is_no_round():
+    """Chunks of one step: in each sixth round all that happens is a reset."""
+    spec = dataclasses.replace(SPEC, chunk_length=1)
+    given, _, _ = play(lambda seed: sync([[], []], []), 20, spec)
+    assert [int(one["seq"][0]) for one in given] == [i for i in range(24) if i % 6 != 5][:20]
+
+
+def test_an_update_at_once_gets_no_failed_environment():
+    def flow(envs, policy, context):
+        for chunk in workflow(envs, policy, dataclasses.replace(context, update=None)):
+            context.update(chunk_to_arrays(chunk), None)
+            yield chunk
+
+    taken, meters = [], Meters()
+    envs = RestartingEnvs(lambda seed: sync([[{3: ValueError()}]], []), 7, SPEC, meters.count)
+    context = WorkflowContext(SPEC, None, 7, 0, 1, meters, update=lambda items, info: taken.append(items["seq"][0]))
+    next(itertools.islice(rounds(flow, envs, Policy(), context), 3, 4))
+    assert taken == [1, 2, 3, 4][: len(taken)]
 
 
 def test_a_vector_that_always_fails_ends_the_worker():
@@ -383,6 +473,7 @@ class Shaky(gymnasium.Env):
 
 
 def make_envs(num_envs, seed, config, options):
+    Shaky.count = num_envs  # 1 where the package is tried
     return SyncVectorEnv([lambda row=row: Shaky(row) for row in range(num_envs)])
 
 
@@ -402,6 +493,7 @@ class Agent:
         return obs["count"][:, 0], {"echo": obs["count"][:, 0].copy()}
     def learn(self, batch, info):
         count = batch.obs["count"][..., 0]
+        assert batch.valid.any()
         assert (count[:, 1:] == count[:, :-1] + 1)[batch.valid].all(), (count, batch.valid)
         return {}, None
     def save_model(self):
@@ -423,7 +515,8 @@ def shaky(tmp_path, when, *settings, row="1"):
     return Run(tmp_path, "aisrv_count=1", *settings, config=str(config), cwd=tmp_path)
 
 
-ONCE = "self.t == 5 and not os.path.exists('failed') and not open('failed', 'w').close()"
+FILE = "f'failed{self.row}'"
+ONCE = f"self.count > 1 and self.t == 5 and not os.path.exists({FILE}) and not open({FILE}, 'w').close()"
 MODES = {
     "one process": ["wrapper_type=local"],
     "cluster": ["buffer_backend=native", "max_version_lag=0"],
@@ -433,15 +526,18 @@ MODES = {
 @pytest.mark.system
 @pytest.mark.parametrize("mode", ["one process", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_a_run_goes_on_after_a_failure(tmp_path, mode):
-    with shaky(tmp_path, ONCE, "max_env_steps=3000", *MODES[mode]) as run:
+    """In the cluster all environments of the only worker fail in one round, which is a batch."""
+    count, row = (1, "1") if mode == "one process" else (6, "self.row")
+    with shaky(tmp_path, ONCE, "max_env_steps=3000", *MODES[mode], row=row) as run:
         assert run.finish() == 0, run.text()
         text = run.text()
         assert (tmp_path / "closed").exists()
         assert "closing an environment: OSError: closing failed" in text, text
         assert "Shaky.step returned reward None; it must be a number" in text, text
-        assert "made again 1 times; 1 episodes and 1 chunks were thrown away" in text, text
+        assert f"made again {count} times; {count} episodes and {count} chunks were thrown away" in text, text
         if mode == "cluster":
-            assert run.summary()["environments"] == {"env_restarts": 1, "dropped_episodes": 1, "dropped_chunks": 1}
+            names = ("env_restarts", "dropped_episodes", "dropped_chunks")
+            assert run.summary()["environments"] == dict.fromkeys(names, 6)
             assert [name for name in run.summary()["processes"] if name.startswith("aisrv")] == ["aisrv-0.1"]
             # the terminal says it, too, and once
             assert len(re.findall(r"WARNING aisrv-0: .* reward None; it must be a number", run.output.read_text())) == 1

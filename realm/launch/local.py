@@ -86,7 +86,7 @@ def run(prepared: Prepared) -> End:
         board.trains_since = time.monotonic()
         try:
             with suppress(Stopped):
-                for items in rounds(load_workflow(app.algo), envs, policy, context):
+                for items in rounds(load_workflow(app.algo), envs, policy, context, plan.max_version_lag is not None):
                     loop.add(items)
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
             buffer.close()

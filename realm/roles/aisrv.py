@@ -71,7 +71,7 @@ def run(job: Job) -> None:
     )
     link.ready([to_policy, to_buffer])
     try:
-        for items in rounds(load_workflow(app.algo), envs, policy, context):
+        for items in rounds(load_workflow(app.algo), envs, policy, context, plan.max_version_lag is not None):
             add(items)
         sender.finish()
     finally:

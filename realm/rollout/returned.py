@@ -98,6 +98,31 @@ def check_step(env: Any, reward: Any, terminated: Any, truncated: Any, info: Any
             raise _wrong(env, "step", f"info['episode'][{name!r}]", values, "must be numbers of shape [E]")
 
 
+def bad_rows(obs: Any, reward: Any, ended: Array) -> Array:
+    """Which environments of a vector have NaN or infinity in this step, or no number as the reward: bool [E].
+
+    ended: bool [E], those whose step was a reset, so that the reward does not matter.
+    """
+    count, bad = len(ended), np.zeros(len(ended), np.bool_)
+    for array in obs.values() if isinstance(obs, dict) else ():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.shape[:1] == (count,):
+            bad |= ~np.isfinite(array.reshape(count, -1)).all(1)
+    if np.shape(reward) == (count,):
+        numbers = [np.asarray(one).dtype.kind in "biuf" and bool(np.isfinite(one)) for one in reward]
+        bad |= ~np.array(numbers) & ~ended
+    return bad
+
+
+def finite(obs: Any) -> Any:
+    """An observation with 0 for NaN and infinity. An environment may have written them into the array that it gave
+    before."""
+    if isinstance(obs, dict):
+        return {name: finite(part) for name, part in obs.items()}
+    if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
+        return np.nan_to_num(obs, nan=0.0, posinf=0.0, neginf=0.0)
+    return obs
+
+
 def reset_pair(env: Any, given: Any) -> Any:
     if not (isinstance(given, tuple) and len(given) == 2):
         raise _wrong(env, "reset", "", given, "must be (observation, info)")

@@ -4,9 +4,10 @@ RestartingEnvs  the environments that a workflow gets: they are checked at each 
 rounds          what a workflow yields, as arrays, without the chunks in which an environment failed
 
 An environment fails if it raises or returns something that is not of the Spec. Then its episode is thrown away. In a
-gymnasium SyncVectorEnv that environment alone is made again, by its `env_fn`; any other vector environment is made
-again as a whole. To the workflow the episode looks truncated. After `MOST_FAILURES` in a row, without a good episode in
-between, the failure is raised.
+gymnasium SyncVectorEnv that environment alone is made again, by its `env_fn`, and to the workflow the episode looks
+truncated. In any other vector environment a row with NaN, infinity or no reward is thrown away until its own episode
+ends; where nobody can know whose fault it was, the vector is made again as a whole. After `MOST_FAILURES` in a row,
+without a good episode in between, the failure is raised.
 """
 
 from __future__ import annotations
@@ -23,11 +24,21 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from loguru import logger
 
-from realm.contract import Arrays, Chunk, Policy, Spec, WorkflowContext, check_arrays, chunk_to_arrays
+from realm.contract import (
+    Arrays,
+    Chunk,
+    Policy,
+    SampleInfo,
+    Spec,
+    WorkflowContext,
+    check_arrays,
+    chunk_to_arrays,
+)
 from realm.errors import ContractError, RunError, UserCodeError
 from realm.rollout import returned
 
 MOST_FAILURES = 3
+_MOST_BAD_STEPS = 1000  # of a row whose own episode does not end
 _PAUSE_S = 1.0  # before the second restart in a row; the first comes at once
 _WARN_EVERY_S = 60.0
 
@@ -43,7 +54,9 @@ class Failures:
         """Environments of a SyncVectorEnv that failed in this step."""
         self._warned_at = -_WARN_EVERY_S
 
-    def note(self, who: str, env: Any, error: BaseException, in_a_row: int, episodes: int) -> None:
+    def note(
+        self, who: str, env: Any, error: BaseException, in_a_row: int, episodes: int, then: str = "it is started again"
+    ) -> None:
         """Count one failure of `who`, which ended so many episodes; raise it if it is one too many in a row."""
         self.count("dropped_episodes", episodes)
         text = str(error) if isinstance(error, UserCodeError) else returned.sentence(env, error)
@@ -55,7 +68,7 @@ class Failures:
         if now - self._warned_at >= _WARN_EVERY_S:
             self._warned_at = now
             trace = "" if isinstance(error, UserCodeError) else "\n" + "".join(traceback.format_exception(error))
-            logger.warning("{} failed: {}; its episode is thrown away and it is started again{}", who, text, trace)
+            logger.warning("{} failed: {}; its episode is thrown away and {}{}", who, text, then, trace)
 
 
 class Streak:
@@ -106,7 +119,9 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self._obs, info = returned.reset_pair(self.env, self.env.reset(seed=seed, options=options))
                 returned.check_one(self.env, "reset", self._obs)
                 return self._obs, info
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # also SystemExit, and the panic of an extension in Rust
                 self._fail(error)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -114,10 +129,12 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = returned.step_five(self.env, self.env.step(action))
             returned.check_one(self.env, "step", obs)
             returned.check_scalars(self.env, reward, terminated, truncated)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._fail(error)
             self._failures.rows.append(self._row)
-            return self._obs, 0.0, False, True, {}
+            return returned.finite(self._obs), 0.0, False, True, {}
         self._obs = obs
         if terminated or truncated:
             self._streak.ended_well(1)
@@ -151,6 +168,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         self._gone = False  # the vector environment is made again at the next call
         self._ended = np.zeros(self.env.num_envs, np.bool_)  # the next step of these is a reset
         self._spoiled = np.zeros(self.env.num_envs, np.bool_)  # in this round
+        self._bad: dict[int, int] = {}  # row that failed and plays on -> steps since
+        self._doubtful: set[int] = set()  # rows that failed so, and have had no good episode since
         self._obs: Arrays = {}
         self._options: dict[str, Any] | None = None
 
@@ -175,9 +194,9 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
                 returned.check_obs(self.env, "reset", self._obs, self._spec.obs)
                 self._ended[mask] = False
                 return self._obs, info
-            except RunError:
+            except (RunError, KeyboardInterrupt):
                 raise
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._fail(error)
 
     def step(self, actions: Any) -> tuple[Arrays, Any, Any, Any, dict[str, Any]]:
@@ -188,37 +207,74 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._spoiled[:] = True  # again: rows that had ended before the failure are not invalid in this step
             return obs, np.zeros(self.env.num_envs, np.float32), none, none.copy(), info
         try:
-            obs, reward, terminated, truncated, info = returned.step_five(self.env, self.env.step(actions))
-            returned.check_obs(self.env, "step", obs, self._spec.obs)
-            returned.check_step(self.env, reward, terminated, truncated, info, self._ended)
-        except RunError:
+            obs, reward, terminated, truncated, info = self._checked(self.env.step(actions))
+        except (RunError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._fail(error)
             self._spoiled[:] = True
             cut, self._ended = ~self._ended, ~self._ended
-            return self._obs, np.zeros(self.env.num_envs, np.float32), none, cut, {}
+            return returned.finite(self._obs), np.zeros(self.env.num_envs, np.float32), none, cut, {}
         self._obs, self._ended = obs, np.logical_or(terminated, truncated)
         if self._failures.rows:
-            info = self._spoil_rows(info)
+            info = self._spoil_rows(self._failures.rows, info)
+            self._failures.rows.clear()
+        if self._bad or self._doubtful:
+            info = self._spoil_rows(list(self._bad), info)
+            ended = np.flatnonzero(self._ended).tolist()
+            self._doubtful -= set(ended) - self._bad.keys()
+            self._bad = {row: steps + 1 for row, steps in self._bad.items() if row not in ended}
         self._streak.ended_well(int(self._ended.sum()))
         return obs, reward, terminated, truncated, info
 
-    def without_spoiled(self, items: Arrays) -> Arrays | None:
-        """A round without the chunks of environments that failed in it: their rows are marked as not valid, so that the
-        round stays whole. Items without `valid` rows are thrown away with their whole round: None."""
+    def _checked(self, given: Any) -> tuple[Arrays, Any, Any, Any, dict[str, Any]]:
+        """A step without the values of rows that cannot be trained on; raises if not only some rows are wrong."""
+        obs, reward, terminated, truncated, info = returned.step_five(self.env, given)
+        try:
+            returned.check_obs(self.env, "step", obs, self._spec.obs)
+            returned.check_step(self.env, reward, terminated, truncated, info, self._ended)
+        except UserCodeError as error:
+            bad = returned.bad_rows(obs, reward, self._ended)
+            fresh = [row for row in np.flatnonzero(bad).tolist() if row not in self._bad]
+            nobody_knows = bad.all() or np.shape(reward) != bad.shape
+            if nobody_knows or self._doubtful.intersection(fresh) or self._is_bad_for_long():
+                raise
+            obs, reward = (
+                returned.finite(obs),
+                np.array([0.0 if out else one for one, out in zip(reward, bad | self._ended, strict=True)]),
+            )
+            returned.check_obs(self.env, "step", obs, self._spec.obs)
+            returned.check_step(self.env, reward, terminated, truncated, info, self._ended)
+            for row in fresh:
+                self._failures.note(f"environment {row}", self.env, error, 1, 1, "it goes on with its next one")
+            self._bad |= dict.fromkeys(fresh, 0)
+            self._doubtful.update(fresh)
+        return obs, reward, terminated, truncated, info
+
+    def _is_bad_for_long(self) -> bool:
+        return max(self._bad.values(), default=0) >= _MOST_BAD_STEPS
+
+    def without_spoiled(self, items: Arrays, whole: bool) -> Arrays | None:
+        """A round without the chunks of environments that failed in it; None if nothing is left to train on.
+
+        whole: the round has to keep its size, so these chunks stay, with all rows marked as not valid. Items of the
+        user's own cannot be marked, so then they go with their round.
+        """
         spoiled = np.isin(items["env"], np.flatnonzero(self._spoiled))
         # a workflow may yield its environments one after the other
         self._spoiled &= ~np.isin(np.arange(len(self._spoiled)), items["env"])
-        if not spoiled.any():
+        good = ~spoiled
+        if not self._spec.sample:
+            if spoiled.any():
+                items = {**items, "valid": items["valid"] & good[:, None]}
+            good = items["valid"].any(1)  # a chunk of one step may hold a reset and nothing else
+        elif whole and spoiled.any():
+            good, spoiled = np.zeros_like(good), np.ones_like(good)
+        if spoiled.any():
+            self._failures.count("dropped_chunks", int(spoiled.sum()))
+        if good.all() or (whole and good.any()):
             return items
-        whole = "valid" not in items
-        self._failures.count("dropped_chunks", len(spoiled) if whole else int(spoiled.sum()))
-        if whole:
-            return None
-        valid = items["valid"].copy()
-        valid[spoiled] = False
-        return {**items, "valid": valid}
+        return {name: array[good] for name, array in items.items()} if good.any() else None
 
     def _made(self, seed: int) -> Any:
         envs = self._make(seed)
@@ -230,14 +286,13 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             ]
         return envs
 
-    def _spoil_rows(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Mark the rows that failed in this step; their episodes count in no statistic."""
-        self._spoiled[self._failures.rows] = True
+    def _spoil_rows(self, rows: list[int], info: dict[str, Any]) -> dict[str, Any]:
+        """Mark rows that have failed; their episodes count in no statistic."""
+        self._spoiled[rows] = True
         if "_episode" in info:
             counted = np.array(info["_episode"])
-            counted[self._failures.rows] = False
+            counted[rows] = False
             info = {**info, "_episode": counted}
-        self._failures.rows.clear()
         return info
 
     def _fail(self, error: BaseException) -> None:
@@ -245,24 +300,39 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         who = "the environment" if count == 1 else f"the vector of {count} environments"
         self._failures.note(who, self.env, error, self._streak.failed(), count - int(self._ended.sum()))
         self._failures.rows.clear()
+        self._bad.clear()
+        self._doubtful.clear()
         if not self._gone:
             close(self.env)
         self._gone = True
 
 
 def rounds(
-    workflow: Callable[..., Iterator[Any]], envs: RestartingEnvs, policy: Policy, context: WorkflowContext
+    workflow: Callable[..., Iterator[Any]],
+    envs: RestartingEnvs,
+    policy: Policy,
+    context: WorkflowContext,
+    whole: bool = False,
 ) -> Iterator[Arrays]:
-    """Run the workflow; yield each round as name -> [n, ...]. Raises UserCodeError for a round that is not of the
-    Spec."""
+    """Run the workflow; yield each round as name -> [n, ...], n > 0, with a valid row at least.
+
+    whole: version credits count rounds, so each keeps its size; one without a valid row is left out, and the next one
+    is played in its place. Raises UserCodeError for a round that is not of the Spec.
+    """
 
     def add(items: Arrays) -> None:
-        if (kept := envs.without_spoiled(items)) is not None:
+        if (kept := envs.without_spoiled(items, whole)) is not None:
             context.add(kept)
 
+    def update(items: Arrays, info: SampleInfo) -> None:
+        assert context.update is not None
+        if (kept := envs.without_spoiled(items, whole=True)) is not None:
+            context.update(kept, info)
+
+    own = replace(context, add=add, update=update if context.update else None)
     code = inspect.unwrap(workflow).__code__
     where = f"{code.co_filename}:{code.co_firstlineno}: workflow yielded"
-    for given in workflow(envs, policy, replace(context, add=add)):
+    for given in workflow(envs, policy, own):
         items = chunk_to_arrays(given) if isinstance(given, Chunk) else given
         worker = items.get("worker") if isinstance(items, dict) else None
         if not isinstance(worker, np.ndarray) or worker.ndim != 1 or not len(worker):
@@ -273,7 +343,7 @@ def rounds(
             check_arrays(items, context.spec.sample_fields, (len(worker),), "a round")
         except (ContractError, AttributeError) as error:
             raise UserCodeError(f"{where} what is not of the Spec: {error}") from error
-        kept = envs.without_spoiled(items)
+        kept = envs.without_spoiled(items, whole)
         if kept is not None:
             yield kept
 
