@@ -19,8 +19,9 @@ from realm.config.load import load_config
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
 from realm.errors import UserCodeError
 from realm.learn import checkpoint
-from realm.learn.best import BestModel, main_statistic
+from realm.learn.best import BestModel
 from realm.learn.judge import Judge, add_line, next_due, spread
+from realm.learn.outcome import main_statistic
 from realm.roles.evaluator import Budget
 from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError

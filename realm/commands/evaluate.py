@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,9 +27,11 @@ from realm.commands.files import check_file, from_here, writing
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError
-from realm.learn.evaluate import Predict, evaluate, load_player
+from realm.learn.evaluate import Predict, evaluate, guarded, load_player
+from realm.learn.outcome import main_statistic
+from realm.rollout.rounds import close
 from realm.user import folder_of
-from realm.watch.progress import counting
+from realm.watch.progress import Show, Stillness, counting
 from realm.watch.status import named
 
 if TYPE_CHECKING:
@@ -78,14 +83,22 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
     if isinstance(game, EvaluatingGame):
         num_envs = game.prepare_eval(options, request, episodes)
     checkpoint = find(folder, model)
-    envs, _, predict, *_ = load_player(config, checkpoint, config.env, num_envs, request.seed)
+    made, _, predict, spec, _ = load_player(config, checkpoint, config.env, num_envs, request.seed)
+    thrown_away = list[float]()
+    envs = guarded(
+        config, made, spec, request.seed,
+        lambda name, amount: thrown_away.append(amount) if name == "dropped_episodes" else None,
+    )  # fmt: skip
     logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     candidate = Candidate(config, checkpoint, envs, predict, episodes, request)
     try:
         if not (isinstance(game, EvaluatingGame) and game.evaluate(candidate, options)):
             _print_statistics(candidate)
     finally:
-        envs.close()
+        close(envs)
+    if thrown_away:
+        count = f"{sum(thrown_away):,.0f} episodes"
+        logger.warning("{} were thrown away, as the environment failed in them, and others played instead", count)
 
 
 def given_options(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,10 +111,14 @@ def _print_statistics(candidate: Candidate) -> None:
     config, request, episodes = candidate.config, candidate.request, candidate.episodes
     console, columns = make_console(), []
     for explore in request.explores:
-        with counting(ROUNDS[explore], episodes) as show:
-            statistics = evaluate(config, candidate.envs, candidate.predict, episodes, explore, request.seed, show)
+        with playing(explore, episodes) as show:
+            played = evaluate(config, candidate.envs, candidate.predict, episodes, explore, request.seed, show)
+        statistics = played.statistics
+        number = len(statistics[main_statistic(statistics)])
+        if played.cut:
+            logger.warning("{}", played.cut)
         columns.append({name: values.tolist() for name, values in statistics.items()})
-        title = f"{title_of(candidate.checkpoint)}, {episodes} episodes, {ROUNDS[explore]}, seed {request.seed}"
+        title = f"{title_of(candidate.checkpoint)}, {number} episodes, {ROUNDS[explore]}, seed {request.seed}"
         console.print(title, soft_wrap=True)
         view = Table("statistic", "mean", "± s.e.", "least", "greatest")
         for name, values in statistics.items():
@@ -118,6 +135,33 @@ def _print_statistics(candidate: Candidate) -> None:
 def make_console() -> Console:
     """Where reports are printed."""
     return Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
+
+
+@contextmanager
+def playing(explore: float, episodes: int) -> Iterator[Show]:
+    """Show how many episodes of a round are played, and say it when nothing has moved for long."""
+    stillness, over = Stillness(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            if still_s := stillness.due(time.monotonic()):
+                logger.warning(
+                    "nothing has moved for {:.0f} s: the environment or the agent hangs, or is very slow", still_s
+                )
+
+    with counting(ROUNDS[explore], episodes) as show:
+
+        def moved(finished: int, env_steps: int) -> None:
+            stillness.moved()
+            show(finished, env_steps)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield moved
+        finally:
+            over.set()
+            thread.join()
 
 
 def title_of(checkpoint: Checkpoint) -> str:

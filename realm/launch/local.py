@@ -17,7 +17,7 @@ from loguru import logger
 from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
-from realm.errors import CheckpointError, one_line
+from realm.errors import CheckpointError, RunError, UserError, one_line
 from realm.launch.place import ends
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
@@ -131,7 +131,7 @@ class _Loop:
         prepared, agent = self.prepared, self.trainer.agent
         if prepared.config.app.eval_every_steps:
             evaluated = prepared.config.evaluated()
-            self._judge = Judge(evaluated, agent, prepared.spec, prepared.run_dir, self._heed_signals)
+            self._judge = Judge(evaluated, agent, prepared.spec, prepared.run_dir, self._heed_end)
 
     @property
     def cause(self) -> str:
@@ -201,11 +201,20 @@ class _Loop:
             self._judge.close()
 
     def _evaluate(self, judge: Judge) -> None:
-        result = judge.judge(self.trainer.version, self.trainer.env_steps, self.trainer.memory_size)
+        try:
+            result = judge.judge(self.trainer.version, self.trainer.env_steps, self.trainer.memory_size)
+        except (UserError, RunError) as error:  # as in a cluster, whose evaluator then ends alone
+            logger.error("evaluation ends: {}; training goes on without it", error)
+            self.close()
+            self._judge = None
+            return
         self.curves.write_evaluation(self.board.judged(result), result.env_steps)
 
-    def _heed_signals(self) -> None:
-        if self.signals:
+    def _heed_end(self) -> None:
+        """End an evaluation, too, when somebody ends the run or its time is over."""
+        time_is_over = self.prepared.config.app.limit_reached(0, self.board.training_s)
+        self._limit = self._limit or time_is_over
+        if self.signals or time_is_over:
             raise Stopped
 
     def save(self) -> None:

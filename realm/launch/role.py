@@ -45,6 +45,7 @@ class Role:
     trace: str = ""  # the last lines of the cause's traceback
     started_at: float = 0.0
     heard_at: float = 0.0
+    starved_s: float = 0.0  # that its process has waited for a core so far
     named: bool = False  # as silent, or as slow to start
     restarts: deque[tuple[float, float]] = field(default_factory=deque)  # when, and the learner's updates by then
     restart_at: float = 0.0
@@ -88,11 +89,16 @@ class Role:
 def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -> None:
     """Name a role that has been silent for long, with its stacks in its log; kill it when it stays silent.
 
-    update_s: seconds of the learner's update, None before the first one.
+    update_s: seconds of the learner's update, None before the first one. An optional role has the lowest priority: the
+    time in which it waits for a core does not count, and each restart doubles the patience, for what compiles long.
     """
     process, now = role.process, time.monotonic()
     if process is None or role.unwanted:
         return
+    if ROLES[role.name].optional:
+        starved_s = waited_for_a_core(pid(role))
+        role.move_on(max(0.0, starved_s - role.starved_s))
+        role.starved_s = starved_s
     if role.state != "ready":
         waited_for = not ROLES[role.name].optional  # an optional one is slow by intent: it has the lowest priority
         if waited_for and not role.named and now - role.started_at > _SLOW_START_S:
@@ -104,7 +110,7 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
     if update_s is None and role.name == "learner":
         limit = max(limit, app.start_timeout_s)  # the first update compiles, and nobody knows how long one takes
     if ROLES[role.name].optional:
-        limit = max(limit, OPTIONAL_S)
+        limit = max(limit, OPTIONAL_S) * 2 ** min(10, len(role.restarts))
     if quiet > _KILLED_AFTER * limit:
         role.cause = role.cause or f"silent for {quiet:.0f} s, so it was killed"
         kill(process)
@@ -117,6 +123,15 @@ def heed_silence(role: Role, app: AppConfig, update_s: float | None, log: str) -
         )  # fmt: skip
         with suppress(ProcessLookupError):
             os.kill(pid(role), signal.SIGUSR1)  # `child.py` has given it a handler
+
+
+def waited_for_a_core(pid: int) -> float:
+    """Seconds that the main thread of a process could have run and had no core to run on; 0 where the system does not
+    tell."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def pid(role: Role) -> int:

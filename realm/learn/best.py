@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
-from realm.contract import NO_VERSION, Agent, Array, Evaluation, Version
-from realm.errors import UserCodeError
+from realm.contract import NO_VERSION, Agent, Evaluation, Version
 from realm.files import read_json, replace_file, set_aside
 from realm.learn import checkpoint
 
 _MOST_BYTES = 4 << 20  # the options of an environment may be long
-
-
-def main_statistic(statistics: Mapping[str, Array]) -> str:
-    """The statistic that compares models: `score`, else `r` (gymnasium's name of the return), else the first."""
-    if not statistics:
-        raise UserCodeError("info['episode'] of the environment holds no statistic, so there is nothing to evaluate")
-    return next((name for name in ("score", "r") if name in statistics), next(iter(statistics)))
 
 
 class BestModel:
@@ -40,28 +31,32 @@ class BestModel:
     def __init__(self, folder: Path, setting: dict[str, Any]) -> None:
         self._folder, self._setting = folder, json.loads(json.dumps(setting, default=str))
         self.version, self.score = NO_VERSION, -math.inf
+        self._few = True  # it has played few episodes: any model that has played all takes its place
         known = self._read()
         if known is not None and known["setting"] == self._setting:
-            self.version, self.score = Version(*known["version"]), float(known["score"])
+            self.version, self.score, self._few = Version(*known["version"]), float(known["score"]), known["few"]
             logger.info("the best model so far is {} with {:.2f}", self.version, self.score)
         elif known is not None:
             aside = set_aside(folder)
             logger.info("the best model so far, {}, has another setting: moved to {}", known["version"], aside)
 
-    def offer(self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any]) -> bool:
+    def offer(
+        self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any], few: bool = False
+    ) -> bool:
         """Keep the agent's model if its score is the greatest so far and its weights are finite; return whether it is
         kept. Raises OSError.
 
-        extra: more entries for the JSON.
+        extra: more entries for the JSON. few: it has played fewer episodes than the setting says.
         """
-        if not evaluation.score > self.score:
+        comparable = few == self._few
+        if not (evaluation.score > (self.score if comparable else -math.inf) and (comparable or self._few)):
             return False
         if spoiled := checkpoint.not_finite(agent.model.state_dict()):
             logger.warning("version {} is not kept as the best model: {} is not finite", evaluation.version, spoiled)
             return False
         body = {
             "version": list(evaluation.version), "env_steps": evaluation.env_steps, "statistic": evaluation.statistic,
-            "score": evaluation.score, "means": evaluation.means, "setting": self._setting, **extra,
+            "score": evaluation.score, "means": evaluation.means, "setting": self._setting, "few": few, **extra,
         }  # fmt: skip
         self._folder.mkdir(parents=True, exist_ok=True)
         version = evaluation.version
@@ -70,7 +65,7 @@ class BestModel:
         kept = checkpoint.save(
             self._folder, agent, version, evaluation.env_steps, schema, keep=1, parts=checkpoint.acting(agent)
         )
-        self.version, self.score = version, evaluation.score
+        self.version, self.score, self._few = version, evaluation.score, few
         for left in [*self._folder.glob("model.ckpt-*.json"), *self._folder.glob(".*.json.*")]:
             if left.name != f"{kept.name}.json":
                 left.unlink()
@@ -86,7 +81,8 @@ class BestModel:
         path = newest.path.with_name(f"{newest.path.name}.json")
         try:
             body = read_json(path, _MOST_BYTES)
-            return {"setting": body["setting"], "version": list(newest.version), "score": float(body["score"])}
+            score, few = float(body["score"]), bool(body.get("few", False))
+            return {"setting": body["setting"], "version": list(newest.version), "score": score, "few": few}
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             logger.warning("cannot read {}, so its model is ignored: {}", path, error)
             return None

@@ -8,6 +8,8 @@ imports torch.
 An environment that accepts layouts has `metadata["layouts"]` true. Then `reset(options={"layouts": [...]})` numbers the
 episodes of all its environments together from 0, episode n plays layout n (modulo the number of layouts), and
 `info["episode"]["turn"]` is n. It also reports score, length, missed and reached_end.
+
+In environments behind the guard of training (`guarded`) an episode in which one fails is played again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from realm.chunk import PolicyState
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
-from realm.user import calling, enter, hyper_of, load_agent, load_definition
+from realm.learn.outcome import main_statistic
+from realm.rollout.rounds import Count, RestartingEnvs
+from realm.user import calling, enter, hyper_of, load_agent, load_definition, make_envs
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 
 Predict = Callable[[Arrays, PredictContext], tuple[Array, Arrays]]
 LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
+MOST_STEPS = 10_000
+"""Of an episode in `evaluate`, where the environments tell no limit of their own: some never end."""
+_SHOWN_EVERY = 64  # steps, where no episode ends
 
 
 class Player(NamedTuple):
@@ -41,6 +48,14 @@ class Player(NamedTuple):
     predict: Predict
     spec: Spec
     lacking: tuple[str, ...]
+
+
+class Episodes(NamedTuple):
+    """What `evaluate` has played."""
+
+    statistics: dict[str, Array]  # name -> [n], of each episode that counts
+    cut: str  # a sentence about episodes that did not end; "" where all did
+    ended: int  # episodes that did
 
 
 class Outcome(NamedTuple):
@@ -59,6 +74,12 @@ def plays_layouts(envs: Any) -> bool:
     return bool((getattr(envs, "metadata", None) or {}).get("layouts", False))
 
 
+def guarded(config: RunConfig, envs: Any, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
+    """These environments, or others that are made in their place when they fail; count: as in RestartingEnvs."""
+    made, num_envs = [envs], envs.num_envs
+    return RestartingEnvs(lambda seed: made.pop() if made else make_envs(config, num_envs, seed), seed, spec, count)
+
+
 def evaluate_layouts(
     envs: Any,
     predict: Predict,
@@ -74,37 +95,46 @@ def evaluate_layouts(
     action, 1 samples it. Environments without a layout left get no more predictions.
     """
     count, num_envs = len(layouts), envs.num_envs
-    awake, begun = np.ones(num_envs, np.bool_), num_envs
     over = np.zeros(count, np.bool_)
     stats: dict[str, Array] = {}
-    history: list[Array] = []
     actions: list[Array] = [np.zeros(0)] * count if keep_actions else []
-    since, env_steps = np.zeros(num_envs, np.int64), 0
-    obs, _ = envs.reset(seed=seed, options={"layouts": list(layouts)})
-    for t, (action, ended, info) in enumerate(_steps(envs, predict, obs, explore, awake)):
-        if keep_actions:
-            history.append(action)
-        env_steps += int(awake.sum())
-        if not ended.any():
-            continue
-        episode = _reported(info, LAYOUT_STATS)
-        turn = np.asarray(episode["turn"])
-        # later turns repeat the layouts; counting them would favour short episodes
-        taken = np.flatnonzero(ended & info["_episode"] & (turn < count))
-        for name, values in episode.items():
-            array = np.asarray(values)
-            stats.setdefault(name, np.zeros(count, array.dtype))[turn[taken]] = array[taken]
-        for e in taken if keep_actions else ():
-            actions[turn[e]] = np.array([row[e] for row in history[since[e] : t + 1]])
-        over[turn[taken]] = True
-        since[ended] = t + 2  # the next step only resets
-        if begun >= count:
-            awake &= ~ended
-        begun += int(ended.sum())
-        if show:
-            show(int(over.sum()), env_steps)
-        if over.all():
-            break
+    env_steps = 0
+    while not over.all():  # again with those that are left, where the environments failed
+        left = np.flatnonzero(~over)
+        awake, begun = np.ones(num_envs, np.bool_), num_envs
+        history, since = list[Array](), np.zeros(num_envs, np.int64)
+        obs, _ = envs.reset(seed=seed, options={"layouts": [layouts[k] for k in left]})
+        for t, (action, _, ended, lost, info) in enumerate(_steps(envs, predict, obs, explore, awake)):
+            if lost.any():
+                break
+            if keep_actions:
+                history.append(action)
+            env_steps += int(awake.sum())
+            if not ended.any():
+                if show and t % _SHOWN_EVERY == 0:
+                    show(int(over.sum()), env_steps)
+                continue
+            episode = _reported(info, LAYOUT_STATS)
+            turn = np.asarray(episode["turn"])
+            # later turns repeat the layouts; counting them would favour short episodes
+            taken = np.flatnonzero(ended & info["_episode"] & (turn < len(left)))
+            played = left[turn[taken]]
+            for name, values in episode.items():
+                array = np.asarray(values)
+                stats.setdefault(name, np.zeros(count, array.dtype))[played] = array[taken]
+            for e, k in zip(taken, played, strict=True) if keep_actions else ():
+                actions[k] = np.array([row[e] for row in history[since[e] : t + 1]])
+            over[played] = True
+            since[ended] = t + 2  # the next step only resets
+            if begun >= len(left):
+                awake &= ~ended
+            begun += int(ended.sum())
+            if show:
+                show(int(over.sum()), env_steps)
+            if over.all():
+                break
+    if "turn" in stats:
+        stats["turn"] = np.arange(count)
     return Outcome(
         stats["length"].astype(np.int64),
         stats["score"].astype(np.float64),
@@ -123,43 +153,85 @@ def evaluate(
     explore: float,
     seed: int,
     show: Show | None = None,
-) -> dict[str, Array]:
-    """Play `episodes` episodes; statistic name -> [episodes].
+    most_steps: int = MOST_STEPS,
+) -> Episodes:
+    """Play `episodes` episodes.
 
     explore: as in `evaluate_layouts`. All environments play the same number of episodes (plus or minus one), so that
-    short episodes do not count more often than long ones.
+    short episodes do not count more often than long ones. An episode is cut after the environment's own
+    limit, or `most_steps`: it counts with what its rewards came to, unless the environment tells another score, and its
+    environment plays no more.
     """
-    quota = np.full(envs.num_envs, episodes // envs.num_envs)
-    quota[: episodes % envs.num_envs] += 1
+    num_envs = envs.num_envs
+    quota = np.full(num_envs, episodes // num_envs)
+    quota[: episodes % num_envs] += 1
+    limit = _own_limit(config, envs) or most_steps
     rows: dict[str, list[float]] = {}
-    finished = 0
+    cut: dict[str, list[float]] = {"r": [], "l": []}
+    ended_well = 0
+    returns, lengths, resets = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.bool_)
     with calling(config, "reset"):
         obs, _ = envs.reset(seed=seed)
-    everyone = np.ones(envs.num_envs, np.bool_)  # a user's environment may refuse a repeated action
-    for t, (_, ended, info) in enumerate(_steps(envs, predict, obs, explore, everyone)):
-        if not (ended & (quota > 0)).any():
-            continue
-        episode = _reported(info, ())
-        taken = np.flatnonzero(info["_episode"] & (quota > 0))
-        for name, values in episode.items():
-            rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
-        quota[taken] -= 1
-        finished += len(taken)
-        if show:
-            show(finished, (t + 1) * envs.num_envs)
-        if finished >= episodes:
+    everyone = np.ones(num_envs, np.bool_)  # a user's environment may refuse a repeated action
+    for t, (_, reward, ended, lost, info) in enumerate(_steps(envs, predict, obs, explore, everyone)):
+        new = resets | lost
+        returns, lengths, resets = np.where(new, 0, returns + reward), np.where(new, 0, lengths + 1), ended
+        over = ended & ~lost & (quota > 0)
+        if over.any():
+            episode = _reported(info, ())
+            taken = np.flatnonzero(over & info["_episode"])
+            for name, values in episode.items():
+                rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
+            ended_well += int(over.sum())
+            quota[over] -= 1
+        if lengths.max() >= limit and (endless := ~ended & (lengths >= limit) & (quota > 0)).any():
+            cut["r"] += returns[endless].tolist()
+            cut["l"] += lengths[endless].tolist()
+            quota[endless] = 0
+        if show and (over.any() or t % _SHOWN_EVERY == 0):
+            show(episodes - int(quota.sum()), (t + 1) * num_envs)
+        if not quota.any():
             break
-    return {name: np.asarray(values) for name, values in rows.items()}
+    statistics = {name: np.asarray(values) for name, values in rows.items()}
+    if not cut["r"]:
+        return Episodes(statistics, "", ended_well)
+    scored = bool(statistics) and main_statistic(statistics) != "r"
+    sentence = (
+        f"an episode of the evaluation did not end within {limit:,} steps and was cut there"
+        f"{', so it does not count' if scored else ''}; give the environment a limit of its own, as with "
+        "--set env.max_episode_steps=N for gymnasium's"
+    )
+    if not scored:
+        statistics = {name: np.asarray([*rows.get(name, ()), *values]) for name, values in cut.items()}
+    return Episodes(statistics, sentence, ended_well)
 
 
-def _steps(
-    envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Array
-) -> Iterator[tuple[Array, Array, dict[str, Any]]]:
-    """Play on from `obs`; yield each step's (action, ended, info). awake: bool [E], the environments that still need
-    predictions; the caller may clear entries between steps."""
+def _own_limit(config: RunConfig, envs: Any) -> int:
+    """The steps after which the environments say that they end an episode; 0 where they say nothing."""
+    inner = getattr(envs, "unwrapped", envs)
+    of_one = next(iter(getattr(inner, "envs", ())), None)
+    told = (getattr(getattr(one, "spec", None), "max_episode_steps", None) for one in (inner, of_one))
+    limits = (one for one in (config.env.get("max_episode_steps"), *told) if isinstance(one, int) and one > 0)
+    return next(limits, 0)
+
+
+class _Step(NamedTuple):
+    """One step of all environments; arrays [E]."""
+
+    action: Array
+    reward: Array
+    ended: Array
+    lost: Array  # the environment failed: what it played, and its end, do not count
+    info: dict[str, Any]
+
+
+def _steps(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Array) -> Iterator[_Step]:
+    """Play on from `obs`. awake: bool [E], the environments that still need predictions; the caller may clear entries
+    between steps."""
     slot, explores = np.arange(len(awake)), np.full(len(awake), explore, np.float32)
     first, ended = np.ones(len(awake), np.bool_), np.zeros(len(awake), np.bool_)
     action: Array = np.zeros(0)
+    none = np.zeros(len(awake), np.bool_)
     while True:
         if awake.all():
             action, _ = predict(obs, PredictContext(slot, first, explores))
@@ -168,9 +240,11 @@ def _steps(
             some, _ = predict(seen, PredictContext(slot[awake], first[awake], explores[awake]))
             action = action.copy()
             action[awake] = some
-        obs, _, terminated, truncated, info = envs.step(action)
-        first, ended = ended, terminated | truncated  # the step after an end is the reset, so its obs is the first
-        yield action, ended, info
+        obs, reward, terminated, truncated, info = envs.step(action)
+        lost = envs.lost() if isinstance(envs, RestartingEnvs) else none
+        # the step after an end is the reset, so its obs is the first; a vector that was made again ends no episode
+        first, ended = ended | lost, np.logical_or(terminated, truncated)
+        yield _Step(action, reward, ended, lost, info)
 
 
 def _reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -18,14 +18,16 @@ from loguru import logger
 
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
-from realm.learn.best import BestModel, main_statistic
-from realm.learn.evaluate import evaluate, predictor
-from realm.learn.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation
-from realm.rollout.rounds import close
+from realm.learn.best import BestModel
+from realm.learn.evaluate import MOST_STEPS, evaluate, guarded, predictor
+from realm.learn.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic
+from realm.rollout.rounds import RestartingEnvs, close
 from realm.user import make_envs
 from realm.watch.status import named
 
 _MOST_ENVS = 128
+_FEW = 8  # episodes of a run's first evaluation, so that a slow machine has a number, and where episodes never end
+_ENDLESS_STEPS = 1_000  # of an episode, where in the evaluation before none has ended
 _SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
 _EXPLORE = {"greedy": (0.0,), "sampled": (1.0,), "both": (0.0, 1.0)}
 
@@ -38,12 +40,15 @@ class Judge:
         app = config.app
         self._config, self._agent, self._spec, self._tick = config, agent, spec, tick
         self._results = run_dir / EVALUATIONS
-        last = last_evaluation(run_dir).get("env_steps")
+        line = last_evaluation(run_dir)
+        last, self._endless = line.get("env_steps"), line.get("ended") == 0
         self.last = last if isinstance(last, int) else None
         """Env steps of the model that this run has judged last, also in an earlier process; None: none yet."""
         self._due: int | None = None
         self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
-        self._envs = make_envs(config, num_envs, self._seed)
+        self._envs: RestartingEnvs | None = None
+        self._cut, self._thrown_away = "", 0
+        self._ready(self._episodes())
         # all models play the same episodes, as far as the environment's seed fixes them
         setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": self._seed}
         if app.eval_actions != "greedy":
@@ -52,7 +57,27 @@ class Judge:
 
     def close(self) -> None:
         """Close the environments."""
-        close(self._envs)
+        if self._envs is not None:
+            close(self._envs)
+            self._envs = None
+
+    def _episodes(self) -> int:
+        """How many the next evaluation plays."""
+        few = self.last is None or self._endless
+        return min(_FEW, self._config.app.eval_episodes) if few else self._config.app.eval_episodes
+
+    def _ready(self, episodes: int) -> RestartingEnvs:
+        """Environments for so many episodes, behind the guard of training."""
+        num_envs = min(episodes, _MOST_ENVS)
+        if self._envs is None or self._envs.num_envs != num_envs:
+            self.close()
+            made = make_envs(self._config, num_envs, self._seed)
+            self._envs = guarded(self._config, made, self._spec, self._seed, self._count)
+        return self._envs
+
+    def _count(self, name: str, amount: float) -> None:
+        if name == "dropped_episodes":
+            self._thrown_away += int(amount)
 
     def is_due(self, env_steps: int) -> bool:
         """Whether to judge the model of these env steps: the first one, and with `eval_every_steps` then one of each
@@ -75,10 +100,19 @@ class Judge:
             return act(obs, context)
 
         statistics: dict[str, Array] = {}
+        episodes, ended, self._thrown_away = self._episodes(), 0, 0
+        envs, most_steps = self._ready(episodes), _ENDLESS_STEPS if self._endless else MOST_STEPS
         for explore in _EXPLORE[app.eval_actions]:
-            played = evaluate(self._config, self._envs, predict, app.eval_episodes, explore, self._seed)
+            played = evaluate(self._config, envs, predict, episodes, explore, self._seed, None, most_steps)
             mark = "_sampled" if explore and app.eval_actions == "both" else ""
-            statistics |= {f"{name}{mark}": values for name, values in played.items()}
+            statistics |= {f"{name}{mark}": values for name, values in played.statistics.items()}
+            ended += played.ended
+            if played.cut and not self._cut:
+                self._cut = played.cut
+                logger.warning("{}", played.cut)
+        # scores are compared with those of as many episodes and steps
+        few = not self._endless if ended == 0 else episodes < app.eval_episodes
+        self._endless = ended == 0
         name = main_statistic(statistics)
         means = {key: float(values.mean()) for key, values in statistics.items()}
         for half in (name, f"{name}_sampled"):
@@ -87,8 +121,9 @@ class Judge:
         best = self._best
         evaluation = Evaluation(version, env_steps, name, means[name], best.score, best.version, means)
         took = {"seconds": time.monotonic() - started, "cpu_s": time.process_time() - cpu, "time": time.time()}
+        took |= {"episodes": episodes, "ended": ended, "thrown_away": self._thrown_away}
         try:
-            best.offer(self._agent, evaluation, self._spec.schema, took)
+            best.offer(self._agent, evaluation, self._spec.schema, took, few)
         except OSError as error:
             logger.warning("cannot write the best model, {}, the run goes on: {}", version, error)
         evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
@@ -97,9 +132,10 @@ class Judge:
         except OSError as error:
             logger.warning("cannot write the evaluation of {}, the run goes on: {}", version, error)
         logger.info(
-            "update {:,} ({:,} env steps): {} {:.2f}, best {:.2f} of update {:,}; {:.1f} s",
+            "update {:,} ({:,} env steps): {} {:.2f}, best {:.2f} of update {:,}; {} episodes in {:.1f} s{}",
             version.update, evaluation.env_steps, named(name), evaluation.score, evaluation.best,
-            evaluation.best_version.update, took["seconds"],
+            evaluation.best_version.update, episodes, took["seconds"],
+            f"; {self._thrown_away} more were thrown away, as the environment failed" if self._thrown_away else "",
         )  # fmt: skip
         return evaluation
 

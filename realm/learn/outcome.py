@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.contract import NO_VERSION, Version
+from realm.contract import NO_VERSION, Array, Version
+from realm.errors import UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, read_bytes, read_json
 from realm.watch.status import Scored
 
@@ -31,6 +33,13 @@ def models_in(folder: Path) -> list[tuple[Version, Path]]:
     """What has the name of a checkpoint, the newest first; whether it is a good one is seen when it is read."""
     named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("model.ckpt-*"))
     return sorted(((Version(int(match[1]), int(match[2])), path) for match, path in named if match), reverse=True)
+
+
+def main_statistic(statistics: Mapping[str, Array]) -> str:
+    """The statistic that compares models: `score`, else `r` (gymnasium's name of the return), else the first."""
+    if not statistics:
+        raise UserCodeError("info['episode'] of the environment holds no statistic, so there is nothing to evaluate")
+    return next((name for name in ("score", "r") if name in statistics), next(iter(statistics)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,9 @@ def is_judged(run_dir: Path) -> bool:
 
 
 def best_model(run_dir: Path) -> Saved | None:
-    """The model that scored most in the run's evaluations."""
+    """The model that scored most in the run's evaluations; None as long as only the untrained policy was judged."""
+    if not _has_trained(last_evaluation(run_dir)):
+        return None
     for version, path in models_in(run_dir / BEST_FOLDER):
         try:
             body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
@@ -84,12 +95,21 @@ def best_model(run_dir: Path) -> Saved | None:
 
 
 def evaluated(run_dir: Path) -> tuple[str, float, float] | None:
-    """The statistic of a run's evaluations, and the means of its best model and of the last one; None without any."""
+    """The statistic of a run's evaluations, and the means of its best model and of the last one; None without any of a
+    trained model."""
+    line = last_evaluation(run_dir)
+    if not _has_trained(line):
+        return None
     try:
-        line = last_evaluation(run_dir)
         return str(line["statistic"]), float(line["best"]), float(line["score"])
     except (ValueError, LookupError, TypeError):
         return None
+
+
+def _has_trained(line: dict[str, Any]) -> bool:
+    """Whether the model of an evaluation is not that with which its run began."""
+    version = line.get("version")
+    return isinstance(version, list) and len(version) == 2 and version[1] != 0
 
 
 def last_evaluation(run_dir: Path) -> dict[str, Any]:

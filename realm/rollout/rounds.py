@@ -25,6 +25,7 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from loguru import logger
 
 from realm.contract import (
+    Array,
     Arrays,
     Chunk,
     Policy,
@@ -193,6 +194,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
                 self._obs, info = returned.reset_pair(self.env, self.env.reset(seed=seed, options=options))
                 returned.check_obs(self.env, "reset", self._obs, self._spec.obs)
                 self._ended[mask] = False
+                for row in np.arange(self.env.num_envs)[mask].tolist():
+                    self._bad.pop(row, None)  # it begins an episode
                 return self._obs, info
             except (RunError, KeyboardInterrupt):
                 raise
@@ -226,6 +229,12 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._bad = {row: steps + 1 for row, steps in self._bad.items() if row not in ended}
         self._streak.ended_well(int(self._ended.sum()))
         return obs, reward, terminated, truncated, info
+
+    def lost(self) -> Array:
+        """Which environments failed since the last call, bool [E], for who yields no rounds: what these have played
+        since, and the end that their episode seems to have, do not count."""
+        lost, self._spoiled = self._spoiled, np.zeros_like(self._spoiled)
+        return lost
 
     def _checked(self, given: Any) -> tuple[Arrays, Any, Any, Any, dict[str, Any]]:
         """A step without the values of rows that cannot be trained on; raises if not only some rows are wrong."""

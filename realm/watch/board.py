@@ -207,7 +207,8 @@ class Board:
         evaluation = best = None
         if newest := self.evaluation:
             evaluation = Scored(newest.statistic, newest.score, *newest.version)
-            best = Scored(newest.statistic, newest.best, *newest.best_version) if any(newest.best_version) else None
+            if any(newest.best_version) and newest.version.update:  # the untrained policy is the best of nothing
+                best = Scored(newest.statistic, newest.best, *newest.best_version)
         episodes = self._episodes.get(self._statistic)
         return Status(
             state=state,

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from realm.commands.evaluate import ROUNDS, Candidate, make_console, title_of, write_json
+from realm.commands.evaluate import ROUNDS, Candidate, make_console, playing, title_of, write_json
 from realm.commands.files import writing
 from realm.env import draw, report
 from realm.env.draw.evaluation import Curve, Tile, draw_evaluation
@@ -113,7 +113,7 @@ def _play(candidate: Candidate, options: argparse.Namespace) -> Played:
     rounds = list[Outcome]()
     for explore in request.explores:
         keep = options.out is not None and not rounds  # the picture shows routes of the first round
-        with counting(ROUNDS[explore], len(layouts)) as show:
+        with playing(explore, len(layouts)) as show:
             rounds.append(evaluate_layouts(candidate.envs, candidate.predict, confs, explore, request.seed, show, keep))
     first: dict[Episode, int] = {}  # a layout that was drawn twice is named once
     for k in report.worst_layouts(rounds[0], limits, len(layouts)):
