@@ -14,6 +14,7 @@ import sys
 
 from loguru import logger
 
+from realm.commands.models import config_file
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import RunError, UserError
 from realm.kaiwu.project import load
@@ -24,7 +25,7 @@ from realm.user import load_agent, load_hyper, load_preferences
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="conf/smoke.toml")
+    parser.add_argument("--config", type=config_file, default="conf/smoke.toml")
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--fresh", action="store_true", help="begin a new run where run_name exists")
     arguments = parser.parse_args()

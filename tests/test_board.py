@@ -114,6 +114,28 @@ def test_before_the_first_batch_env_steps_are_what_came_into_the_buffer(board: B
     assert board.env_steps == 920
 
 
+def test_where_workers_play_on_a_living_run_shows_what_they_have_played() -> None:
+    """In a long update the learner tells nothing; a learner that begins again counts from its checkpoint."""
+    board, none = Board(plays_on=True), (256, 0, 0.0)
+
+    def played(index: int, env_steps: int, incarnation: int = 1) -> None:
+        board.take(Report("aisrv", index, 0, {"env_steps": env_steps}, {}), incarnation)
+
+    board.begin(500)
+    played(0, 40)
+    played(1, 60)
+    take(board, "learner", env_steps=550)
+    assert board.status("running", *none).env_steps == 600
+    played(1, 200)
+    assert (board.status("running", *none).env_steps, board.env_steps) == (740, 550)
+    assert board.status("stopped", *none).env_steps == 550, "what is trained on, as in its last checkpoint"
+    board.begin(510)
+    played(1, 30, incarnation=2)
+    assert board.status("running", *none).env_steps == 540
+    board.plays_on = False
+    assert board.status("running", *none).env_steps == 510
+
+
 def test_curves(board: Board, time: Clock) -> None:
     time.now += 1
     take(board, "learner", env_steps=100, means={"loss": [6.0, 3]}, updates=10, busy_s=0.5, pid=123)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,9 @@ from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Spec
 from realm.data.buffer import ACCEPTED, DUPLICATE, NO_ROOM, OLD_EPOCH, STALE, Limiter, ReplayBuffer, Storage
 from realm.data.native import NativeStorage
 from realm.errors import ConfigError, ContractError
+from realm.launch import local
 from realm.roles.buffer import Keeper
+from realm.watch.board import Board
 from realm.watch.meters import Meters
 from realm.wire.codec import Message
 
@@ -378,6 +382,26 @@ def test_a_round_counts_once(make_buffer: MakeBuffer) -> None:
         "inserted": 8, "sampled": 4, "duplicate": 6, "refused_old_epoch": 0, "refused_stale": 0,
         "dropped_old_epoch": 0, "evicted": 0, "size": 4, "new_env_steps": 0, "warm_up_left": 0,
     }  # fmt: skip
+
+
+def test_items_of_the_users_own_warm_up_in_samples() -> None:
+    """Their env steps come with them, and nobody knows how many; a buffer that is never used is not shown."""
+    spec = dataclasses.replace(SPEC, sample={**ORIGIN_FIELDS, "valid": Field((), "int64"), "x": Field((2,), "float32")})
+    storage = NativeStorage(spec.sample_fields, 100, "Uniform", "Fifo", False, 0.0, 0)
+    limiter = Limiter(once=False, capacity=100, preload=10, batch=2, ratio=1.0, ahead=1, unbound=True)
+    buffer, board = ReplayBuffer(spec, storage, limiter, None), Board()
+
+    def warm_up() -> tuple[int, int]:
+        local._report(board, SimpleNamespace(env_steps=0), Meters(), Meters(), buffer)  # type: ignore[arg-type]
+        status = board.status("running", 100, 0, 0.0)
+        return status.warm_up_left, status.warm_up_samples_left
+
+    assert warm_up() == (0, 0)
+    items = {name: np.zeros((3, *field.shape), field.dtype) for name, field in spec.sample_fields.items()}
+    items["valid"][0] = 640
+    items["version"][:] = 1
+    assert buffer.add(items) == ACCEPTED
+    assert (buffer.new_env_steps, warm_up()) == (640, (0, 7))
 
 
 def test_a_new_epoch_refuses_and_drops_the_old(make_buffer: MakeBuffer) -> None:

@@ -548,6 +548,23 @@ def test_files_of_the_agent_that_cannot_be_written_spoil_no_checkpoint(tmp_path:
     assert logged[-1].endswith("model.ckpt-1-0: is written, but the agent's own files next to it are not: no room")
 
 
+def test_an_agent_hears_of_each_checkpoint_and_once_of_the_last(tmp_path: Path) -> None:
+    """Also where the last one has been written before, as at a stop right after a checkpoint that was due."""
+    one, told = trainer(tmp_path, 2), list[str]()
+    one.agent.saved = lambda path: told.append(path.name)
+    one.agent.saved_last = lambda path: told.append(f"last {path.name}")
+    one.start(1)
+    for batch in batches(6):
+        one.update(*batch)
+    one.save_last()
+    assert told == ["model.ckpt-1-0", "model.ckpt-1-5", "model.ckpt-1-6", "last model.ckpt-1-6"]
+    again = trainer(tmp_path, 2)
+    again.agent.saved_last = lambda path: told.append(f"last {path.name}")
+    again.start(2)
+    again.save_last()
+    assert told[4:] == ["last model.ckpt-2-6"]
+
+
 # --- what a kill does
 
 SAVER = """

@@ -109,7 +109,7 @@ def check_all_are_played(num_envs: int, layouts: list[dict[str, Any]], literal: 
     for name in ("treasures", "flashes", "buffs", "walls"):
         assert played.stats[name].tolist() == [one[name] for one in literal]
     assert [played.steps.dtype, played.score.dtype, played.reached_end.dtype] == [np.int64, np.float64, np.bool_]
-    assert shown[-1] == (40, sum(walker.rows))
+    assert (shown[0], shown[-1]) == ((0, num_envs), (40, sum(walker.rows))), "before the first episode ends, too"
     # who has nothing left to play is not acted for: fewer rows than a full batch at each step
     assert sum(walker.rows) < num_envs * len(walker.rows) or num_envs == 1
     # the same environments once more, as a run's evaluation does

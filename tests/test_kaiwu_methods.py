@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from realm.errors import UserCodeError
-from realm.kaiwu import methods
+from realm.kaiwu import methods, train_workflow
 from realm.kaiwu.methods import METHODS, Side, act_as, checked_answers, is_wrapped, plain, wrapper
 from realm.kaiwu.train_workflow import _exit_is_return
 
@@ -91,6 +92,32 @@ def test_answers_are_as_many_as_were_asked_for() -> None:
         checked_answers(Agent.exploit, [1], 2)
     with pytest.raises(UserCodeError, match="returned NoneType"):
         checked_answers(Agent.exploit, None, 1)
+
+
+def test_only_time_in_which_it_plays_counts_as_time_without_learn(
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    """Not a wait of minutes in learn, predict or a debugger, nor a machine that slept."""
+    now = [0.0]
+    monkeypatch.setattr(train_workflow.time, "monotonic", lambda: now[0])
+    calls = train_workflow._Calls(None, SimpleNamespace(tick=lambda: None))  # type: ignore[arg-type]
+
+    def play(seconds: float, step_s: float) -> None:
+        for _ in range(round(seconds / step_s)):
+            now[0] += step_s
+            calls.tick()
+
+    calls.load_model(None, None)
+    for _ in range(3):
+        play(50, 0.1)
+        calls.mark_learnt()
+        now[0] += 300  # it stood in learn
+        calls.tick()
+    play(7 * 3600, 3600)
+    assert logged == []
+    play(70, 0.1)
+    play(70, 0.1)
+    assert logged == ["WARNING the workflow has not called agent.learn for a minute"]
 
 
 def test_a_workflow_that_exits_without_an_error_has_finished() -> None:

@@ -135,6 +135,23 @@ def test_models_are_due_by_the_update_of_their_checkpoint(run_dir: Path, freq: i
     assert dumped == saved
 
 
+def test_the_last_model_of_a_run_is_saved_with_the_weights_that_are_trained(run_dir: Path) -> None:
+    """Whether one is due or not, once, and also while an older one predicts."""
+    agent = SimpleNamespace(user=Agent(), model_id=models.NEWEST)
+    agent.model, agent.saves = Modules(agent.user, dict, lambda files: None), models.Saves(agent.user)
+    agent.choose_model = lambda number: RealmAgent.choose_model(agent, number)  # type: ignore[arg-type]
+    folder = process.current().restore_dir
+    agent.user.set(3)
+    agent.saves.dump(10)
+    agent.user.set(5)
+    agent.choose_model(10)
+    for _ in range(2):
+        RealmAgent.saved_last(agent, run_dir / "ckpt" / "model.ckpt-4-13")  # type: ignore[arg-type]
+    assert models.numbers_in(folder) == [10, 13]
+    models.load(agent.user, folder, 13)
+    assert agent.user.number == 5
+
+
 def test_one_process_runs_the_code_of_one_project(run_dir: Path) -> None:
     other = Config(project=str(run_dir / "other"), package="diy")
     with pytest.raises(UserCodeError, match=r"runs the code of .* already, and cannot run both"):
@@ -150,6 +167,7 @@ def test_a_submission_holds_the_packages_that_its_package_imports(tmp_path: Path
         ("helper/__init__.py", ""),
         ("other/__init__.py", ""),
         ("conf/hyper.toml", ""),
+        ("kaiwu.json", "{}"),
         ("diy/.cache/agent.py", "import other\n"),
         ("diy/folder.py/x.txt", ""),
     ]:
@@ -163,6 +181,7 @@ def test_a_submission_holds_the_packages_that_its_package_imports(tmp_path: Path
         "diy/agent.py",
         "diy/folder.py/x.txt",
         "diy/notes.py",
+        "kaiwu.json",
         "helper/__init__.py",
     }
     with pytest.raises(ConfigError, match=r"configure_app.toml: is missing"):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from realm.commands.main import main
+from realm.commands.models import config_file
 from realm.errors import UserError
-from realm.kaiwu.project import check_resumed, load, project_of
+from realm.kaiwu.project import check_resumed, load, project_of, translated
 
 PROJECTS = Path(__file__).parent / "kaiwu"
 
@@ -137,6 +138,80 @@ def test_a_later_generation_is_named(tmp_path: Path) -> None:
     )
     assert "third generation" in refusal(tmp_path)
     assert "third generation" in refusal(tmp_path, "algo=agent_ppo")
+
+
+OTHERS = {
+    "gorge": ({"conf/configure_app.toml": '[app]\napp = "gorge_walk"\n'}, ":2: app 'gorge_walk' is another game"),
+    "override": ({"conf/configure_app.toml": "[app]\n"}, "--set app=tetris: app 'tetris' is another game"),
+    "manifest": (
+        {"conf/configure_app.toml": "[app]\n", "kaiwu.json": '{"project_code": "hok1v1"}'},
+        "kaiwu.json: project_code 'hok1v1' is another game",
+    ),
+    "imports": (
+        {
+            "conf/configure_app.toml": "[app]\n",
+            "diy/utils/help.py": "from kaiwu_agent.gorge_walk.diy.feature_process import one_hot_encoding\n",
+        },
+        "help.py: imports kaiwu_agent.gorge_walk, which is of another game",
+    ),
+    "later rules": (
+        {"conf/configure_app.toml": "[app]\n", "kaiwu.json": '{"project_code": "back_to_the_realm_v2"}'},
+        "project_code 'back_to_the_realm_v2' is of a later generation",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_game_is_refused_by_what_it_is(tmp_path: Path, kind: str) -> None:
+    """Not by a function that its code lacks."""
+    files, sentence = OTHERS[kind]
+    for name, text in {
+        "diy/algorithm/agent.py": "from kaiwu_agent.agent.base_agent import BaseAgent\n",
+        **files,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    text = refusal(tmp_path, *(["app=tetris"] if kind == "override" else []))
+    assert sentence in text
+    assert "first generation" in text
+    assert text.endswith("see docs/from-kaiwu.md")
+
+
+def test_later_layouts_are_found_under_any_name(tmp_path: Path) -> None:
+    for name, text in [
+        ("ppo/agent.py", "import torch\n"),
+        ("ppo/workflow/train_workflow.py", "from common_python.utils.common_func import attached\n"),
+        ("kaiwu.json", '{"project_code": "back_to_the_realm", "code_version": "12.1"}'),
+        ("conf/algo_conf_back_to_the_realm.toml", "[ppo]\n"),
+    ]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    config_of(tmp_path).write_text('[app]\nalgo = "ppo"\n')
+    assert "ppo: is an agent of the third generation, code_version '12.1'; Realm runs" in refusal(tmp_path)
+
+
+def test_a_manifest_that_cannot_be_read_says_nothing(project: Path) -> None:
+    for text in ("{no json", "[1]", '{"project_code": 3}'):
+        (project / "kaiwu.json").write_text(text)
+        assert translated(config_of(project)).app.algo == "realm.kaiwu"
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("diy.v2", "Python cannot import a package with a dot in its name; rename the folder .*/theirs/diy.v2, and algo"),
+    ("v1.2.3", "Python cannot import a package with a dot"),
+    ("more/diy", "must be a folder of .* with the code of an algorithm: diy"),
+])  # fmt: skip
+def test_a_package_that_cannot_be_imported(project: Path, name: str, why: str) -> None:
+    shutil.copytree(project / "diy", project / name)
+    assert re.search(f"got '{name}'.*{why}", refusal(project, f"algo={name}"))
+
+
+def test_a_folder_stands_for_the_configuration_in_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (project, project / "conf", config_of(project)):
+        assert config_file(str(given)) == str(config_of(project))
+        assert main(["config", "train_batch_size", "--config", str(given)]) == 0
+        assert f"values of {config_of(project)}" in capsys.readouterr().out
+    assert config_file(str(project / "diy")) == str(project / "diy")
 
 
 def test_the_configuration_loads_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from cluster import Run
+
+from realm.learn.outcome import newest_in
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = ROOT / "tests" / "kaiwu"
@@ -25,6 +27,15 @@ def realm(tmp_path: Path, project: str, *overrides: str, test: bool = False) -> 
     for override in (f"log_dir={tmp_path}", "run_name=run", *overrides):
         command += ["--set", override]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+
+
+def pack(runs: Path, *words: str) -> Path:
+    """The submission of the run "run"."""
+    out = runs / "submission.zip"
+    command = [sys.executable, "-m", "realm", "pack", "run", "--log-dir", str(runs), "--out", str(out), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 def listed(folder: Path) -> set[Path]:
@@ -47,14 +58,11 @@ def test_what_reaches_learn_is_what_the_workflow_gave(tmp_path: Path, where: str
     assert summary is not None
     models = sorted(path.name for path in (tmp_path / "run" / "models" / "back_to_the_realm_diy").iterdir())
     assert "model.ckpt-0.pkl" in models
-    assert all(re.fullmatch(r"model\.ckpt-\d*0\.pkl", name) for name in models)
-    out = tmp_path / "submission.zip"
-    words = ["pack", "run", "--log-dir", str(tmp_path), "--id", "0", "--out", str(out)]
-    packed = subprocess.run(
-        [sys.executable, "-m", "realm", *words], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert packed.returncode == 0, packed.stderr
-    with zipfile.ZipFile(out) as archive:
+    last = newest_in(tmp_path / "run" / "ckpt").update
+    assert all(re.fullmatch(rf"model\.ckpt-(\d*0|{last})\.pkl", name) for name in models)
+    assert f"model.ckpt-{last}.pkl" in models, "one when the run ends, due or not"
+    packed = pack(tmp_path, "--id", "0")
+    with zipfile.ZipFile(packed) as archive:
         assert {"ckpt/model.ckpt-0.pkl", "diy/config.py", "conf/configure_app.toml"} <= set(archive.namelist())
         text = archive.read("conf/configure_app.toml").decode()
     assert text.count("eval_model_dir") == text.count("eval_model_id") == 1
@@ -76,14 +84,23 @@ def test_a_codec_that_another_package_attaches_later_is_not_used(tmp_path: Path)
 
 
 def test_one_process_trains_on_the_very_list(tmp_path: Path) -> None:
-    done = realm(tmp_path, "counting", test=True)
+    done = realm(tmp_path, "counting", "dump_model_freq=1000", test=True)
     assert done.returncode == 0, done.stderr
     learnt = json.loads((tmp_path / "run" / "user_log" / "learnt.json").read_text())
     assert learnt["calls"] == 60
     assert learnt["type"] == "learner"
     users = list((tmp_path / "run" / "user_models" / "back_to_the_realm_diy").iterdir())
     assert {path.name for path in users} == {f"model.ckpt-{n}.pkl" for n in (*range(7, 61, 7), 60)}
-    assert os.listdir(tmp_path / "run" / "models" / "back_to_the_realm_diy")
+    models = tmp_path / "run" / "models" / "back_to_the_realm_diy"
+    assert {path.name for path in models.iterdir()} == {"model.ckpt-0.pkl", "model.ckpt-60.pkl"}
+    # as after a kill: there is only the checkpoint, and their save_model makes the files of it
+    for folder in ("models", "user_models"):
+        shutil.rmtree(tmp_path / "run" / folder)
+    with zipfile.ZipFile(pack(tmp_path)) as archive:
+        archive.extract("ckpt/model.ckpt-60.pkl", tmp_path)
+        assert "eval_model_id = 60\n" in archive.read("conf/configure_app.toml").decode()
+    model = torch.load(tmp_path / "ckpt" / "model.ckpt-60.pkl")
+    assert int(model["learnt"]) == 60
 
 
 WRONG = [

@@ -52,6 +52,9 @@ def test_a_warm_up_is_shown_while_it_lasts() -> None:
         assert "warm-up 16,800 env steps to go" in re.sub(" +", " ", "\n".join(lines(warm_up, width)))
         assert max(map(len, lines(warm_up, width))) <= width
     assert "warm-up" not in one_line(STATUS)
+    samples = dataclasses.replace(STATUS, warm_up_samples_left=512)
+    assert "warm-up 512 samples to go" in re.sub(" +", " ", "\n".join(lines(samples, 80)))
+    assert "buffer" not in "\n".join(lines(dataclasses.replace(STATUS, buffer_capacity=0), 80))
 
 
 def test_a_run_that_cannot_be_asked_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

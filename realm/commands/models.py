@@ -24,14 +24,18 @@ MODEL_HELP = (
     f"(default: the newest run; without one {SHIPPED})"
 )
 ID_HELP = "number of updates of the checkpoint, latest (default) or best"
-CONFIG_HELP = f"TOML file (default {DEFAULT_CONFIG})"
+CONFIG_HELP = f"TOML file, or the folder of a project (default {DEFAULT_CONFIG})"
 SET_HELP = "override a key, repeatable; `realm config` lists them"
 RUN_HELP = "name or path of a run (default: the newest run)"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 
 
 def config_file(given: str) -> str:
-    """The file that --config names. Where no `conf/` is, the default one is that which comes with Realm."""
+    """The file that --config names, also by a project's folder or its `conf/`. Where no `conf/` is, the default one is
+    that which comes with Realm."""
+    for inner in (DEFAULT_CONFIG, Path(DEFAULT_CONFIG).name):
+        if given and (Path(given) / inner).is_file():
+            return str(Path(given) / inner)
     own = BUILT_IN / DEFAULT_CONFIG
     elsewhere = given == DEFAULT_CONFIG and not Path(given).parent.exists() and own.is_file()
     return str(own) if elsewhere else given

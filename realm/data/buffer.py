@@ -138,7 +138,8 @@ class ReplayBuffer:
         self.limiter = limiter
         self.counters: Counter[str] = Counter()
         self._by_steps = spec.draw is not None
-        self._steps_per_sample = spec.steps_per_sample
+        # nobody knows how many env steps come with an item of the user's own
+        self._warm_up = ("warm_up_samples_left", 1) if spec.sample else ("warm_up_left", spec.steps_per_sample)
         self._most_samples = spec.chunk_length if spec.draw else 1  # of an item: not every step of a chunk is valid
         self._max_lag = max_version_lag
         self._keep = keep
@@ -254,7 +255,7 @@ class ReplayBuffer:
             "evicted": float(self.storage.evicted),
             "size": float(self.size),
             "new_env_steps": float(self.new_env_steps),
-            "warm_up_left": float(self.limiter.warm_up_left * self._steps_per_sample),
+            self._warm_up[0]: float(self.limiter.warm_up_left * self._warm_up[1]),
         }
 
 

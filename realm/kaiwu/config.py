@@ -62,3 +62,11 @@ def enter(config: Config, role: str, run_dir: Path) -> None:
     from realm.kaiwu.process import begin  # late: other processes read only the fields
 
     begin(config, role, run_dir)
+    if role == "aisrv":  # it imports the project's code, which may take long, before it says that it is ready
+        from realm.kaiwu import code
+        from realm.kaiwu.algorithm.agent import agent_to_look_at
+
+        code.load_agent()
+        code.load_workflow()
+        if config.obs:  # the actor predicts
+            agent_to_look_at()

@@ -1,12 +1,14 @@
 """`realm pack`: builds the submission of a run of a project written for KaiwuDRL, and checks it.
 
-The zip holds `ckpt/` (the files of one model), `conf/` and the package with those of the project that it imports. The
-check unpacks it and plays one episode with it in a fresh process: `python -m realm.kaiwu.pack FOLDER`.
+The zip holds `ckpt/` (the files of one model), `conf/`, `kaiwu.json` and the package with those of the project that it
+imports. The project's `save_model` makes the files of a checkpoint, and the check unpacks the zip and plays one episode
+with it, each in a process of its own: `python -m realm.kaiwu.pack write|play ...`.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import re
 import sys
@@ -17,11 +19,12 @@ from pathlib import Path
 
 from realm.config.load import load_config
 from realm.config.toml import read_toml
-from realm.errors import ConfigError, UserCodeError
+from realm.errors import ConfigError, RunError, UserCodeError, UserError
 from realm.kaiwu.config import Config
-from realm.kaiwu.models import files_of, numbers_in
-from realm.kaiwu.process import run_apart
+from realm.kaiwu.models import files_of, numbers_in, save
+from realm.kaiwu.process import begin, run_apart
 from realm.kaiwu.project import PACKAGE, config_of, load
+from realm.learn.outcome import models_in
 
 CHECKPOINTS = "/data/projects/back_to_the_realm/ckpt"
 _CHECK_WITHIN_S = 600
@@ -36,10 +39,13 @@ def pack(run_dir: Path, wanted: str, out: Path) -> str:
     if run.app.algo != PACKAGE:
         raise ConfigError(f"{run_dir}: trained the package {run.app.algo}, not a project written for KaiwuDRL")
     config = config_of(run)
-    number, files = _model(config, run_dir, wanted)
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+        with (
+            tempfile.TemporaryDirectory(prefix="realm-pack-") as made,
+            zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            number, files = _model(config, run_dir, wanted, Path(made))
             for file in files:
                 archive.write(file, f"ckpt/{file.name}")
             for file in _code(config):
@@ -52,16 +58,25 @@ def pack(run_dir: Path, wanted: str, out: Path) -> str:
     return f"{out}: model {number} of {run_dir} with the package {config.package}; unpacked, it has played an episode"
 
 
-def _model(config: Config, run_dir: Path, wanted: str) -> tuple[int, list[Path]]:
-    """Number and files of the model, the framework's or one that the project's code saved."""
+def _model(config: Config, run_dir: Path, wanted: str, made: Path) -> tuple[int, list[Path]]:
+    """Number and files of a model: of the newest checkpoint, or the one that was asked for. What no file has yet is
+    written into the folder `made`."""
     folders = [run_dir / name / config.model_folder for name in ("models", "user_models")]
-    there = sorted({number for folder in folders for number in numbers_in(folder)})
-    number = there[-1] if wanted == "latest" and there else int(wanted) if wanted.isdecimal() else -1
+    saved = [version.update for version, _ in models_in(run_dir / "ckpt")]
+    there = sorted({*saved, *(number for folder in folders for number in numbers_in(folder))})
+    number = int(wanted) if wanted.isdecimal() else (*saved, *there[::-1], -1)[0] if wanted == "latest" else -1
     for folder in folders:
         if files := files_of(folder, number):
             return number, files
-    names = ", ".join(map(str, there)) or "none"
-    raise ConfigError(f"--id {wanted}: {run_dir} has no such model; it has: {names}")
+    if number not in saved:
+        names = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"--id {wanted}: {run_dir} has no such model; it has: {names}")
+    late = f"the project's save_model has not written model {number} within {_CHECK_WITHIN_S} s"
+    code, last = run_apart("realm.kaiwu.pack", ["write", str(run_dir), wanted, str(made)], _CHECK_WITHIN_S, late)
+    if code:
+        raise UserCodeError(f"model {number} could not be written: {last.removeprefix('error: ')[:400]}")
+    number = numbers_in(made)[-1]  # an older one, where the newest checkpoint is damaged
+    return number, files_of(made, number)
 
 
 def _code(config: Config) -> Iterator[Path]:
@@ -73,6 +88,7 @@ def _code(config: Config) -> Iterator[Path]:
         for file in _files(config.root, name):
             tops = {one.partition(".")[0] for one in _imports(file)} if file.suffix == ".py" else set()
             todo += [top for top in tops - names - set(todo) if (config.root / top).is_dir()]
+    yield from (file for file in [config.root / "kaiwu.json"] if file.is_file())
     for name in sorted(names):
         yield from (file for file in _files(config.root, name) if file != config.root / "conf" / "configure_app.toml")
 
@@ -120,12 +136,27 @@ def _check(archive: Path) -> None:
             file.extractall(folder)
         read_toml(Path(folder) / "conf" / "configure_app.toml")
         late = f"the submission has played no episode within {_CHECK_WITHIN_S} s"
-        code, last = run_apart("realm.kaiwu.pack", folder, _CHECK_WITHIN_S, late)
+        code, last = run_apart("realm.kaiwu.pack", ["play", folder], _CHECK_WITHIN_S, late)
         if code:
             raise UserCodeError(f"the submission does not play: {last.removeprefix('error: ')[:400]}")
 
 
-def play(root: Path) -> int:
+def write(run_dir: Path, wanted: str, folder: Path) -> None:
+    """Have the project's agent save a checkpoint of the run as a model's files in `folder`."""
+    from realm.kaiwu.algorithm.agent import Agent  # late: these bring torch
+    from realm.kaiwu.feature.definition import spec
+    from realm.learn.checkpoint import find, restore
+
+    config = dataclasses.replace(config_of(load_config(run_dir / "config.toml")), preload_dir="")
+    checkpoint = find(run_dir / "ckpt", int(wanted) if wanted.isdecimal() else "latest")
+    begin(config, "learner", folder)  # its own folders take the place of the run's, which may live
+    agent = Agent(spec(None, config), config, "cpu", 0)
+    restore(agent, checkpoint)
+    if not save(agent.user, folder, checkpoint.version.update):
+        raise RunError(f"{folder}: its disk has no room for a model; make room")
+
+
+def play(root: Path) -> None:
     """Play one episode with the project of an unpacked submission."""
     from realm.learn.checkpoint import find  # late: it brings torch
     from realm.learn.evaluate import evaluate, load_player
@@ -133,12 +164,14 @@ def play(root: Path) -> int:
     config = load(root / "conf" / "configure_app.toml", ["run_mode=eval"]).evaluated()
     player = load_player(config, find(Path(config.app.eval_model_dir), "latest"), config.env, 1, 0)
     evaluate(config, player.envs, player.predict, 1, 0.0, 0)
-    return 0
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(play(Path(sys.argv[1])))
-    except (ConfigError, UserCodeError) as error:
+        if sys.argv[1] == "play":
+            play(Path(sys.argv[2]))
+        else:
+            write(Path(sys.argv[2]).absolute(), sys.argv[3], Path(sys.argv[4]))
+    except (RunError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

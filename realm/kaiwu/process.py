@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,14 +114,14 @@ def refuse_project_in_a_run(root: Path, run_dir: Path | None = None) -> None:
             )
 
 
-def run_apart(module: str, argument: str, within_s: float, late: str) -> tuple[int, str]:
-    """Run `python -m module argument` in a process of its own, which leaves nothing in the project's folder.
+def run_apart(module: str, arguments: Sequence[str], within_s: float, late: str) -> tuple[int, str]:
+    """Run `python -m module arguments` in a process of its own, which leaves nothing in the project's folder.
 
     Returns its exit code and the last line of what it said of errors. Raises UserCodeError(late) after `within_s`.
     """
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-B", "-m", module, argument]
+    command = [sys.executable, "-B", "-m", module, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, env=environment)
     except subprocess.TimeoutExpired as error:

@@ -19,15 +19,28 @@ from typing import Any
 from realm.config.keys import IGNORED
 from realm.config.load import HINTS, RunConfig, load_config
 from realm.errors import ConfigError, UserCodeError, did_you_mean
+from realm.files import read_json
 from realm.kaiwu.config import Config
 from realm.kaiwu.models import required
 from realm.kaiwu.process import refuse_project_in_a_run, run_apart
 
 PACKAGE = "realm.kaiwu"
 TABLE = "kaiwu"
-_IMPORTS = re.compile(r"^\s*(from|import)\s+(kaiwu_agent|kaiwudrl|kaiwu_env|arena_proto)\b", re.MULTILINE)
-_LATER = re.compile(r"kaiwudrl\.interface\.agent|common_python|send_sample_data")
+_MANIFEST = "kaiwu.json"
+_MOST_BYTES = 1 << 20
+_GAME = "back_to_the_realm"
+_IMPORTS = re.compile(r"^\s*(from|import)\s+(kaiwu_agent|kaiwudrl|kaiwu_env|arena_proto|common_python)\b", re.MULTILINE)
+_GAMES = re.compile(
+    rf"^\s*(?:from|import)\s+((?:kaiwu_agent|arena_proto)\.(?!{_GAME}\b|utils\b|agent\b)\w+)\.", re.MULTILINE
+)
+_THIRD = re.compile(r"kaiwudrl\.interface\.agent|common_python|send_sample_data")
 _PARTS = ("train_workflow.py", "feature/definition.py", "algorithm/agent.py")
+_LATER_PARTS = ("agent.py", "workflow/train_workflow.py")
+_RUNS = (
+    f'Realm runs projects for the game "Back to the Realm" (app = "{_GAME}") of the first generation of KaiwuDRL\'s '
+    "interface: packages like diy/ with algorithm/agent.py, feature/definition.py and train_workflow.py; see "
+    "docs/from-kaiwu.md"
+)
 
 OWN = {
     "algo_conf", "selfplay_app_conf", "noselfplay_app_conf", "rainbow_env_name", "use_which_deep_learning_framework",
@@ -40,7 +53,7 @@ OURS = {"user_save_model_max_frequency_per_min"}
 """Keys that act and that AppConfig does not have."""
 
 DEFAULTS: dict[str, Any] = {
-    "app": "back_to_the_realm", "aisrv_connect_to_kaiwu_env_count": 8, "predict_local_or_remote": "local",
+    "app": _GAME, "aisrv_connect_to_kaiwu_env_count": 8, "predict_local_or_remote": "local",
     "predict_batch_size": 1, "replay_buffer_capacity": 4096, "preload_ratio": 1.0, "train_batch_size": 256,
     "learner_train_by_while_true": True, "algorithm_on_policy_or_off_policy": "off-policy",
     "modelpool_max_save_model_count": 200,
@@ -95,10 +108,9 @@ def _read(
     """root: of the project that the configuration is of; None: it is Realm's own."""
     if root is None:
         return load_config(path, overrides, hyper_keys)
-    later = later_generation(root)
 
     def translate(tables: dict[str, Any], places: dict[str, str]) -> list[str]:
-        return _translate(root, later, tables, places)
+        return _translate(root, tables, places)
 
     return load_config(path, overrides, hyper_keys, translate)
 
@@ -120,9 +132,9 @@ def project_of(file: Path) -> Path | None:
     if folder.name != "conf" or not root.is_dir():
         return None
     root = root.resolve()
-    files = [root / name / part for name in _packages(root) for part in _PARTS]
-    files += [*root.glob("agent_*/agent.py"), *root.glob("agent_*/*/train_workflow.py"), root / "train_test.py"]
-    return root if any(_matches(_IMPORTS, one) for one in files) else None
+    files = [file for part in (*_PARTS, *_LATER_PARTS) for file in root.glob(f"*/{part}")]
+    theirs = any(_matches(_IMPORTS, file) for file in (*files, root / "train_test.py"))
+    return root if theirs or (root / _MANIFEST).is_file() else None
 
 
 def _packages(root: Path) -> list[str]:
@@ -134,41 +146,70 @@ def _packages(root: Path) -> list[str]:
 
 def _is_later(package: Path) -> bool:
     """Whether a package is laid out as the later generations have it; they may have a feature/definition.py, too."""
-    first, later = ("train_workflow.py", "algorithm/agent.py"), ("workflow/train_workflow.py", "agent.py")
-    return any((package / part).is_file() for part in later) and not any((package / part).is_file() for part in first)
+    first = ("train_workflow.py", "algorithm/agent.py")
+    return any((package / part).is_file() for part in _LATER_PARTS) and not any(
+        (package / one).is_file() for one in first
+    )
 
 
-def _matches(pattern: re.Pattern[str], file: Path) -> bool:
-    return file.is_file() and bool(pattern.search(file.read_text(errors="replace")))
+def _matches(pattern: re.Pattern[str], file: Path) -> re.Match[str] | None:
+    return pattern.search(file.read_text(errors="replace")) if file.is_file() else None
 
 
-def later_generation(root: Path) -> str:
-    """Why this is a project of a later generation of the interface; "" if it is of the first."""
-    if _packages(root):
-        return ""
-    for agent in sorted(root.glob("agent_*/agent.py")):
-        third = any(_matches(_LATER, file) for file in agent.parent.rglob("*.py"))
-        return f"{agent.parent}: is an agent of the {'third' if third else 'second'} generation of KaiwuDRL's interface"
+def _other_kind(root: Path, package: Path, app: object, place: str) -> str:
+    """Why this is a project of another game, or of a later generation of the interface; "" if it is neither.
+
+    app, place: the key of the configuration, and where it is set.
+    """
+    manifest = _manifest(root)
+    named = f"{root / _MANIFEST}: project_code {manifest.get('project_code')!r}"
+    for game, what in ((manifest.get("project_code"), named), (app, f"{place}: app {app!r}")):
+        if isinstance(game, str) and game not in ("", _GAME):
+            return f"{what} is {'of a later generation' if game.startswith(_GAME) else 'another game'}"
+    if not _packages(root):
+        for later in sorted(path for path in root.iterdir() if _is_later(path)):
+            third = any(_matches(_THIRD, file) for file in later.rglob("*.py"))
+            version = f", code_version {manifest['code_version']!r}" if "code_version" in manifest else ""
+            return f"{later}: is an agent of the {'third' if third else 'second'} generation{version}"
+    for file in sorted(package.rglob("*.py")):
+        if found := _matches(_GAMES, file):
+            return f"{file}: imports {found[1]}, which is of another game"
     return ""
 
 
-def _translate(root: Path, later: str, tables: dict[str, Any], places: dict[str, str]) -> list[str]:
+def _manifest(root: Path) -> dict[str, Any]:
+    """What the project's kaiwu.json says of it; empty where it is not there or cannot be read."""
+    try:
+        read = read_json(root / _MANIFEST, _MOST_BYTES)
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _translate(root: Path, tables: dict[str, Any], places: dict[str, str]) -> list[str]:
     """Turn a project's tables into Realm's; returns the warnings."""
     given = tables.get("app", {})
     package = given.get("algo", "diy")
-    if not isinstance(package, str) or "." in package or not (root / package).is_dir() or _is_later(root / package):
-        if later:
-            raise ConfigError(f"{later}, which is for other rules of the game; only the first is supported")
-        if isinstance(package, str) and "." in package:
+    place = places.get("app.algo", "[app]")
+    folder = root / str(package)
+    if isinstance(package, str) and "." in package:
+        if not folder.is_dir() or package.strip(".") == "":
             return []  # a package of Realm's own, as in --set algo=realm.zoo.cartpole
-        near = did_you_mean(package, _packages(root)) if isinstance(package, str) else ""
-        there = ", ".join(_packages(root)) or "none"
         raise ConfigError(
-            f"{places.get('app.algo', '[app]')}: key 'algo': got {package!r}; must be a folder of {root} with the code "
-            f"of an algorithm: {there}{near}"
+            f"{place}: key 'algo': got {package!r}, but Python cannot import a package with a dot in its name; rename "
+            f"the folder {folder}, and algo with it"
         )
-    if not any(_matches(_IMPORTS, file) for file in (root / package).rglob("*.py")):
+    is_first = folder.parent == root and folder.is_dir() and not _is_later(folder)
+    if is_first and not any(_matches(_IMPORTS, file) for file in folder.rglob("*.py")):
         return []  # this package is Realm's own
+    if other := _other_kind(root, folder, given.get("app"), places.get("app.app", "[app]")):
+        raise ConfigError(f"{other}; {_RUNS}")
+    if not is_first:
+        near = did_you_mean(package, _packages(root)) if isinstance(package, str) else ""
+        raise ConfigError(
+            f"{place}: key 'algo': got {package!r}; must be a folder of {root} with the code of an algorithm: "
+            f"{', '.join(_packages(root)) or 'none'}{near}"
+        )
     own = [key for key in given if _is_own(key, places[f"app.{key}"])]
     app = {**DEFAULTS, **{key: value for key, value in given.items() if key not in own and key not in OURS}}
     warnings = _fit(root, app, given, places)
@@ -337,7 +378,7 @@ def _checked(hyper: dict[str, Any], remote: bool) -> dict[str, Any]:
             f"{hyper['project']}: its code was not imported within {_CHECK_WITHIN_S} s; look for what takes so long "
             "when it is imported, or for what keeps this machine busy"
         )
-        code, last = run_apart("realm.kaiwu.check", str(file), _CHECK_WITHIN_S, late)
+        code, last = run_apart("realm.kaiwu.check", [str(file)], _CHECK_WITHIN_S, late)
         found: dict[str, Any] = json.loads(file.read_text())
     if "error" in found:
         raise UserCodeError(found["error"])

@@ -34,6 +34,7 @@ from realm.kaiwu.surface import ATTACHED, Logger, Monitor
 _REFRESH_EVERY_S = 0.25
 _TICK_EVERY_S = 0.05
 _IDLE_S = 60.0
+_MOST_TICK_S = 1.0  # longer between two steps: it stood in a call, a debugger, or a machine that slept
 _MOST_BYTES = 64 << 20  # of one message
 _HELD_HERE = 2  # references to a local variable, as sys.getrefcount counts them
 _EXPLORE = {"predict": 1.0, "exploit": 0.0}
@@ -56,11 +57,11 @@ def workflow(envs: Envs, policy: Any, context: WorkflowContext) -> Iterator[Any]
         policy.refresh()  # waits for model 0
         _run(envs, policy.agent.user, _WorkerSide(policy, context), context)
     else:
-        from realm.kaiwu.algorithm.agent import make_user_agent  # late: it imports torch
+        from realm.kaiwu.algorithm.agent import agent_to_look_at  # late: it imports torch
 
         random.seed(context.seed)
         np.random.seed(context.seed % 2**32)
-        _run(envs, make_user_agent("cpu", None), _RemoteSide(policy, context), context)
+        _run(envs, agent_to_look_at(), _RemoteSide(policy, context), context)
 
 
 def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None:
@@ -97,19 +98,22 @@ class _Calls(Side):
         self.policy, self.context = policy, context
         self.game: Game | None = None
         self.learnt = self.loaded = False
-        self._ticked_at = self._learnt_at = self._since = time.monotonic()
+        self._ticked_at = time.monotonic()
+        self._played_s = self._idle_s = 0.0  # of stepping, in all and since the last agent.learn
         self._told: set[str] = set()
         self._steps = 0
 
     def tick(self) -> None:
         now = time.monotonic()
-        if now - self._ticked_at < _TICK_EVERY_S:
+        passed_s = min(now - self._ticked_at, _MOST_TICK_S)
+        if passed_s < _TICK_EVERY_S:
             return
         self._ticked_at = now
+        self._played_s, self._idle_s = self._played_s + passed_s, self._idle_s + passed_s
         self.through(self.context.tick)
-        if now - self._learnt_at > _IDLE_S:
+        if self._idle_s > _IDLE_S:
             self.tell("the workflow has not called agent.learn for a minute")
-        if now - self._since > _IDLE_S and self.learnt and not self.loaded:
+        if self._played_s > _IDLE_S and self.learnt and not self.loaded:
             self.tell(
                 "the workflow never calls agent.load_model; in the competition it would keep the first weights for "
                 "ever (here new weights arrive by themselves)"
@@ -150,7 +154,7 @@ class _Calls(Side):
         return new
 
     def mark_learnt(self) -> None:
-        self.learnt, self._learnt_at = True, time.monotonic()
+        self.learnt, self._idle_s = True, 0.0
 
     def save_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
         self.through(self.context.save)

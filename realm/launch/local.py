@@ -99,7 +99,7 @@ def run(prepared: Prepared) -> End:
             close(envs)
             loop.close()
     updates = int(board.total("learner", "updates"))
-    status = board.status("stopped", plan.capacity, app.max_env_steps, app.max_seconds)
+    status = board.status("stopped", plan.capacity if _is_used(buffer) else 0, app.max_env_steps, app.max_seconds)
     prepared.run_file.cause = loop.cause
     prepared.run_file.note_score(status)
     prepared.run_file.write_or_warn(prepared.run_dir)
@@ -175,7 +175,8 @@ class _Loop:
         self.played.totals["actions"] = self.policy.actions
         if self._shown.due():
             _report(board, trainer, self.played, self.trained, self.buffer)
-            self.show(board.status("running", prepared.plan.capacity, app.max_env_steps, app.max_seconds))
+            capacity = prepared.plan.capacity if _is_used(self.buffer) else 0
+            self.show(board.status("running", capacity, app.max_env_steps, app.max_seconds))
             # nobody here could wait for memory
             self.resources.look({"the run": prepared.run_file.pid}, holds=False)
         self.curves.write_due(board)
@@ -227,7 +228,13 @@ def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buf
     """Give the board the same reports that the roles of a cluster send."""
     board.take(Report("aisrv", 0, 0, *played.snapshot()), 1)
     board.take(Report("learner", 0, trainer.env_steps, *trained.snapshot()), 1)
-    board.take(Report("buffer", 0, 0, buffer.totals(), {}), 1)
+    if _is_used(buffer):
+        board.take(Report("buffer", 0, 0, buffer.totals(), {}), 1)
+
+
+def _is_used(buffer: ReplayBuffer) -> bool:
+    """Whether anything has ever been in it: a workflow may train past it (`WorkflowContext.update`)."""
+    return buffer.size > 0 or buffer.counters["inserted"] > 0
 
 
 def _tell(prepared: Prepared, origin: str) -> None:

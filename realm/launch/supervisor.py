@@ -52,7 +52,7 @@ class Supervisor:
         self._own_network, self._keys = own_network, prepared.keys
         self._workers_import = has_enter(self.app.algo)  # what such a package runs in a worker may need torch, too
         plan, run, keys = prepared.plan, prepared.run_file, prepared.keys
-        self.board = Board()
+        self.board = Board(plays_on=plan.unbound)
         control = Codec(run.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
         self._server = Server(control, self.app.bind_host, keys=keys)
         self._max_bytes = max(256 << 20, 2 * max(plan.batch, plan.envs_per_worker) * self.spec.sample_bytes)

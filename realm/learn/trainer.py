@@ -305,6 +305,7 @@ class Trainer:
                 f"{self.env_steps - self._saved_env_steps} env steps of training since the newest good checkpoint are "
                 f"lost; {self._advice}"
             )
+        self._let_agent_write("saved_last", self._folder / f"model.ckpt-{self.version.epoch}-{self.version.update}")
 
     def _save_due(self) -> None:
         """Write what is to be written of the weights that have just got their number."""
@@ -335,13 +336,19 @@ class Trainer:
             self._unwritten, self._advice = str(error), "make room on this disk before the next start"
             self._warn(f"checkpoint {self.version} could not be written, training goes on: {error}")
             path = None
-        if path is not None and hasattr(self.agent, "saved"):  # an agent may write files of its own next to it
-            try:
-                self.agent.saved(path)
-            except OSError as error:
-                self._warn(f"{path}: is written, but the agent's own files next to it are not: {error}")
+        if path is not None:
+            self._let_agent_write("saved", path)
         self._meters.count("save_s", time.monotonic() - started)
         return path
+
+    def _let_agent_write(self, method: str, path: Path) -> None:
+        """An agent may write files of its own next to a checkpoint: after each (`saved`), and of a run that ends
+        (`saved_last`)."""
+        if write := getattr(self.agent, method, None):
+            try:
+                write(path)
+            except OSError as error:
+                self._warn(f"{path}: is written, but the agent's own files next to it are not: {error}")
 
     def _warn(self, sentence: str) -> None:
         """Of a disk, which may be full for long."""

@@ -15,8 +15,8 @@ from realm.watch.status import Scored, Status
 
 GAUGES = frozenset(
     (
-        "pid", "size", "new_env_steps", "warm_up_left", "rss_mb", "peak_mb", "version_epoch", "version_update",
-        "models_loaded", "published",
+        "pid", "size", "new_env_steps", "warm_up_left", "warm_up_samples_left", "rss_mb", "peak_mb", "version_epoch",
+        "version_update", "models_loaded", "published",
     )
 )  # fmt: skip
 """Totals that are levels: only the newest value counts. Other totals add up over restarts."""
@@ -68,10 +68,13 @@ class Board:
     batch also what came into the buffer since."""
     evaluation: Evaluation | None = None
     """The evaluator's newest result."""
+    plays_on: bool = False
+    """Workers play on, however long the learner takes: a living run shows what they have played."""
     trains_since: float | None = None
     """When everything was ready for the first env step; None before."""
 
     def __post_init__(self) -> None:
+        self._played_before = 0.0  # env steps of the workers before this begin
         self._begun_at = self._told = self.env_steps  # the learner's env steps at its begin, and now
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
         self._means: dict[str, dict[str, list[float]]] = defaultdict(dict)
@@ -83,6 +86,7 @@ class Board:
     def begin(self, env_steps: int) -> None:
         """A learner begins or goes on here, which may be earlier than a lost one had come."""
         self.env_steps = self._begun_at = self._told = env_steps
+        self._played_before = self.total("aisrv", "env_steps")
 
     def count(self, told: int, new: int) -> None:
         """Set the env steps. told: those of the learner; new: that came into the buffer since its last batch."""
@@ -196,12 +200,16 @@ class Board:
         return 0.0 if self.trains_since is None else time.monotonic() - self.trains_since
 
     def status(self, state: str, capacity: int, max_env_steps: int, max_seconds: float) -> Status:
-        """The numbers of this moment. capacity: samples that the buffer holds. Limits: 0 is none."""
+        """The numbers of this moment. capacity: samples that the buffer holds, 0 if it is not used. Limits: 0 is
+        none."""
+        env_steps = self.env_steps
+        if self.plays_on and state == "running":
+            env_steps = max(env_steps, self._begun_at + int(self.total("aisrv", "env_steps") - self._played_before))
         rate = self.recent("env_steps_per_s") or 0.0
         remaining = []
         if max_seconds:
             remaining.append(max(0.0, max_seconds - self.training_s))
-        left = max(0, max_env_steps - self.env_steps)
+        left = max(0, max_env_steps - env_steps)
         if max_env_steps and left < rate * _LONGEST_S:  # where nothing moves, the rate falls for ever
             remaining.append(left / rate)
         evaluation = best = None
@@ -212,7 +220,7 @@ class Board:
         episodes = self._episodes.get(self._statistic)
         return Status(
             state=state,
-            env_steps=self.env_steps,
+            env_steps=env_steps,
             max_env_steps=max_env_steps,
             env_steps_per_s=rate,
             updates=int(self.total("learner", "version_update")),
@@ -226,6 +234,7 @@ class Board:
             buffer_samples=int(self.total("buffer", "size")),
             buffer_capacity=capacity,
             warm_up_left=int(self.total("buffer", "warm_up_left")),
+            warm_up_samples_left=int(self.total("buffer", "warm_up_samples_left")),
             elapsed_s=self.elapsed_s,
             remaining_s=min(remaining) if remaining else None,
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Show = Callable[[int, int], None]
-"""Gets the number of finished things and the units so far, such as env steps, after each finished thing."""
+"""Gets the number of finished things and the units so far, such as env steps, as often as these change."""
 
 LONG_S = 5.0  # without a terminal, work that takes longer prints a line
 LINE_EVERY_S = 10.0

@@ -54,6 +54,8 @@ class Status:
     remaining_s: float | None
     warm_up_left: int = 0
     """Env steps before the first update from a replay memory."""
+    warm_up_samples_left: int = 0
+    """The same in samples, where these are items of the user's own."""
 
 
 def facts(status: Status) -> list[Cell]:
@@ -62,6 +64,7 @@ def facts(status: Status) -> list[Cell]:
     lag = "-" if status.policy_lag_updates is None else f"{status.policy_lag_updates:.2f} updates"
     left = "not known yet" if status.max_env_steps else "no limit set"
     left = left if status.remaining_s is None else clock(status.remaining_s)
+    warm_up = (status.warm_up_left, "env steps"), (status.warm_up_samples_left, "samples")
     return [
         ("env steps", f"{status.env_steps:,}{limit}"),
         ("speed", f"{status.env_steps_per_s:,.0f} env steps/s"),
@@ -70,8 +73,8 @@ def facts(status: Status) -> list[Cell]:
         ("elapsed", clock(status.elapsed_s)),
         ("remaining", left),
         ("policy lag", lag),
-        ("buffer", f"{status.buffer_samples:,} of {status.buffer_capacity:,}"),
-        *([("warm-up", f"{status.warm_up_left:,} env steps to go")] if status.warm_up_left else []),
+        *([("buffer", f"{status.buffer_samples:,} of {status.buffer_capacity:,}")] if status.buffer_capacity else []),
+        *[("warm-up", f"{still:,} {unit} to go") for still, unit in warm_up if still],
     ]
 
 

@@ -6,6 +6,7 @@ The project's own instance is `user`. What its five methods do, by who calls the
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import random
 from collections.abc import Sequence
@@ -159,6 +160,11 @@ class Agent:
             if not self.config.dump_model_freq or number % self.config.dump_model_freq == 0:
                 self.saves.dump(number)
 
+    def saved_last(self, path: Path) -> None:
+        """The newest model of a run that ends, whether due or not: it is what a user submits."""
+        self.choose_model(NEWEST)
+        self.saves.dump(int(path.name.rpartition("-")[2]))
+
 
 class _LearnerSide(Side):
     """In the learner, and in one process while the agent learns: predictions and load_model do nothing."""
@@ -191,6 +197,12 @@ def make_user_agent(device: str, monitor: Any) -> Any:
     cls = code.load_agent()
     with code.calling("making the agent"):
         return cls(agent_type=current().agent_type, device=torch.device(device), logger=Logger(), monitor=monitor)
+
+
+@functools.cache
+def agent_to_look_at() -> Any:
+    """A worker's own instance of the project's Agent, where the actor predicts."""
+    return make_user_agent("cpu", None)
 
 
 def observe(definition: code.Definition, raw: Any, env_info: Any) -> Any:
