@@ -50,6 +50,9 @@ class UnsavedError(RunError):
     """The last checkpoint could not be written; the text names the folder and what is lost."""
 
 
+LEFT_DEBUGGER = "the debugger was left (by q, or at the end of its input), so the run ends here, without a checkpoint"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` if a known word is close, else ""."""
     by_lower = {name.lower(): name for name in known}

@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +29,16 @@ from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
 from realm.config.toml import toml_value
 from realm.contract import Policy, Spec, WorkflowContext
-from realm.errors import ConfigError, ContractError, UserCodeError, UserError, did_you_mean, one_line, place_in
+from realm.errors import (
+    LEFT_DEBUGGER,
+    ConfigError,
+    ContractError,
+    UserCodeError,
+    UserError,
+    did_you_mean,
+    one_line,
+    place_in,
+)
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
@@ -235,6 +245,8 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
         yield
     except (ConfigError, UserCodeError):
         raise
+    except BdbQuit as error:
+        raise UserCodeError(LEFT_DEBUGGER) from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and not isinstance(error, ContractError):
             text = one_line(error)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import io
 import os
 import signal
 import sys
 import traceback
 import warnings
+from bdb import BdbQuit
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from loguru import Record
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_DIVERGED = 0, 1, UserError.exit_code, DivergedError.exit_code
+_WANTS_TERMINAL = (
+    "breakpoint() or input() wants a terminal, and the roles of a cluster have none; debug in one process, with "
+    "--set wrapper_type=local"
+)
 _NICE = 10  # of an optional role
 
 
@@ -62,6 +68,20 @@ class ChildArgs:
     keys: Keys | None = None
 
 
+class _NoTerminalError(BaseException):
+    """Somebody wants to read from the terminal; not an Exception, so that user code does not catch it."""
+
+
+class _NoInput(io.TextIOWrapper):
+    """Standard input of a role: its end, without a word, would make a debugger raise BdbQuit and `input()` EOFError."""
+
+    def read(self, size: int | None = -1) -> str:
+        raise _NoTerminalError
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        raise _NoTerminalError
+
+
 def _give_way() -> None:
     """Lower this process's priority, also where the kernel shares CPU time by session (autogroup). Not for the
     supervisor to do: before the new process leads its session, that would slow down the terminal's."""
@@ -74,6 +94,7 @@ def run_role(args: ChildArgs) -> int:
     """Run one role to its end; return the exit code."""
     if ROLES[args.role].optional:
         _give_way()
+    sys.stdin = _NoInput(open(os.devnull, "rb"))  # noqa: SIM115 - open as long as the process
     gc.disable()  # imports make no garbage; `Link.ready` enables it again
     # the supervisor asks a silent role for its stacks. Only this thread's, which sends the reports: to walk the frames
     # of others that run, as in a process that was stopped and goes on, crashes now and then
@@ -104,6 +125,10 @@ def run_role(args: ChildArgs) -> int:
         run(job)
     except Stopped:
         pass
+    except (_NoTerminalError, BdbQuit) as error:  # the latter from a process that an environment started
+        where = place_in(folder_of(config.app.algo).resolve(), error) or place_in(Path.cwd(), error)
+        cause, code = f"{where or 'user code'}: {_WANTS_TERMINAL}", EXIT_USER
+        logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     except (UserError, RunError) as error:
         cause, code, trace = str(error), error.exit_code, _last_lines(error.__cause__)  # its text names the place
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())

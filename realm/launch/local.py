@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from loguru import logger
 from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
-from realm.errors import CheckpointError, RunError, UserError, one_line
+from realm.errors import LEFT_DEBUGGER, CheckpointError, RunError, UserError, one_line
 from realm.launch.place import ends
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
@@ -258,6 +259,9 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
         run_file.cause = str(error)
         prepared.put_back_config()
         raise
+    except BdbQuit as error:
+        run_file.cause = LEFT_DEBUGGER
+        raise RunError(LEFT_DEBUGGER) from error
     except Exception as error:
         run_file.cause = one_line(error)
         raise

@@ -6,6 +6,7 @@ Called by `prepare`. Without weights and torch: a policy of random actions stand
 from __future__ import annotations
 
 import time
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -103,7 +104,7 @@ class _TriedEnvs(RestartingEnvs):
 
     def _fail(self, error: BaseException) -> None:
         self.failed = True
-        if self.ends_trial:
+        if self.ends_trial and not isinstance(error, BdbQuit):
             raise _EnoughError from error
         super()._fail(error)
 

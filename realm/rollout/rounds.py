@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,8 @@ class Failures:
         self, who: str, env: Any, error: BaseException, in_a_row: int, episodes: int, then: str = "it is started again"
     ) -> None:
         """Count one failure of `who`, which ended so many episodes; raise it if it is one too many in a row."""
+        if isinstance(error, BdbQuit):  # the user has left the debugger
+            raise error
         self.count("dropped_episodes", episodes)
         text = str(error) if isinstance(error, UserCodeError) else returned.sentence(env, error)
         if in_a_row >= self.most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from loguru import logger
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from realm.watch.progress import LINE_EVERY_S, Every
 from realm.watch.status import LOG_FORMAT, Status, lines, one_line, wrapped
+from realm.watch.terminal import Held
 
 Show = Callable[[Status], None]
 """Shows the run; cheap enough for many calls a second."""
@@ -52,27 +53,26 @@ def live_lines(level: str = "INFO") -> Iterator[Callable[[Callable[[int], list[s
     They vanish at the end. Log lines go above them instead of through them.
     """
     console = Console(stderr=True)
-    live = Live(
-        console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True, transient=True
-    )  # fmt: skip
 
-    def show(make: Callable[[int], list[str]]) -> None:
-        # a line that is as wide as the terminal leaves the cursor in the next one
-        live.update(Text("\n".join(make(console.width - 1)), no_wrap=True, overflow="ignore"))
+    def make_live() -> Live:
+        return Live(
+            console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True, transient=True
+        )  # fmt: skip
 
-    with suppress(OSError):  # the terminal may be closed at any time, and the run must end in order
-        live.start()
-    try:
+    with Held(console, make_live) as held:
+
+        def show(make: Callable[[int], list[str]]) -> None:
+            # a line that is as wide as the terminal leaves the cursor in the next one
+            text = Text("\n".join(make(console.width - 1)), no_wrap=True, overflow="ignore")
+            held.back().update(text)
+
         # loguru catches the errors of a closed terminal
         logger.remove()
         logger.add(
-            lambda text: live.console.print(wrapped(text, console.width), end="", markup=False, highlight=False),
+            lambda text: console.print(wrapped(text, console.width), end="", markup=False, highlight=False),
             level=level, format=LOG_FORMAT,
         )  # fmt: skip
         yield show
-    finally:
-        with suppress(OSError):
-            live.stop()
 
 
 def heading(title: str, hint: str, width: int) -> list[str]:

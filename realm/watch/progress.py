@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 Show = Callable[[int, int], None]
 """Gets the number of finished things and the units so far, such as env steps, as often as these change."""
@@ -57,8 +57,13 @@ def busy(label: str) -> Iterator[None]:
     """Show work that has nothing to count: a spinner, or without a terminal one line after `LONG_S`."""
     if sys.stderr.isatty():
         from rich.console import Console  # late, as below
+        from rich.live import Live
+        from rich.spinner import Spinner
 
-        with Console(stderr=True).status(label):
+        from realm.watch.terminal import Held
+
+        console, spinner = Console(stderr=True), Spinner("dots", label, style="status.spinner")
+        with Held(console, lambda: Live(spinner, console=console, transient=True, redirect_stdout=False)):
             yield
         return
     late = threading.Timer(LONG_S, print, [f"{label} ..."], {"file": sys.stderr, "flush": True})
@@ -101,16 +106,21 @@ def _shown(label: str) -> Iterator[Callable[[float, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    terminal = sys.stderr.isatty()
+    from realm.watch.terminal import Held
+
+    terminal, console = sys.stderr.isatty(), Console(stderr=True)
     begin, line = time.monotonic(), Every(LINE_EVERY_S)
     columns = (TextColumn(label), BarColumn(), TextColumn("{task.fields[done]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as progress:
-        task = progress.add_task("", total=1.0, done="")
+    progress = Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not terminal)
+    task = progress.add_task("", total=1.0, done="")
+    with Held(console, lambda: progress) if terminal else nullcontext() as held:
 
         def show(share: float, done: str) -> None:
             # at first it compiles, and the first of many episodes says nothing about the rest
             took, known = time.monotonic() - begin, share > 0.1
             left = f"{took * (1 - share) / share:,.0f} s left" if known else "time left not known yet"
+            if held:
+                held.back()
             progress.update(task, completed=share, done=f"{done}, {left}" if known else done)
             if not terminal and line.due():
                 print(f"{label}: {done}, {left}", file=sys.stderr, flush=True)
