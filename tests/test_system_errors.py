@@ -208,15 +208,29 @@ def test_a_round_of_another_size_than_the_plans_is_not_waited_for(tmp_path):
     assert "it must be 8" in done.stderr
 
 
-@pytest.mark.parametrize(("place", "role"), [("local", "aisrv-0"), ("remote", "actor-0")])
-def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, role):
+WRONG = "count.copy()}", "count.astype('float32')}", "the result of Agent.predict: extra.echo must be int64"
+STOPS = (
+    'count = obs["count"]',
+    'breakpoint(); count = obs["count"]',
+    "agent.py:25: breakpoint() or input() wants a terminal",
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "role", "change"),
+    [("local", "aisrv-0", WRONG), ("remote", "actor-0", WRONG), ("remote", "actor-0", STOPS)],
+    ids=["worker", "actor", "debugger"],
+)
+def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, role, change):
+    old, new, text = change
     package = tmp_path / "wrong"
     shutil.copytree(ROOT / "tests" / "counting", package)
     agent = package / "algorithm" / "agent.py"
     source = agent.read_text()
-    assert "count.copy()}" in source
-    agent.write_text(source.replace("count.copy()}", "count.astype('float32')}"))
+    assert old in source
+    agent.write_text(source.replace(old, new))
     settings = ["wrapper_type=remote", "buffer_backend=native", f"predict_local_or_remote={place}"]
     done = start(tmp_path, "algo=wrong", *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert f"{role}: the result of Agent.predict: extra.echo must be int64" in done.stderr
+    assert f"{role}: " in done.stderr
+    assert text in done.stderr
