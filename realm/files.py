@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MOST_MANIFEST_BYTES = 1 << 20  # of a checkpoint
+_MORE_BYTES = 1 << 16
 MOST_LEVELS = 32
 """How deep lists and dicts of a JSON file may be nested."""
 
@@ -32,7 +33,12 @@ def read_bytes(path: Path, most: int) -> bytes:
         if status.st_size > most:
             raise _too_large(path, status.st_size, most)
         with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(most + 1)
+            # read(n) takes the memory for n bytes first. The loop is for a file that grows, or has no size, as in /proc
+            data = file.read(status.st_size + 1)
+            while len(data) <= most and (more := file.read(_MORE_BYTES)):
+                data += more
+    except MemoryError:
+        raise OSError(errno.ENOMEM, f"no memory for its {status.st_size:,} bytes", str(path)) from None
     finally:
         os.close(descriptor)
     if len(data) > most:  # it grows, or its size is not known before

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -65,6 +66,28 @@ def test_only_a_regular_file_of_bounded_size_is_read(tmp_path: Path, make: Calla
     with pytest.raises(OSError, match="too large"):
         read_bytes(Path("/proc/self/status"), 10)  # which says that it has 0 bytes
     assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_a_file_is_read_with_the_memory_that_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    assert read_bytes(tmp_path / "x", 1 << 60) == b"abc"  # no machine could set aside what it may have
+    assert read_bytes(Path("/proc/self/status"), 1 << 60).startswith(b"Name:")
+    os.truncate(tmp_path / "x", 1 << 43)
+    with pytest.raises(OSError, match=r"no memory for its 8,796,093,022,208 bytes") as caught:
+        read_bytes(tmp_path / "x", 1 << 60)
+    assert caught.value.filename == str(tmp_path / "x")
+
+
+@pytest.mark.system
+def test_a_run_in_a_narrow_place(tmp_path: Path) -> None:
+    narrow = tmp_path / ("é" * 60) / "x y%s 'q' \"d\" {a} [red] <red>" / ("z" * 150)  # no unix socket can lie in it
+    narrow.mkdir(parents=True)
+    variables = {"TMPDIR": str(narrow), "HOME": "/nowhere", "XDG_CACHE_HOME": "/proc"}
+    with Run(narrow, "buffer_backend=native", "max_env_steps=600", variables=variables) as run:
+        for limit, value in ((resource.RLIMIT_AS, 3_000_000 << 10), (resource.RLIMIT_NOFILE, 64)):
+            resource.prlimit(run.process.pid, limit, (value, value))  # before it has done more than begin
+        assert run.finish() == 0, run.text()
+    assert list(narrow.iterdir()) == [run.output, run.dir.parent]  # nothing is left in TMPDIR
 
 
 @pytest.mark.parametrize(

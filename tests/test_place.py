@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
+from realm.errors import ConfigError
+from realm.launch import place as place_
 from realm.launch.environment import role_environment
 from realm.launch.place import place, start_fork_server
 
@@ -148,6 +151,23 @@ def test_a_fork_server_that_was_killed_is_replaced(environment, tmp_path):
     process = place(say, "after", environment, tmp_path / "log", "test-0", imports_torch=True)
     assert ended(process) == 3
     assert forkserver._forkserver._forkserver_pid != server
+
+
+@pytest.mark.parametrize("size", [75, 76, 200])
+def test_a_folder_for_sockets_has_a_short_name(monkeypatch, tmp_path, size):
+    folder = tmp_path / ("x" * max(1, size - len(str(tmp_path)) - 1))
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    short = len(str(folder)) <= 75
+    assert place_._socket_folder() == (str(folder) if short else "/tmp")
+    assert tempfile.gettempdir() == str(folder)  # the user's own files stay there
+
+
+def test_no_folder_for_temporary_files(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/1"])
+    with pytest.raises(ConfigError, match=r"TMPDIR: .*No usable temporary directory found .*set TMPDIR to a folder"):
+        place_._socket_folder()
 
 
 ORPHANS = """

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,20 +26,43 @@ from typing import TypeVar
 import setproctitle
 
 from realm import netns
-from realm.errors import ConfigError
+from realm.errors import ConfigError, one_line
 
 Argument = TypeVar("Argument")
 
 _PR_SET_PDEATHSIG = 1
 _PRELOADED = "realm.launch.preload"
+_MOST_SOCKET_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of a folder in which it makes its socket
 
 
 def start_fork_server(environment: Mapping[str, str]) -> None:
-    """Import torch in the background. environment: variables that must be set before it: threads, allocator."""
+    """Import torch in the background. environment: variables that must be set before it: threads, allocator.
+
+    Raises ConfigError where the system does not let it, as without a folder for its socket.
+    """
     if sys.platform == "linux":
         multiprocessing.set_forkserver_preload([_PRELOADED])
-        with _environment(environment):
-            forkserver.ensure_running()
+        chosen = tempfile.tempdir
+        tempfile.tempdir = _socket_folder()  # and so it is for multiprocessing in the roles
+        try:
+            with _environment(environment):
+                forkserver.ensure_running()
+        except OSError as error:
+            raise ConfigError(f"the fork server, which imports torch, cannot be started: {error}") from error
+        finally:
+            tempfile.tempdir = chosen
+
+
+def _socket_folder() -> str:
+    """The folder of temporary files, or another one where its name, such as that of a batch job, is too long."""
+    try:
+        for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+            if len(os.fsencode(folder)) <= _MOST_SOCKET_BYTES and os.access(folder, os.W_OK | os.X_OK):
+                return folder
+        why = f"is longer than {_MOST_SOCKET_BYTES} bytes, and /tmp cannot be written"
+        raise ConfigError(f"TMPDIR: {tempfile.gettempdir()}: {why}; set TMPDIR to a folder with a short name")
+    except FileNotFoundError as error:
+        raise ConfigError(f"TMPDIR: {one_line(error)}; set TMPDIR to a folder that you can write to") from error
 
 
 def ends() -> list[signal.Signals]:

@@ -18,12 +18,14 @@ import psutil
 from loguru import logger
 
 from realm.config.memory import memory
+from realm.errors import ConfigError
 from realm.watch.logs import rotate_all
 from realm.watch.progress import Every
 
 _LOOK_EVERY_S = 1.0
 _SAY_EVERY_S = 60.0
 _GIB = 1 << 30
+_FEWEST_FILES = 64
 _MOST_FILES = 1 << 20  # some programs try to close every number up to the limit
 
 
@@ -165,12 +167,18 @@ def read(folder: Path, pids: Mapping[str, int]) -> Reading:
 
 
 def raise_file_limit() -> None:
-    """Let this process, and those that it starts, open as many files as the system allows."""
+    """Let this process, and those that it starts, open as many files as the system allows. Raises ConfigError if those
+    are too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # macOS refuses some numbers; the limit stays as it was
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if 0 <= wanted < _FEWEST_FILES:
+        raise ConfigError(
+            f"the system allows this process {wanted} open files; a run needs {_FEWEST_FILES} at least: raise the hard "
+            "limit (ulimit -Hn)"
+        )
 
 
 def _largest(pids: Mapping[str, int]) -> str:
