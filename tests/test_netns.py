@@ -93,7 +93,7 @@ def buffer_ports(run: Run) -> set[int]:
 @pytest.mark.slow
 def test_no_port_of_a_default_run_answers_another_machine(tmp_path, another_machine: Answering) -> None:
     """Also not after the buffer was started again."""
-    with Run(tmp_path, "buffer_backend=auto", "restart_budget=3", "counting.once=false") as run, closing(
+    with Run(tmp_path, "buffer_backend=auto", "restart_budget=3") as run, closing(
         socket.create_server(("0.0.0.0", 0))
     ) as control:  # fmt: skip
         open_port = control.getsockname()[1]

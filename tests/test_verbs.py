@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 import sys
@@ -895,6 +896,56 @@ def test_before_the_learners_question_nothing_is_taken() -> None:
     assert {(peer, answer.meta.get("status")) for peer, answer in answers} == {
         (b"a", "stale"), (b"b", "accepted"), (b"l", None),
     }  # fmt: skip
+
+
+def test_what_a_killed_buffer_handed_out_does_not_come_again() -> None:
+    """A round that was trained on, but not answered: the learner names it to the new buffer, and only to that."""
+    client = Asked()
+    reader = BatchReader(cast(Client, client), 4, lambda: None, once=True)
+    old = keeper(16)
+    for seq in (1, 2):
+        old.handle(b"a", add(played(seq, incarnation=2, count=4), seq))
+        old.handle(b"b", add(played(seq + 4, worker=1, count=4), seq, "aisrv-1"))
+    for update in range(3):
+        reader.request(Version(1, update))
+        [client.answer] = [one for _, one in old.handle(b"l", client.question) if one.kind == "batch"]
+        reader.receive()
+    reader.request(Version(1, 3))
+    assert client.question.meta["had"] == {"0": [2, 2], "1": [1, 5]}
+
+    def statuses(one: Keeper, *origins: tuple[int, int, int]) -> list[str]:
+        answers = []
+        for number, (worker, incarnation, seq) in enumerate(origins):
+            items = played(seq, worker=worker, incarnation=incarnation, count=4)
+            answers += one.handle(b"w", add(items, number, f"aisrv-{worker}"))
+        return [answer.meta["status"] for _, answer in answers if answer.kind == "added"]
+
+    new, living = keeper(40), keeper(40)
+    again = [(0, 2, 1), (0, 2, 2), (1, 1, 5), (1, 1, 6), (0, 2, 3), (0, 3, 0), (5, 1, 0)]
+    new.handle(b"l", client.question)
+    assert statuses(new, *again) == [*["duplicate"] * 3, *["accepted"] * 4]
+    living.handle(b"l", sample(Version(1, 3)))
+    living.handle(b"l", client.question)  # it may be in the middle of such a round
+    assert statuses(living, *again) == ["accepted"] * 7
+    for had in ({"a": [1, 1]}, {"0": [1]}, {"0": 3}, {"0": [1, "x"]}, {"-1": [1, 1]}, [1]):
+        [(_, answer)] = keeper(16).handle(b"l", Message("sample", 1, {"count": 4, "version": [1, 0], "had": had}))
+        assert answer.kind == "invalid"
+        assert "had" in answer.text("reason")
+
+
+class Asked:
+    """A client whose question and answer the test carries to and fro."""
+
+    answer: Message
+    asked = 0
+
+    def ask(self, kind: str, meta: dict[str, Any], arrays: Arrays) -> int:
+        self.asked += 1
+        self.question = Message(kind, self.asked, copy.deepcopy(meta), arrays, "learner-0", 1)
+        return self.asked
+
+    def wait(self, seq: int, check: Callable[[], None]) -> Message:
+        return self.answer
 
 
 # --- latest

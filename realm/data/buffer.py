@@ -219,6 +219,12 @@ class ReplayBuffer:
         self.counters["inserted"] += samples
         self.untold += steps
 
+    def had(self, origins: dict[int, tuple[int, int]]) -> None:
+        """On-policy, of a buffer that begins: refuse these rounds, worker -> (incarnation, seq), and older ones as
+        duplicates: the learner has had them from the buffer before, which was killed before it answered the worker."""
+        if self.limiter.once:
+            self._seen |= origins
+
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
         """Draw `count` samples for `version` to train on, or return None if there are not enough yet.
 

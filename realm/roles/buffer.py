@@ -103,6 +103,14 @@ def _keep(
         wake()
 
 
+def _origins(had: dict[str, Any]) -> dict[int, tuple[int, int]]:
+    """Worker -> (incarnation, seq), as a learner names them. Raises WireError."""
+    pairs = all(isinstance(pair, list) and [type(number) for number in pair] == [int, int] for pair in had.values())
+    if not pairs or not all(worker.isdecimal() for worker in had):
+        raise WireError("sample: had must be worker -> [incarnation, seq]")
+    return {int(worker): (pair[0], pair[1]) for worker, pair in had.items()}
+
+
 @dataclass
 class _Draw:
     """The learner's request for a batch. asked: its sender, incarnation and sequence number."""
@@ -228,6 +236,8 @@ class Keeper:
         count = message.integer("count")
         if count < 1:
             raise WireError(f"sample from {message.sender}: count must be at least 1, got {count}")
+        if self._draw is None and self._last is None and "had" in message.meta:
+            self.buffer.had(_origins(message.mapping("had")))
         since = self._draw.since if self._draw is not None and self._draw.asked == asked else time.monotonic()
         self._draw = _Draw(peer, asked, count, message.version(), since)
         return []

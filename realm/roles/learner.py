@@ -40,7 +40,7 @@ def run(job: Job) -> None:
         link.meters.totals["published"] = models.published
         link.meters.count("publish_s", time.monotonic() - started)
 
-    batches = BatchReader(to_buffer, plan.batch, tick)
+    batches = BatchReader(to_buffer, plan.batch, tick, plan.on_policy)
     publish(trainer.version, trainer.env_steps)
     link.env_steps = trainer.env_steps
     link.ready([to_pool, to_buffer], trainer.origin)

@@ -64,14 +64,16 @@ class ItemSender:
 class BatchReader:
     """`sample` over a socket, one question ahead: the next batch travels while the learner trains on this one."""
 
-    def __init__(self, client: Client, count: int, tick: Callable[[], None]) -> None:
-        self._client, self._count, self._tick = client, count, tick
+    def __init__(self, client: Client, count: int, tick: Callable[[], None], once: bool = False) -> None:
+        """once: on-policy, where no sample may come again from a buffer that was started again."""
+        self._client, self._count, self._tick, self._once = client, count, tick, once
         self._seq = 0
+        self._had: dict[str, list[int]] = {}  # worker -> incarnation and number of its newest round so far
         self._priorities: Arrays = {}
 
     def request(self, version: Version) -> None:
         """Ask for the batch that `version` will train on; this also tells the buffer that the last batch arrived."""
-        meta = {"count": self._count, "version": list(version)}
+        meta = {"count": self._count, "version": list(version), "had": self._had}
         self._seq = self._client.ask("sample", meta, self._priorities)
         self._priorities = {}
 
@@ -87,7 +89,13 @@ class BatchReader:
             reply.integer("new_env_steps"),
             reply.integer("size"),
         )
-        return {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}, info
+        items = {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}
+        if self._once:
+            for worker, *origin in zip(
+                *(items[name].tolist() for name in ("worker", "incarnation", "seq")), strict=True
+            ):
+                self._had[str(worker)] = max(self._had.get(str(worker), origin), origin)
+        return items, info
 
     def set_priorities(self, info: SampleInfo, priorities: Array) -> None:
         """Set new priorities [B] of the last batch; the next request sends them."""
