@@ -19,6 +19,7 @@ from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import RunError, UserError
 from realm.kaiwu.project import load
 from realm.launch.environment import enter_learner_environment
+from realm.launch.signals import make_sane
 from realm.launch.start import prepare
 from realm.user import load_agent, load_hyper, load_preferences
 
@@ -32,6 +33,7 @@ def main() -> int:
     logger.remove()
     logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level:<7} {message}")
     try:
+        make_sane()
         config = load(arguments.config, [*arguments.set, "wrapper_type=local"])
         decided = decide(config.app, this_machine(), load_preferences(config.app.algo))
         enter_learner_environment(make_plan(decided.app))
@@ -42,6 +44,8 @@ def main() -> int:
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
 
     from realm.learn import checkpoint  # late: it imports torch, which the checks do not need
 

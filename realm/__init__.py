@@ -9,11 +9,11 @@ import importlib.util
 import os
 import sys
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from realm.learn.policy import TrainedPolicy
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ def _register(gymnasium: Any) -> None:
     )
 
 
-class _WithGymnasium(MetaPathFinder):
+class _WithGymnasium:
     """Registers the game when gymnasium is imported; buffer, model_pool and most commands never do."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:

@@ -1,15 +1,25 @@
-"""`python -m realm`: see `realm/commands/main.py`."""
+"""`python -m realm`, and the installed command `realm`: see `realm/commands/main.py`."""
 
 import sys
 
-if __name__ == "__main__":
+from realm.launch.signals import make_sane
+
+
+def console() -> int:
+    """Run the command line of this process; returns the exit code."""
     try:
+        make_sane()
         from realm.commands.main import main
-    except KeyboardInterrupt:  # while the modules are imported
-        sys.exit(130)
+
+        return main(sys.argv[1:])
+    except KeyboardInterrupt:
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "realm").startswith("realm"):
             raise
         print(f"error: {error.name} is not installed in {sys.executable}; tools/setup.sh installs it", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(main(sys.argv[1:]))
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(console())

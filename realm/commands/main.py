@@ -72,11 +72,6 @@ def _flush() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def console() -> int:
-    """Entry point of the installed command `realm`."""
-    return main(sys.argv[1:])
-
-
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line; with the commands of the game here, unless the command `argv[0]` needs none."""
     parser: argparse.ArgumentParser = Parser(

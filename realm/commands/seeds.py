@@ -19,8 +19,8 @@ from realm.commands.train import set_options
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
-from realm.launch.place import ends
 from realm.launch.rundir import read_run
+from realm.launch.signals import ends
 from realm.learn.outcome import evaluated, is_judged, newest_model
 from realm.watch.status import named, table
 

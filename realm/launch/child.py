@@ -27,6 +27,7 @@ from realm import netns
 from realm.config.load import load_config
 from realm.config.plan import make_plan
 from realm.errors import DivergedError, RunError, UserError, one_line, place_in
+from realm.launch.signals import Wishes, listen
 from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.user import enter, folder_of
@@ -99,13 +100,17 @@ def run_role(args: ChildArgs) -> int:
     # the supervisor asks a silent role for its stacks. Only this thread's, which sends the reports: to walk the frames
     # of others that run, as in a process that was stopped and goes on, crashes now and then
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+    wishes = Wishes()
+    listen(wishes.hear, but=[signal.SIGUSR1])
     config = load_config(args.run_dir / "config.toml")
     _log_to_stderr(config.app.level)
     # torch warns about read-only arrays, such as those from the wire; no code writes to them
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
     name = f"{args.role}-{args.index}"
     control = Codec(args.run_id, "", name, args.incarnation, CONTROL_MAX_BYTES)
-    link = Link(control, args.control, args.role, args.index, config.app.report_interval_s, args.keys)
+    link = Link(
+        control, args.control, args.role, args.index, config.app.report_interval_s, args.keys, lambda: wishes.first
+    )  # fmt: skip
     logger.add(lambda line: link.warn(line.record["message"]), level="WARNING", filter=_is_own_warning)
     cause, code, trace = "stopped", EXIT_STOPPED, ""
     try:

@@ -7,6 +7,7 @@ keep the learner's. A one-process run starts itself again with them.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from realm.config.plan import Plan
@@ -49,4 +50,6 @@ def enter_learner_environment(plan: Plan) -> None:
     environment = role_environment("learner", plan)
     debugged = sys.gettrace() is not None or "debugpy" in sys.modules or "pydevd" in sys.modules
     if environment != dict(os.environ) and not debugged:
+        # an interpreter that starts would make a traceback of it; `make_sane` lets it through
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

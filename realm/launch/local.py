@@ -5,21 +5,22 @@ Called by `realm start` when `wrapper_type` is local, and by `train_test.py`. No
 
 from __future__ import annotations
 
-import signal
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import psutil
 from loguru import logger
 
 from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
 from realm.errors import LEFT_DEBUGGER, CheckpointError, RunError, UserError, one_line
-from realm.launch.place import ends
+from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
 from realm.learn.outcome import is_judged
@@ -59,7 +60,8 @@ def run(prepared: Prepared) -> End:
     app = config.app
     hyper = hyper_of(config)
     board, played, trained = Board(), Meters(), Meters()
-    with _recorded(prepared), display(str(prepared.run_dir), STOPS, app.level) as show, _signals() as signals:
+    record = partial(_record_end, prepared)
+    with _recorded(prepared), display(str(prepared.run_dir), STOPS, app.level) as show, listening(record) as wishes:
         epoch = prepared.run_file.epoch
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
         enter(config, "local", prepared.run_dir)
@@ -82,7 +84,7 @@ def run(prepared: Prepared) -> End:
         policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
         curves, resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
         curves.begin(board, trainer.env_steps)
-        loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, signals)
+        loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, wishes)
         context = WorkflowContext(spec, hyper, seed, 0, 1, played, loop.tick, loop.add, loop.save, loop.update)
         board.trains_since = time.monotonic()
         try:
@@ -123,7 +125,7 @@ class _Loop:
     curves: Curves
     resources: Resources
     show: Callable[[Status], None]
-    signals: list[str]
+    wishes: Wishes
 
     def __post_init__(self) -> None:
         self._limit = ""  # which one has ended the run
@@ -137,7 +139,7 @@ class _Loop:
     @property
     def cause(self) -> str:
         """Why the run has ended."""
-        signal = f"{self.signals[0]} received" if self.signals else ""
+        signal = called(self.wishes.first) if self.wishes.first else ""
         return self._limit or signal or "the workflow ended by itself"
 
     def add(self, items: Arrays) -> None:
@@ -189,7 +191,7 @@ class _Loop:
             )  # fmt: skip
         board.count(trainer.env_steps, self.buffer.new_env_steps)
         self._limit = app.limit_reached(board.env_steps, board.training_s)
-        if self._limit or self.signals:
+        if self._limit or self.wishes.first:
             raise Stopped
 
     def judge_last(self) -> None:
@@ -216,7 +218,7 @@ class _Loop:
         """End an evaluation, too, when somebody ends the run or its time is over."""
         time_is_over = self.prepared.config.app.limit_reached(0, self.board.training_s)
         self._limit = self._limit or time_is_over
-        if self.signals or time_is_over:
+        if self.wishes.first or time_is_over:
             raise Stopped
 
     def save(self) -> None:
@@ -270,23 +272,17 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
         run_file.write_or_warn(prepared.run_dir)
 
 
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """Collect the name of the first signal, so that the run can end in order; a second one ends it at once."""
-    received: list[str] = []
-
-    def on_signal(number: int, frame: Any) -> None:
-        received.append(signal.Signals(number).name)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # a terminal that closes sends it, and so does its shell: both mean the same
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    before = {number: signal.signal(number, on_signal) for number in ends()}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            # after a signal the process is about to end, and the second one may still come
-            if not received:
-                signal.signal(number, handler)
+def _record_end(prepared: Prepared, wishes: Wishes) -> None:
+    """Write into run.json that a signal ends the run. Where it ends at once, nobody else could, or could end what the
+    environments have started."""
+    run_file = prepared.run_file
+    if run_file.state in ("stopped", "failed"):
+        return  # all is written
+    run_file.state = "stopping"
+    if wishes.at_once:
+        cause = f"{called(wishes.first)}, and again: ended at once, without a last checkpoint"
+        run_file.state, run_file.cause = "failed", cause
+    run_file.write_or_warn(prepared.run_dir)
+    for child in psutil.Process().children(recursive=True) if wishes.at_once else ():
+        with suppress(psutil.Error):
+            child.kill()

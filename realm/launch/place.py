@@ -27,6 +27,7 @@ import setproctitle
 
 from realm import netns
 from realm.errors import ConfigError, one_line
+from realm.launch.signals import held
 
 Argument = TypeVar("Argument")
 
@@ -45,7 +46,7 @@ def start_fork_server(environment: Mapping[str, str]) -> None:
         chosen = tempfile.tempdir
         tempfile.tempdir = _socket_folder()  # and so it is for multiprocessing in the roles
         try:
-            with _environment(environment):
+            with _environment(environment), held():
                 forkserver.ensure_running()
         except OSError as error:
             raise ConfigError(f"the fork server, which imports torch, cannot be started: {error}") from error
@@ -65,12 +66,6 @@ def _socket_folder() -> str:
         raise ConfigError(f"TMPDIR: {one_line(error)}; set TMPDIR to a folder that you can write to") from error
 
 
-def ends() -> list[signal.Signals]:
-    """The signals that end a run in order; not SIGHUP where it is ignored, as under nohup."""
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
-
-
 def place(
     run: Callable[[Argument], int],
     argument: Argument,
@@ -82,9 +77,9 @@ def place(
 ) -> BaseProcess:
     """Start a process that runs `run(argument)` and exits with its result.
 
-    It leads its own session, so that Ctrl+C in the terminal does not reach it. It writes to `log` and ends with this
-    process. environment: all of its variables. own_network: `run` may call `netns.enter`. Raises ConfigError or OSError
-    if no process can be started.
+    It leads its own session, so that Ctrl+C in the terminal does not reach it. It hears no signal that ends a run until
+    it calls `signals.listen`. It writes to `log` and ends with this process. environment: all of its variables.
+    own_network: `run` may call `netns.enter`. Raises ConfigError or OSError if no process can be started.
     """
     os.close(_open_log(log))  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
@@ -95,7 +90,7 @@ def place(
     else:
         process = multiprocessing.get_context("spawn").Process(target=_main, args=arguments, name=title)
     try:
-        with _environment(environment):
+        with _environment(environment), held():
             process.start()
     except EOFError as error:
         raise ConfigError("the fork server, which imports torch, has ended; fix its error, which is above") from error

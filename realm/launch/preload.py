@@ -9,8 +9,7 @@ import setproctitle
 
 from realm.launch.place import when_parent_ends
 
-os.setsid()  # terminal signals go to the supervisor, which ends its roles in order
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
+os.setsid()  # terminal signals go to the supervisor, which ends its roles in order; others are held back (`place`)
 when_parent_ends(signal.SIGKILL)  # its forks hold its pipe, so a stopped one would keep it alive
 setproctitle.setproctitle("realm fork server")
 gc.disable()  # imports make no garbage

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -27,6 +28,7 @@ from realm.learn.outcome import models_in
 from realm.watch.status import Status
 
 _MOST_BYTES = 4 << 20  # of a run.json
+_UNWRITTEN = ("lock", "warned", "writing")
 
 
 @dataclass
@@ -58,6 +60,8 @@ class RunFile:
     """`aisrv-0` -> pid, created, incarnation, address, state"""
     lock: Any = field(default=None, repr=False, compare=False)
     """The open lock file; it keeps other starts out of the directory while this process lives. Not written."""
+    writing: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+    """Held while it is written: in one process a signal is noted by a thread. Not written."""
     warned: bool = field(default=False, repr=False, compare=False)
     """Whether the last write failed. Not written."""
 
@@ -71,10 +75,9 @@ class RunFile:
             self.statistic, self.score = status.statistic, status.score
 
     def write(self, run_dir: Path) -> None:
-        content = {
-            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("lock", "warned")
-        }
-        replace_file(run_dir / "run.json", json.dumps(content, indent=1).encode(), mode=0o600, sync=False)
+        with self.writing:
+            content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _UNWRITTEN}
+            replace_file(run_dir / "run.json", json.dumps(content, indent=1).encode(), mode=0o600, sync=False)
 
     def write_or_warn(self, run_dir: Path) -> None:
         """Write it; a full disk is one warning, until a write succeeds again."""
@@ -93,7 +96,8 @@ def read_run(run_dir: Path, skipped: Callable[[str], None] | None = None) -> Run
     path = run_dir / "run.json"
     try:
         content = read_json(path, _MOST_BYTES)
-        content.pop("lock", None)
+        for name in _UNWRITTEN:
+            content.pop(name, None)
         run = msgspec.convert(content, RunFile)
         for role in run.roles.values():
             msgspec.convert((role["pid"], role["created"]), tuple[int, float])

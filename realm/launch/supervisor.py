@@ -7,11 +7,10 @@ higher incarnation. When its restart budget is used up, the whole run stops with
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from loguru import logger
@@ -20,12 +19,13 @@ from realm.contract import Evaluation
 from realm.errors import ConfigError, one_line
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER, ChildArgs, run_role
 from realm.launch.environment import role_environment
-from realm.launch.place import ends, place
+from realm.launch.place import place
 from realm.launch.ports import fixed_ports
 from realm.launch.role import OPTIONAL_S, Key, Role, heed_silence, kill, pid, signal_name, spare
 from realm.launch.rundir import start_of
+from realm.launch.signals import Wishes, called, listen, name_of
 from realm.launch.start import Prepared
-from realm.learn.outcome import is_judged
+from realm.learn.outcome import is_judged, newest_model
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
 from realm.user import has_enter
 from realm.watch.board import Board
@@ -62,7 +62,7 @@ class Supervisor:
                 self._roles[name, index] = Role(name, index)
         self._curves = Curves(self.run_dir, prepared.config)
         self._resources = Resources(self.run_dir)
-        self._signals: list[int] = []
+        self._wishes = Wishes()
         self._turned_at = time.monotonic()
         self._first_epoch = run.epoch
         self._updates_then = 0.0, time.monotonic()  # the learner's, and since when
@@ -79,12 +79,10 @@ class Supervisor:
     def run(self, show: Callable[[Status], None]) -> int:
         """Start all roles and watch them until the end; return the exit code. show: gets the status several
         times a second."""
-        for number in ends():
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher may ignore it, and then no child can be waited for
+        listen(self._wishes.hear)  # nothing else: a handler can interrupt any code
         try:
             for role in self._roles.values():
-                if not self._signals:
+                if not self._wishes.first:
                     self._spawn_first(role)
             self._turned_at = time.monotonic()  # on a cold disk the first import of torch takes long
             while not self._over():
@@ -128,16 +126,11 @@ class Supervisor:
         app = self.app
         return self.board.status(self.run_file.state, self.plan.capacity, app.max_env_steps, app.max_seconds)
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        # nothing else: a handler can interrupt any code. A terminal that closes sends SIGHUP, and so does its shell
-        if number != signal.SIGHUP or not self._signals:
-            self._signals.append(number)
-
     def _heed_signals(self) -> None:
         """End the run in order after one signal, at once after a second."""
-        if self._signals:
-            self.stop(f"{signal.Signals(self._signals[0]).name} received", 0)
-        if len(self._signals) > 1:
+        if self._wishes.first:
+            self.stop(called(self._wishes.first), 0)
+        if self._wishes.at_once:
             self._kill_all()
 
     def stop(self, cause: str, exit_code: int) -> None:
@@ -149,7 +142,7 @@ class Supervisor:
             back = learner.state not in ("starting", "bound", "waiting")
             if exit_code == 0 and not back and learner.incarnation > (learner.process is not None):
                 self._exit_code = 1
-                self.cause += "; the learner had ended and was not back yet: updates since the last checkpoint are lost"
+                self.cause += f"; the learner had ended and was not back yet: {self._lost()}"
             self._set_state("stopping")
 
     def _move_on(self) -> None:
@@ -218,6 +211,10 @@ class Supervisor:
                 self._server.send(peer, Message("ok", message.seq))
             case "evaluated":
                 self._take_evaluation(parse_evaluation(message))
+                self._server.send(peer, Message("ok", message.seq))
+            case "told":  # the signal may be on its way to every process of the job, and reach this one last
+                self.stop(f"{name_of(message.integer('signal'))} received by {role.label}", 0)
+                self._last_model = ""
                 self._server.send(peer, Message("ok", message.seq))
             case "warning":
                 logger.warning("{}: {}", role.label, message.text("text"))
@@ -339,22 +336,23 @@ class Supervisor:
                 role.process = None
                 self._role_ended(role, code)
             elif role.state in ("starting", "bound") and not ROLES[role.name].optional and self._stopping_since is None:
-                limit = self.app.start_timeout_s
-                if time.monotonic() - role.started_at > limit:
-                    self.stop(f"{role.label} was not ready after {limit:g} s ({self._log(role)})", 1)
+                limit, took = self.app.start_timeout_s, time.monotonic() - role.started_at
+                if took > limit:
+                    longer = f"start_timeout_s = {limit:g} is over; choose a larger one if it only starts slowly"
+                    self.stop(f"{role.label} was not ready after {took:.0f} s: {longer} ({self._log(role)})", 1)
             if code is None and role.unwanted:
                 self._command(role, "stop")  # again, if it could not take it or a restart has swallowed it
             if code is None and self._stopping_since is None:
-                heed_silence(role, self.app, self.board.recent("learner/update_s"), self._log(role))
+                heed_silence(role, self.app, self._update_s(role), self._log(role))
 
     def _role_ended(self, role: Role, code: int) -> None:
         self._heed_signals()  # one that came before this end: then the role is not started again
         if self._stopping_since is not None:
             trained, began = role.name == "learner" and role.state == "ready", role.state != "starting"
             role.state = "ended"
-            if trained and code != EXIT_STOPPED and len(self._signals) < 2:
+            if trained and code != EXIT_STOPPED and not self._wishes.at_once:
                 self._exit_code = self._exit_code or (EXIT_DIVERGED if code == EXIT_DIVERGED else 1)
-                reason = role.cause or f"{signal_name(code)}: its updates since the last checkpoint are lost"
+                reason = role.cause or f"{signal_name(code)}: {self._lost()}"
                 self.cause += f"; the learner failed while stopping: {reason}"
             elif ROLES[role.name].optional and began and code != EXIT_STOPPED and not role.given_up:
                 cause = role.cause or signal_name(code)
@@ -442,7 +440,7 @@ class Supervisor:
     def _judges_last(self, evaluator: Role) -> bool:
         """Have the evaluator judge the model with which the run has reached its last env step; False when that is over,
         or need not be."""
-        if not self._last_model or self._signals or self._exit_code or evaluator.unwanted:
+        if not self._last_model or self._wishes.first or self._exit_code or evaluator.unwanted:
             return False
         now = time.monotonic()
         if self._last_model == "awaited" and self._roles["learner", 0].process is None:
@@ -461,8 +459,23 @@ class Supervisor:
         role has nothing to save, and may be in the middle of an evaluation, or compile."""
         if ROLES[role.name].optional:
             return min(_OPTIONAL_STOPS_S, self.app.stop_timeout_s)
-        update_s = self.board.recent("learner/update_s") or 0.0
-        return self.app.stop_timeout_s + (3 * update_s if role.name == "learner" else 0.0)
+        if role.name != "learner" or role.state != "ready":
+            return self.app.stop_timeout_s
+        update_s = self._update_s(role)
+        # the first update compiles, and nobody knows how long one takes
+        return self.app.stop_timeout_s + 3 * (self.app.start_timeout_s if update_s is None else update_s)
+
+    def _update_s(self, role: Role) -> float | None:
+        """Seconds of the learner's update; None where this role is a learner that has not told of one."""
+        told = self.board.of_process("learner", 0, role.incarnation).get("updates")
+        return None if role.name == "learner" and not told else self.board.recent("learner/update_s")
+
+    def _lost(self) -> str:
+        """What a learner that has not saved its last model takes with it."""
+        newest, told = newest_model(self.run_dir), self.board.total("learner", "version_update")
+        some = newest is None or newest.update < told
+        lost = "its updates since the last checkpoint are lost"
+        return lost if some else f"{lost}, if it made any: it had told of none"
 
     def _kill_all(self) -> None:
         for role in self._roles.values():

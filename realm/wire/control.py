@@ -12,6 +12,7 @@ import os
 import resource
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,19 @@ class Orders:
 class Link:
     """The control channel of one role; `tick` raises Stopped when the run ends."""
 
-    def __init__(self, codec: Codec, address: str, role: str, index: int, interval_s: float, keys: Keys | None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        address: str,
+        role: str,
+        index: int,
+        interval_s: float,
+        keys: Keys | None,
+        told: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """told: the signal that has asked this process to end, 0 before."""
         self.role, self.index = role, index
+        self._told, self._passed_on = told, False
         self.meters = Meters()
         self.env_steps = 0
         self._client = Client(codec, address, keys)
@@ -61,7 +73,7 @@ class Link:
     def bound(self, address: str) -> Orders:
         """Report this role's address ("" without a server) and wait for the orders."""
         meta = {"role": self.role, "index": self.index, "address": address, "pid": os.getpid()}
-        answer = self._client.wait(self._client.ask("bound", meta), lambda: None)
+        answer = self._client.wait(self._client.ask("bound", meta), self._pass_on)
         if answer.kind == "stop":
             raise Stopped
         return Orders(
@@ -94,6 +106,7 @@ class Link:
 
     def tick(self) -> None:
         """Take commands, and send warnings, and the report if it is due. Cheap: call it in every turn of a loop."""
+        self._pass_on()
         self._send_warnings()
         while (message := self._client.collect()) is not None:
             if message.seq == self._next_seq:
@@ -103,6 +116,12 @@ class Link:
                 self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
         if time.monotonic() - self._reported_at >= self._interval_s:
             self.report()
+
+    def _pass_on(self) -> None:
+        """Tell the supervisor once that a signal asks this process to end: it ends the whole run in order."""
+        if not self._passed_on and self._told():
+            self._passed_on = True
+            self.say("told", {"signal": self._told()})
 
     def commands(self) -> list[Message]:
         """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`."""
@@ -135,6 +154,7 @@ class Link:
 
         trace: the last lines of a traceback.
         """
+        self._pass_on()  # first: what fails then, such as an environment whose children heard it, is no crash
         self.report()
         self._send_warnings()
         self.say("ended", {"cause": cause, "trace": trace})
