@@ -7,6 +7,7 @@ does not help: the configuration, the user's code or a file must change first. A
 from __future__ import annotations
 
 import difflib
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,6 +59,29 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+_HERE = Path(__file__).resolve().parent
+_LIBRARIES = (
+    _HERE,
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+
+
+def place_of(error: BaseException, after: Path | None = None) -> str:
+    """`file:line` of the deepest call in the user's code, which is neither Realm's nor installed; "" if there is none.
+
+    after: only among the calls that this file made, if it is in the traceback.
+    """
+    if isinstance(error, SyntaxError):
+        return place_in(_HERE, error)
+    frames = traceback.extract_tb(error.__traceback__)
+    made = [i for i, frame in enumerate(frames) if Path(frame.filename) == after]
+    for frame in reversed(frames[made[-1] if made else 0 :]):
+        path = Path(frame.filename)
+        if path.is_absolute() and not any(folder in path.resolve().parents for folder in _LIBRARIES):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 def place_in(folder: Path, error: BaseException) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -38,10 +39,12 @@ from realm.errors import (
     did_you_mean,
     one_line,
     place_in,
+    place_of,
 )
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
+_MAKES_ENVS = Path(__file__).with_name("zoo") / "gym.py"
 _UNKNOWN_ARGUMENT = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 _HERE = Path(__file__).resolve().parent
@@ -243,12 +246,13 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
     """
     try:
         yield
-    except (ConfigError, UserCodeError):
+    except ConfigError:
         raise
     except BdbQuit as error:
         raise UserCodeError(LEFT_DEBUGGER) from error
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ValueError) and not isinstance(error, ContractError):
+    except (Exception, SystemExit) as told:
+        error = told.__cause__ if isinstance(told, UserCodeError) and told.__cause__ else told
+        if isinstance(error, ValueError) and not isinstance(error, ContractError | UserCodeError):
             text = one_line(error)
             mentions = {key: _mention(text, key, value) for key, value in config.env.items()}
             if named := [key for key, position in mentions.items() if position >= 0]:
@@ -264,7 +268,10 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
                 f"{place}: key 'env.{found[1]}': the environments of {config.app.algo!r} take no such option; if [env] "
                 "belongs to another environment, give the configuration of this one with --config"
             ) from error
-        raise _raised(error, config.app.algo, file, f"calling {function}") from error
+        if isinstance(told, UserCodeError):
+            raise
+        of_env = config.places.get("env.id", "") if function != "workflow" else ""
+        raise _raised(error, config.app.algo, file, f"calling {function}", of_env) from error
 
 
 def _mention(text: str, key: str, value: Any) -> int:
@@ -302,10 +309,14 @@ def _missing(algo: str, name: str, expected: str) -> UserCodeError:
     )
 
 
-def _raised(error: BaseException, algo: str, name: str, doing: str) -> UserCodeError:
-    """A UserCodeError with the line of the user's code that raised."""
+def _raised(error: BaseException, algo: str, name: str, doing: str, env_id: str = "") -> UserCodeError:
+    """A UserCodeError with the line of the user's code that raised. env_id: the place of the key `env.id`, which stands
+    for an environment that the zoo's packages made of it."""
     folder = folder_of(algo)
-    place = place_in(folder, error) or str(folder / f"{name.replace('.', '/')}.py")
+    place = place_of(error, after=_MAKES_ENVS)
+    if not place and env_id and any(frame.filename == str(_MAKES_ENVS) for frame in extract_tb(error.__traceback__)):
+        place = f"{env_id}: key 'env.id'"
+    place = place or place_in(folder, error) or str(folder / f"{name.replace('.', '/')}.py")
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)
     return UserCodeError(f"{place}: {type(error).__name__}: {text} (while {doing})")
 

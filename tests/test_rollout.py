@@ -12,7 +12,8 @@ from cluster import ROOT, Run
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
+from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformReward
 
 from diy.train_workflow import workflow
 from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext, chunk_to_arrays
@@ -375,6 +376,55 @@ def test_a_vector_that_always_fails_ends_the_worker():
     with pytest.raises(RunError, match=r"the vector of 3 environments failed 3 times in a row.*ValueError: broken"):
         play(lambda seed: Vector(3, {4: ValueError("broken")}, made), 9)
     assert len(made) == 3
+
+
+class OldReset(Counter):
+    def reset(self):
+        return self.observe()
+
+
+class OldSeed(Counter):
+    def reset(self, seed=None):
+        return self.observe(), {}
+
+
+class OldStep(Counter):
+    def step(self, action):
+        return self.observe(), 1.0, False, {}
+
+
+class OldObs(Counter):
+    def reset(self, *, seed=None, options=None):
+        return self.observe()["x"]
+
+
+class Lengths(Counter):
+    def step(self, action):
+        return self.observe(), 1.0, False, False, {"path": np.zeros(2 + self.number)}
+
+
+@pytest.mark.parametrize(
+    ("cls", "text"),
+    [
+        (OldReset, r"OldReset\.reset is written for gym before 0\.26 .*; it must have reset\(self"),
+        (OldSeed, r"OldSeed\.reset is written for gym before 0\.26"),
+        (OldStep, r"OldStep\.step is written for gym before 0\.26 .*expected 5, got 4"),
+        (OldObs, r"OldObs\.reset returned float32\[2\]; it must be \(observation, info\)"),
+        (Lengths, r"Lengths\.step: ValueError: could not broadcast"),
+    ],
+)
+def test_the_users_class_is_named_where_gymnasium_raises(cls, text):
+    """Not gymnasium's own file, nor that of Realm's wrappers around it."""
+
+    made = []
+
+    def make(seed):
+        envs = SyncVectorEnv([lambda: TimeLimit(OrderEnforcing(cls({}, made)), 99)] * 2)
+        return TransformReward(envs, lambda reward: reward)
+
+    with pytest.raises(RunError, match=rf"{ROOT}/tests/test_rollout\.py:\d+: {text}") as caught:
+        play(make, 3)
+    assert "realm/" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from loguru import logger
 from realm import netns
 from realm.config.load import load_config
 from realm.config.plan import make_plan
-from realm.errors import DivergedError, RunError, UserError, one_line, place_in
+from realm.errors import DivergedError, RunError, UserError, one_line, place_in, place_of
 from realm.launch.signals import Wishes, listen
 from realm.roles.job import Job
 from realm.roles.table import ROLES
@@ -176,8 +176,8 @@ def _loop_of(role: str) -> Callable[[Job], None]:
 
 
 def _one_line(error: Exception, package: Path) -> str:
-    """The error and its place: the deepest line in the user's package, or else the deepest of all."""
-    place = place_in(package.resolve(), error)
+    """The error and its place: the deepest line of the user's, or else the deepest of all."""
+    place = place_of(error) or place_in(package.resolve(), error)
     if not place and (frames := traceback.extract_tb(error.__traceback__)):
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
     return f"{type(error).__name__}: {one_line(error)}{f' ({place})' if place else ''}"

@@ -102,11 +102,11 @@ class _TriedEnvs(RestartingEnvs):
 
     ends_trial = failed = False
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, method: str, error: BaseException) -> None:
         self.failed = True
         if self.ends_trial and not isinstance(error, BdbQuit):
             raise _EnoughError from error
-        super()._fail(error)
+        super()._fail(method, error)
 
 
 class _RandomPolicy:

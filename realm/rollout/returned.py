@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from realm.contract import ActionSpec, Array, Fields, check_arrays
-from realm.errors import ContractError, UserCodeError, one_line
+from realm.errors import ContractError, UserCodeError, one_line, place_of
 
 
 def check_envs(envs: Any, number: int) -> None:
@@ -189,9 +190,9 @@ def _has_nan(array: Any) -> bool:
 
 
 def _users_class(env: Any) -> type[Any]:
-    """The outermost class around an environment, or around the first of many, that is not gymnasium's; else the
-    innermost."""
-    while type(env).__module__.startswith(("realm.rollout.", "gymnasium.")):
+    """The outermost class around an environment, or around the first of many, that is neither Realm's nor gymnasium's;
+    else the innermost."""
+    while type(env).__module__.startswith(("realm.", "gymnasium.")):
         inner = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
         if inner is None:
             break
@@ -206,15 +207,30 @@ def _file_of(cls: type[Any]) -> str:
 def _place(env: Any, method: str) -> str:
     """`file:line: Class.method` of the user's environment."""
     cls = _users_class(env)
-    code = getattr(inspect.unwrap(cls.__dict__.get(method, cls)), "__code__", None)
+    own = next((one for one in cls.__mro__ if method in one.__dict__), cls)
+    code = getattr(inspect.unwrap(own.__dict__.get(method, own)), "__code__", None)
     file = code.co_filename if isinstance(code, CodeType) else _file_of(cls)
     line = f":{code.co_firstlineno}" if isinstance(code, CodeType) else ""
     return f"{file}{line}: {cls.__qualname__}.{method}"
 
 
-def sentence(env: Any, error: BaseException) -> str:
-    """An error of an environment with the deepest line in its file, or else the deepest of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == _file_of(_users_class(env))]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {one_line(error)}"
+def sentence(env: Any, method: str, error: BaseException) -> str:
+    """An error of an environment with the deepest line of the user's, else the deepest in its class's file, else with
+    its class: then gymnasium could not use what it gave."""
+    text, place = f"{type(error).__name__}: {one_line(error)}", place_of(error)
+    if not place and isinstance(error, TypeError | ValueError | AssertionError) and _OLD_API.search(text):
+        return f"{_place(env, method)} is written for gym before 0.26 ({text}); {_NEW_API}"
+    cls = _users_class(env)
+    own = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == _file_of(cls)]
+    place = place or (f"{own[-1].filename}:{own[-1].lineno}" if own else _place(env, method))
+    return f"{place}: {text}"
+
+
+_OLD_API = re.compile(
+    r"reset\(\) got an unexpected keyword argument '(seed|options)'"
+    r"|\(expected 5, got 4\)|\(expected 2(, got \d+)?\)|not a tuple of the form `\(obs, info\)`"
+)
+_NEW_API = (
+    "it must have reset(self, *, seed=None, options=None), which returns (observation, info), and step(self, action), "
+    "which returns (observation, reward, terminated, truncated, info)"
+)

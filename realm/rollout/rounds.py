@@ -36,7 +36,7 @@ from realm.contract import (
     check_arrays,
     chunk_to_arrays,
 )
-from realm.errors import ContractError, RunError, UserCodeError
+from realm.errors import ContractError, RunError, UserCodeError, UserError
 from realm.rollout import returned
 
 MOST_FAILURES = 3
@@ -57,16 +57,19 @@ class Failures:
         self._warned_at = -_WARN_EVERY_S
 
     def note(
-        self, who: str, env: Any, error: BaseException, in_a_row: int, episodes: int, then: str = "it is started again"
-    ) -> None:
-        """Count one failure of `who`, which ended so many episodes; raise it if it is one too many in a row."""
-        if isinstance(error, BdbQuit):  # the user has left the debugger
+        self, who: str, call: tuple[Any, str], error: BaseException, in_a_row: int, episodes: int,
+        then: str = "it is started again",
+    ) -> None:  # fmt: skip
+        """Count one failure of `who` in this call (environment, method), which ended so many episodes; raise it if it
+        is one too many in a row."""
+        ours = not isinstance(error, Exception) and type(error).__module__.startswith("realm.")
+        if isinstance(error, BdbQuit) or ours:  # the user has left the debugger, or has none
             raise error
         self.count("dropped_episodes", episodes)
-        text = str(error) if isinstance(error, UserCodeError) else returned.sentence(env, error)
+        text = str(error) if isinstance(error, UserCodeError) else returned.sentence(*call, error)
         if in_a_row >= self.most:
             if self.most == 1:
-                raise error
+                raise error if isinstance(error, UserError) else UserCodeError(text) from error
             raise RunError(f"{who} failed {in_a_row} times in a row, without a good episode: {text}") from error
         now = time.monotonic()
         if now - self._warned_at >= _WARN_EVERY_S:
@@ -126,7 +129,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # also SystemExit, and the panic of an extension in Rust
-                self._fail(error)
+                self._fail("reset", error)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
@@ -136,7 +139,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._fail(error)
+            self._fail("step", error)
             self._failures.rows.append(self._row)
             return returned.finite(self._obs), 0.0, False, True, {}
         self._obs = obs
@@ -144,8 +147,8 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._streak.ended_well(1)
         return obs, reward, bool(terminated), bool(truncated), info
 
-    def _fail(self, error: BaseException) -> None:
-        self._failures.note(f"environment {self._row}", self.env, error, self._streak.failed(), 1)
+    def _fail(self, method: str, error: BaseException) -> None:
+        self._failures.note(f"environment {self._row}", (self.env, method), error, self._streak.failed(), 1)
         if not self._broken:
             close(self.env)
         self._broken = True
@@ -203,7 +206,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             except (RunError, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                self._fail(error)
+                self._fail("reset", error)
 
     def step(self, actions: Any) -> tuple[Arrays, Any, Any, Any, dict[str, Any]]:
         """As the user's; the episodes of environments that fail are truncated."""
@@ -217,7 +220,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         except (RunError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._fail(error)
+            self._fail("step", error)
             self._spoiled[:] = True
             cut, self._ended = ~self._ended, ~self._ended
             return returned.finite(self._obs), np.zeros(self.env.num_envs, np.float32), none, cut, {}
@@ -258,7 +261,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             returned.check_obs(self.env, "step", obs, self._spec.obs)
             returned.check_step(self.env, reward, terminated, truncated, info, self._ended)
             for row in fresh:
-                self._failures.note(f"environment {row}", self.env, error, 1, 1, "it goes on with its next one")
+                self._failures.note(f"environment {row}", (self.env, "step"), error, 1, 1, "the next one counts again")
             self._bad |= dict.fromkeys(fresh, 0)
             self._doubtful.update(fresh)
         return obs, reward, terminated, truncated, info
@@ -307,10 +310,11 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             info = {**info, "_episode": counted}
         return info
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, method: str, error: BaseException) -> None:
         count = self.env.num_envs
         who = "the environment" if count == 1 else f"the vector of {count} environments"
-        self._failures.note(who, self.env, error, self._streak.failed(), count - int(self._ended.sum()))
+        ended = count - int(self._ended.sum())
+        self._failures.note(who, (self.env, method), error, self._streak.failed(), ended)
         self._failures.rows.clear()
         self._bad.clear()
         self._doubtful.clear()
