@@ -248,8 +248,8 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
         yield
     except ConfigError:
         raise
-    except BdbQuit as error:
-        raise UserCodeError(LEFT_DEBUGGER) from error
+    except BdbQuit as left:
+        raise UserCodeError(LEFT_DEBUGGER) from left
     except (Exception, SystemExit) as told:
         error = told.__cause__ if isinstance(told, UserCodeError) and told.__cause__ else told
         if isinstance(error, ValueError) and not isinstance(error, ContractError | UserCodeError):
