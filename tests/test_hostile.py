@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +23,7 @@ from commands import realm
 from test_checkpoint import Agent
 
 from realm.config.flow import check_memory
+from realm.config.keys import AppConfig
 from realm.config.load import load_config
 from realm.contract import Evaluation, Version
 from realm.data.shelf import Shelf
@@ -29,7 +31,7 @@ from realm.env import map as maps
 from realm.env.oracle.cache import keep_arrays, kept_arrays
 from realm.errors import CheckpointError, ConfigError
 from realm.files import read_bytes, read_json
-from realm.launch.rundir import RunFile, boot_id, find_runs, read_run, start_of
+from realm.launch.rundir import RunFile, boot_id, claim_run_dir, find_runs, read_run, start_of
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
 
@@ -79,6 +81,7 @@ def test_a_file_is_read_with_the_memory_that_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_run_in_a_narrow_place(tmp_path: Path) -> None:
     narrow = tmp_path / ("é" * 60) / "x y%s 'q' \"d\" {a} [red] <red>" / ("z" * 150)  # no unix socket can lie in it
     narrow.mkdir(parents=True)
@@ -295,6 +298,69 @@ def test_other_runs_can_still_be_stopped(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+WAYS_OUT = {
+    "ckpt": "folder", "best_ckpt": "folder", "user_ckpt": "nothing", "log": "folder", "log/tensorboard": "folder",
+    "log/learner-0.log": "file", "log/warnings.log": "same file", "replay": "folder", "replay/reward.npy": "same file",
+    "evaluations.jsonl": "file", "config.toml": "file", "run.json": "file", "summary.json": "nothing", ".lock": "file",
+    ".run.json.77": "file", "ckpt/model.ckpt-1-3": "folder", "user_ckpt/.writing-model.ckpt-1-3": "nothing",
+    "progress": "pipe", "models/x.pkl": "same file", "log/up": "..", "tty": "device",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), WAYS_OUT.items())
+def test_a_run_folder_that_leads_out_of_itself_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    other = tmp_path / "other"
+    (other / "model.ckpt-1-1").mkdir(parents=True)
+    (other / "file").write_text("mine")
+    path = tmp_path / "runs" / "one" / name
+    path.parent.mkdir(parents=True)
+    to = {"folder": other, "file": other / "file", "nothing": other / "new", "device": Path("/dev/tty")}
+    if kind == "same file":
+        path.hardlink_to(other / "file")
+    elif kind == "pipe":
+        pipe(path)
+    else:
+        path.symlink_to("../../.." if kind == ".." else to[kind])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=rf"one/{name}: is (neither a file|a link out|a hard link)"):
+        claim_run_dir(AppConfig(run_name="one", log_dir=str(tmp_path / "runs")), fresh=False)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was made or deleted, here or there
+    assert (other / "file").read_text() == "mine"
+
+
+def test_links_that_stay_inside_are_allowed(tmp_path: Path) -> None:
+    run = tmp_path / "disk" / "runs" / "one"
+    model = run / "ckpt" / "model.ckpt-1-3"
+    model.mkdir(parents=True)
+    (model / "state.pt").write_text("x")
+    (tmp_path / "kept.pt").hardlink_to(model / "state.pt")  # a checkpoint that somebody keeps
+    (run / "newest").symlink_to("ckpt/model.ckpt-1-3")
+    (run / "notes").write_text("x")
+    (run / "notes-2").hardlink_to(run / "notes")
+    (tmp_path / "train").symlink_to(tmp_path / "disk" / "runs")
+    (tmp_path / "disk" / "runs" / "two").symlink_to("one")
+    for name in ("one", "two"):  # the folder of runs is a link, and so may a run be
+        run_dir, run_file = claim_run_dir(AppConfig(run_name=name, log_dir=str(tmp_path / "train")), fresh=False)
+        run_file.lock.close()
+        assert run_dir.samefile(run)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_resume_touches_no_other_run(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    settings = ("wrapper_type=local", f"log_dir={runs}", "max_env_steps=100", "modelpool_max_save_model_count=1")
+    given = ["--config", "tests/counting/counting.toml", *(text for one in settings for text in ("--set", one))]
+    assert realm("start", *given, "--set", "run_name=mine")[0] == 0
+    shutil.copytree(runs / "mine", runs / "sent", ignore=shutil.ignore_patterns("ckpt"))
+    (runs / "sent" / "ckpt").symlink_to("../mine/ckpt")
+    before = {path: path.stat().st_mtime_ns for path in sorted(runs.rglob("*"))}
+    code, _, err = realm("resume", runs / "sent", "--set", "max_env_steps=1000")
+    assert code == 2, err
+    assert f"error: {runs}/sent/ckpt: is a link out of the run's folder, to ../mine/ckpt" in err
+    assert {path: path.stat().st_mtime_ns for path in sorted(runs.rglob("*"))} == before
 
 
 # --- models

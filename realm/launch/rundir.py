@@ -9,10 +9,12 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -171,8 +173,9 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
     else:
         run_dir = folder / app.run_name
         run_dir.mkdir(exist_ok=True)
-    # held until this process ends in any way; O_RDWR, since a pipe of this name would be waited for
-    lock = open(os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "rb")  # noqa: SIM115
+    refuse_ways_out(run_dir)
+    # held until this process ends in any way
+    lock = open(os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "rb")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,6 +197,42 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
         run.statistic, run.score = earlier.statistic, earlier.score
     run.write(run_dir)
     return run_dir, run
+
+
+def refuse_ways_out(run_dir: Path) -> None:
+    """Raise ConfigError if something in a run's folder leads out of it: a run writes and deletes there by name, and the
+    folder may have come from anybody. The folder itself may be a link."""
+    home = os.path.realpath(run_dir)
+    elsewhere: dict[int, tuple[int, Path]] = {}  # inode of a file with several names -> how many are not seen yet, one
+    for parent, folders, files in os.walk(run_dir, onerror=_raise):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # a run lives here, and has just deleted it
+                status = os.lstat(path)
+                if stat.S_ISLNK(status.st_mode):
+                    if os.path.commonpath((home, os.path.realpath(path))) != home:
+                        raise _leads_out(path, f"a link out of the run's folder, to {os.readlink(path)}")
+                elif stat.S_ISREG(status.st_mode):
+                    # a checkpoint's files are never written again, and to keep one by a hard link is a good habit
+                    if status.st_nlink > 1 and not path.parent.name.startswith("model.ckpt-"):
+                        unseen, _ = elsewhere.get(status.st_ino, (status.st_nlink, path))
+                        elsewhere[status.st_ino] = unseen - 1, path
+                elif not (stat.S_ISDIR(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+                    raise _leads_out(path, "neither a file nor a folder, but a pipe or a device")
+    for unseen, path in elsewhere.values():
+        if unseen:
+            raise _leads_out(path, "a hard link: the same file has another name outside of the run's folder")
+
+
+def _leads_out(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: is {what}, and a run would write or delete there; put a copy in its place, or remove it (to keep a "
+        "run on another disk, make its whole folder a link)"
+    )
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _new_folder(folder: Path, name: str) -> Path:
