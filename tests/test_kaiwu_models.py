@@ -110,6 +110,36 @@ def test_the_state_of_a_projects_own_objects_comes_back_as_it_was(run_dir: Path)
     assert state["many"][0].dtype == np.int64
 
 
+def test_arrays_that_learn_changes_travel_with_the_weights(run_dir: Path) -> None:
+    """A running mean does, also of an object of the project's; what learn leaves alone stays each process's own."""
+
+    class Normaliser:
+        def __init__(self) -> None:
+            self.mean, self.noise = np.zeros(2), np.zeros(3)
+
+    Normaliser.__module__ = "diy.feature.normaliser"
+
+    def made() -> tuple[Any, Modules]:
+        agent: Any = Agent()
+        agent.normaliser, agent.seen, agent.noise = Normaliser(), np.zeros(2, np.int64), np.zeros(1)
+        agent.bad, agent.memory = np.full(1, np.nan), np.zeros((1 << 17) + 1)
+        return agent, Modules(agent, dict, lambda files: None)
+
+    (learner, sent), (worker, there) = made(), made()
+    worker.noise += 5
+    with sent.learning():
+        learner.normaliser.mean += 7
+        learner.seen = learner.seen + 2
+        learner.memory += 1
+    there.load_state_dict(sent.state_dict())
+    assert worker.normaliser.mean.tolist() == [7, 7]
+    assert (worker.seen.tolist(), worker.noise[0], worker.memory[0]) == ([2, 2], 5, 0)
+    assert {name for name in sent.state_dict() if "array" in name} == {"array:normaliser.mean", "array:seen"}
+    assert there.state_dict().keys() == sent.state_dict().keys(), "what was resumed is saved again"
+    with pytest.raises(RuntimeError, match="these weights have"):
+        there.load_state_dict({"other": torch.zeros(1)})
+
+
 def test_a_model_that_the_learner_has_removed_gives_way_to_the_newest(run_dir: Path) -> None:
     agent = SimpleNamespace(user=Agent(), model_id=models.NEWEST)
     agent.model = Modules(agent.user, dict, lambda files: None)

@@ -1,4 +1,5 @@
-"""What of a project's agent is state: its torch modules, which travel, and its optimizers and counters, which resume.
+"""What of a project's agent is state: its torch modules and what NumPy arrays it learns, which travel, and its
+optimizers and counters, which resume.
 
 Nobody declares any of it, so it is found by walking over the agent's attributes, and over those of objects whose class
 is the project's own. An agent without modules travels as the files that its `save_model` writes.
@@ -8,17 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from realm.contract import Array
 from realm.kaiwu.process import current
 
 _DEPTH = 4
 _MOST_ENTRIES = 64  # of a list or dict that is looked through: a replay memory is none of our business
 _FILE = "file:"
 _ARRAY = "array:"
+_MOST_ARRAY_BYTES = 1 << 20  # a larger one is a memory of samples
 _FILES_EVERY_S = 1.0
 
 Files = dict[str, bytes]
@@ -38,6 +42,8 @@ class Modules(torch.nn.Module):
         """files: saves the agent into files; load_files: the reverse. For agents without modules."""
         super().__init__()
         self._found: Callable[[], dict[str, torch.Tensor]] = lambda: tensors_of(agent)
+        self._arrays: Callable[[], dict[str, Array]] = lambda: arrays_of(agent)
+        self._learned: set[str] = set()  # names of arrays that travel
         self._files, self._load_files = files, load_files
         self._saved: dict[str, Any] = {}
         self._saved_at = 0.0
@@ -48,11 +54,22 @@ class Modules(torch.nn.Module):
             return dict(self._held)
         state: dict[str, Any] = {name: tensor.detach() for name, tensor in self._found().items()}
         if state:
-            return state
+            arrays = {name: array for name, array in self._arrays().items() if name in self._learned}
+            return state | {
+                f"{_ARRAY}{name}": torch.from_numpy(array) for name, array in arrays.items() if np.isfinite(array).all()
+            }
         if not self._saved or time.monotonic() - self._saved_at > _FILES_EVERY_S:
             self._saved_at = time.monotonic()
             self._saved = as_tensors(self._files())
         return dict(self._saved)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Around the project's `learn`: the arrays that it changes, such as a running mean, are learned."""
+        before = {name: array.copy() for name, array in self._arrays().items() if name not in self._learned}
+        yield
+        after = self._arrays()
+        self._learned |= {name for name in before.keys() & after if not np.array_equal(before[name], after[name])}
 
     def expire(self) -> None:
         """Have an agent that travels as files saved again at the next `state_dict`."""
@@ -82,6 +99,11 @@ class Modules(torch.nn.Module):
             self.expire()
             self._load_files(files)
             return Keys([], [])
+        for name, array in self._arrays().items():
+            new = state.get(f"{_ARRAY}{name}")
+            if new is not None and array.shape == new.shape:
+                array[...] = new.numpy()
+                self._learned.add(name)
         own = self._found()
         common = own.keys() & state.keys()
         if own and not common:
@@ -116,6 +138,16 @@ def tensors_of(agent: Any) -> dict[str, torch.Tensor]:
                 taken.add(id(tensor))
                 found[f"{path}.{name}".strip(".")] = tensor
     return found
+
+
+def arrays_of(agent: Any) -> dict[str, Array]:
+    """Path -> each NumPy array of numbers that may be written to and is small."""
+    arrays = {path: thing for path, thing in _walk(agent) if isinstance(thing, np.ndarray)}
+    return {
+        path: array
+        for path, array in arrays.items()
+        if array.dtype.kind in "bif" and array.flags.writeable and array.nbytes <= _MOST_ARRAY_BYTES
+    }
 
 
 def optimizer_states(agent: Any) -> dict[str, Any]:
@@ -156,7 +188,7 @@ def _walk(agent: Any) -> Iterator[tuple[str, Any]]:
         if id(thing) in seen or depth > _DEPTH or isinstance(thing, type):
             return
         seen.add(id(thing))
-        if isinstance(thing, (torch.nn.Module, torch.nn.Parameter)) or _keeps_state(thing):
+        if isinstance(thing, (torch.nn.Module, torch.nn.Parameter, np.ndarray)) or _keeps_state(thing):
             yield path, thing
         elif isinstance(thing, (list, tuple, dict)) and len(thing) <= _MOST_ENTRIES:
             entries = thing.items() if isinstance(thing, dict) else enumerate(thing)

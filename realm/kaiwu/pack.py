@@ -55,7 +55,10 @@ def pack(run_dir: Path, wanted: str, out: Path) -> str:
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
-    return f"{out}: model {number} of {run_dir} with the package {config.package}; unpacked, it has played an episode"
+    return (
+        f"{out}: model {number} of {run_dir} with the package {config.package}; unpacked, it has played an episode "
+        "here; whether the competition's platform takes it is not proven"
+    )
 
 
 def _model(config: Config, run_dir: Path, wanted: str, made: Path) -> tuple[int, list[Path]]:

@@ -131,7 +131,8 @@ class Agent:
             # each vector gets memory of its own: an agent may keep a field for long, and write to it
             samples = [self._definition.decode(np.array(vector)) for vector in batch["vector"]]
         self.updates += 1
-        with contextlib.nullcontext() if "samples" in batch else code.running("learning"):
+        named = contextlib.nullcontext() if "samples" in batch else code.running("learning")
+        with named, self.model.learning():
             result = plain(self.user, "learn", samples)
         metrics = {**numbers(result), **self._curves}
         self._curves.clear()
