@@ -6,6 +6,7 @@ import atexit
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from realm.contract import Version
@@ -19,6 +20,7 @@ def as_checkpoint(config: Config, folder: Path, wanted: int | str, place: str) -
     The project's `load_model` reads them when the checkpoint is loaded. Raises ConfigError if there is no such model.
     """
     from realm.kaiwu.feature.definition import spec  # late: these bring the game and torch
+    from realm.kaiwu.modules import as_tensors
     from realm.learn.checkpoint import save
 
     there = numbers_in(folder)
@@ -26,26 +28,8 @@ def as_checkpoint(config: Config, folder: Path, wanted: int | str, place: str) -
     files = required(folder, number, f"{place}: key 'eval_model_id'")
     made = Path(tempfile.mkdtemp(prefix="realm-eval-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    stored: Any = _Stored({file.name: file.read_bytes() for file in files}, int(number))
+    tensors = as_tensors({file.name: file.read_bytes() for file in files})
+    state = {"updates": int(number), "optimizers": {}, "counters": {}}
+    stored: Any = SimpleNamespace(model=SimpleNamespace(state_dict=lambda: tensors), save_model=lambda: state)
     save(made / "ckpt", stored, Version(1, int(number)), 0, spec(None, config).schema, 1)
     return made / "ckpt"
-
-
-class _Stored:
-    """What `checkpoint.save` asks an agent for."""
-
-    def __init__(self, files: dict[str, bytes], number: int) -> None:
-        self.model, self._number = _StoredFiles(files), number
-
-    def save_model(self) -> dict[str, Any]:
-        return {"updates": self._number, "optimizers": {}, "counters": {}}
-
-
-class _StoredFiles:
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self._files = files
-
-    def state_dict(self) -> dict[str, Any]:
-        from realm.kaiwu.modules import as_tensors  # late: torch
-
-        return as_tensors(self._files)

@@ -114,10 +114,11 @@ def refuse_project_in_a_run(root: Path, run_dir: Path | None = None) -> None:
             )
 
 
-def run_apart(module: str, arguments: Sequence[str], within_s: float, late: str) -> tuple[int, str]:
+def run_apart(module: str, arguments: Sequence[str], within_s: float, late: str, failed: str) -> None:
     """Run `python -m module arguments` in a process of its own, which leaves nothing in the project's folder.
 
-    Returns its exit code and the last line of what it said of errors. Raises UserCodeError(late) after `within_s`.
+    Raises UserCodeError: `late` after `within_s`, and for another exit code than 0 `failed` with the last line that it
+    said of errors.
     """
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -126,7 +127,9 @@ def run_apart(module: str, arguments: Sequence[str], within_s: float, late: str)
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, env=environment)
     except subprocess.TimeoutExpired as error:
         raise UserCodeError(late) from error
-    return done.returncode, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserCodeError(f"{failed}: {last.removeprefix('error: ')[:400]}")
 
 
 def _keys(process: Process) -> dict[str, object]:
