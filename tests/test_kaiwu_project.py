@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -236,6 +238,25 @@ def test_commands_that_need_no_code_read_it_too(tmp_path: Path, capsys: pytest.C
     for name in ("counting", "treasure_ppo"):
         assert main(["config", "train_batch_size", "--config", str(config_of(PROJECTS / name))]) == 0
         assert "train_batch_size" in capsys.readouterr().out
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from realm.kaiwu.config import Config, enter
+enter(Config(project=sys.argv[1], obs={"count": "int int64"}), "aisrv", Path(sys.argv[2]))
+from realm.kaiwu.algorithm.agent import agent_to_look_at
+print({"torch", "diy.algorithm.agent", "diy.train_workflow"} <= sys.modules.keys())
+print(agent_to_look_at.cache_info().currsize)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_at_the_actor_imports_the_projects_code_before_it_is_ready(project: Path, tmp_path: Path) -> None:
+    """Else it is silent for as long as that takes, and is called so."""
+    command = [sys.executable, "-c", WORKER, str(project), str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=PROJECTS.parents[1], capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["True", "1"], done.stderr
 
 
 def test_realms_own_configurations_are_none_of_its_business() -> None:
