@@ -178,7 +178,7 @@ class TestTD3:
         assert (np.ptp(later[:2000], 0) == 0).all()
         low, high = np.array([-2, 0, -1]), np.array([2, 5, 1])
         for actions in (at_first, later):
-            assert ((actions >= low - 1e-6) & (actions <= high + 1e-6)).all()
+            assert ((actions >= low) & (actions <= high)).all()
         np.testing.assert_allclose(at_first[2000:].mean(0), (low + high) / 2, atol=0.3)
         np.testing.assert_allclose(at_first[2000:].std(0), (high - low) / math.sqrt(12), rtol=0.1)
         assert (later[2000:].std(0) < at_first[2000:].std(0)).all()
@@ -474,6 +474,19 @@ def test_actions_without_bounds_are_refused() -> None:
         Scale(ActionSpec(n=3))
     with pytest.raises(ValueError, match="low below high"):
         Scale(ActionSpec(low=(0.0, 1.0), high=(1.0, 1.0)))
+
+
+def test_actions_are_within_bounds_that_float32_rounds() -> None:
+    """Of all bounds with two decimals, as float32 and as float64 has them."""
+    low, high = np.arange(-2, 2, 0.01), np.arange(-1.5, 2.5, 0.01)
+    ends = torch.tensor([[-1.0], [1.0], [0.0]]).expand(3, len(low))
+    for dtype in (np.float32, np.float64):
+        least, most = low.astype(dtype), high.astype(dtype)
+        scale = Scale(ActionSpec(low=tuple(least), high=tuple(most)))
+        for action in (scale.out(ends.numpy()), scale.out_tensor(ends).numpy()):
+            assert action.dtype == np.float32
+            assert ((action >= least) & (action <= most)).all()
+            np.testing.assert_allclose(action, [low, high, (low + high) / 2], atol=1e-6)
 
 
 def test_frames_are_the_same_where_it_acts_and_where_it_learns() -> None:

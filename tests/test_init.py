@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,9 +19,13 @@ import torch
 from cluster import ROOT
 from commands import end, realm, start
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+from odd import registered
 
 from realm.commands.init import _name_of
 from realm.commands.main import main
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
 from realm.contract import (
     ActionSpec,
     SampleInfo,
@@ -31,8 +36,11 @@ from realm.contract import (
 )
 from realm.data.gate import VersionGate
 from realm.data.memory import ReplayMemory
-from realm.errors import ConfigError
+from realm.errors import ConfigError, ContractError, UserCodeError
+from realm.launch.trial import try_user_code
+from realm.learn.evaluate import Player, predictor
 from realm.learn.outcome import newest_model
+from realm.learn.policy import TrainedPolicy
 from realm.learn.trainer import complete
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import load_agent, load_config_class, load_definition, load_workflow
@@ -41,32 +49,6 @@ from realm.wire.predict import LocalPolicy
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)
-
-
-class Odd(gymnasium.Env[Any, Any]):
-    """Any spaces; refuses actions that are not of its own."""
-
-    def __init__(self, obs: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-        self.observation_space, self.action_space = obs, action
-        self.seen: list[Any] = []
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.steps = 0
-        self.seen.append(self.observation_space.sample())
-        return self.seen[-1], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action), action
-        self.steps += 1
-        self.seen.append(self.observation_space.sample())
-        own = {"episode": {"r": 5.0, "l": 5, "t": 0.1}} if self.steps == 5 else {}  # as its own recorder reports it
-        return self.seen[-1], 1.0, False, self.steps == 5, own
-
-
-def registered(obs: spaces.Space[Any], action: spaces.Space[Any]) -> str:
-    name = f"Odd{len(gymnasium.registry)}-v0"
-    gymnasium.register(name, entry_point=Odd, kwargs={"obs": obs, "action": action}, disable_env_checker=True)
-    return name
 
 
 def made(obs: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
@@ -91,10 +73,31 @@ OBSERVATIONS: list[tuple[spaces.Space[Any], Any]] = [
         spaces.Dict({"a": FLOATS, "b": spaces.Dict({"c": spaces.Discrete(3)})}),
         lambda x: {"a": x["a"].astype(np.float32), "b.c": hot([3], [x["b"]["c"]])},
     ),
-    (
-        spaces.Dict({"a": spaces.Discrete(2), "legal": spaces.MultiBinary(2)}),
-        lambda x: {"a": hot([2], [x["a"]]), "legal": x["legal"] > 0},
+    *(
+        (
+            spaces.Dict({"a": spaces.Discrete(2), key: mask}),
+            lambda x, key=key: {"a": hot([2], [x["a"]]), "legal": x[key] > 0},
+        )
+        for key, mask in (
+            ("legal", spaces.MultiBinary(2)),
+            ("action_mask", spaces.MultiBinary(2)),
+            ("action_mask", spaces.Box(0, 1, (2,), np.float32)),
+            ("action_mask", spaces.MultiDiscrete([2, 2])),
+        )
     ),
+    (
+        spaces.Tuple((FLOATS, spaces.Dict({"a/b": spaces.Discrete(3, start=-1)}))),
+        lambda x: {"0": x[0].astype(np.float32), "1.a/b": hot([3], [x[1]["a/b"] + 1])},
+    ),
+    (
+        spaces.Dict({1: FLOATS, "größe": spaces.MultiDiscrete(np.array([[2, 3], [1, 2]])), "": spaces.MultiBinary(2)}),
+        lambda x: {
+            "1": x[1].astype(np.float32),
+            "größe": hot([2, 3, 1, 2], x["größe"].reshape(-1)),
+            "state": x[""],
+        },
+    ),
+    (spaces.Box(0, 60_000, (3,), np.uint16), lambda x: {"state": x.astype(np.float32)}),
 ]
 
 
@@ -123,28 +126,128 @@ def test_observations_become_numbers(space: spaces.Space[Any], wanted: Any) -> N
         (spaces.MultiDiscrete([2, 3]), ActionSpec(n=6)),
         (spaces.MultiDiscrete([2, 3], start=[1, -1]), ActionSpec(n=6)),
         (spaces.MultiBinary(3), ActionSpec(n=8)),
+        (spaces.Discrete(3, start=5, dtype=np.int8), ActionSpec(n=3)),
+        (spaces.MultiDiscrete(np.array([[2, 3], [1, 2]])), ActionSpec(n=12)),
+        (spaces.Box(-1, 1, (2,), np.int8), ActionSpec(n=9)),
+        (spaces.Box(250, 255, (), np.uint8), ActionSpec(n=6)),
+        (spaces.Box(0, 1, (3,), np.bool_), ActionSpec(n=8)),  # type: ignore[arg-type]  # its stubs know numbers alone
         (spaces.Box(-2, 3, (2,)), ActionSpec(low=(-2.0, -2.0), high=(3.0, 3.0))),
+        (spaces.Box(-2, 3, (2, 1)), ActionSpec(low=(-2.0, -2.0), high=(3.0, 3.0))),
+        (spaces.Box(np.float32([0, 7, 1]), np.float32([1, 7, 3])), ActionSpec(low=(0.0, 1.0), high=(1.0, 3.0))),
+        (spaces.Box(np.float16([0.7, 0.1]), np.float16([0.9, 0.3]), dtype=np.float16), None),
+        (spaces.Box(np.array([0.7, 1]), np.array([0.9, 1 + 1e-12]), dtype=np.float64), None),
     ],
     ids=str,
 )
-def test_actions_are_of_the_environments_space(space: spaces.Space[Any], action: ActionSpec) -> None:
+def test_actions_are_of_the_environments_space(space: spaces.Space[Any], action: ActionSpec | None) -> None:
     envs = made(FLOATS, space)
-    assert action_spec(envs) == action
+    own = action_spec(envs)
+    assert action in (own, None)
     envs.reset(seed=1)
     for number in range(24):  # the environment itself checks them
-        envs.step(np.full(2, number % action.n) if action.n else envs.action_space.sample())
+        bound = (np.float32(own.low), np.float32(own.high))[number % 2]
+        envs.step(np.full(2, number % own.n) if own.n else np.stack([bound, envs.action_space.sample()[1]]))
 
 
 def test_spaces_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"observation space is or has Tuple.*it must be a Box, Discrete"):
-        made(spaces.Tuple((FLOATS, FLOATS)), spaces.Discrete(2))
-    for space in (spaces.Dict({"a": FLOATS}), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, 1, (2, 2))):
+    choice = spaces.Discrete(2)
+    for obs in (spaces.Text(3), spaces.Dict({"a": spaces.Sequence(FLOATS)}), spaces.Box(0, 1, (0,))):
+        with pytest.raises(ConfigError, match=r"observation space is or has .*it must be a Box, Discrete"):
+            made(obs, choice)
+    greatest = float(np.finfo(np.float32).max)
+    for space in (
+        *(spaces.Dict({"a": FLOATS}), spaces.Tuple((choice, choice)), spaces.Box(-np.inf, np.inf, (2,))),
+        *(spaces.Box(0, np.inf, (2,)), spaces.Box(-greatest, greatest, (1, 1)), spaces.Box(0, 1, (0,))),
+    ):
         with pytest.raises(ConfigError, match=r"the action space is .*it must be Discrete"):
             action_spec(made(FLOATS, space))
-    with pytest.raises(ConfigError, match="8192 combinations, more than 4096"):
-        made(FLOATS, spaces.MultiBinary(13))
-    with pytest.raises(ConfigError, match=r"observation 'legal' is .*give it another name"):
-        made(spaces.Dict({"a": FLOATS, "legal": spaces.MultiBinary(3)}), spaces.Discrete(2))
+    for space in (spaces.MultiBinary(13), spaces.Box(0, 255, (3,), np.uint8)):
+        with pytest.raises(ConfigError, match=r"has (8192|16777216) combinations; it must have 1 to 4096"):
+            made(FLOATS, space)
+    with pytest.raises(ConfigError, match="which leaves no choice"):
+        made(FLOATS, spaces.Box(1, 1, (2,)))
+    for key, space in (("legal", choice), ("action_mask", choice), ("action_mask", spaces.Box(0, 1, (3,)))):
+        with pytest.raises(ConfigError, match=rf"observation '{key}' is .*give it another name"):
+            made(spaces.Dict({"a": FLOATS, key: spaces.MultiBinary(3)}), space)
+    with pytest.raises(ConfigError, match="it must have more than a mask"):
+        made(spaces.Dict({"action_mask": spaces.MultiBinary(2)}), choice)
+    for keys in (("a.b", "a"), ("state", "")):
+        with pytest.raises(ConfigError, match=r"would both be called '.*'; rename one of these keys"):
+            made(spaces.Dict({keys[0]: FLOATS, keys[1]: spaces.Dict({"b": FLOATS}) if keys[1] else FLOATS}), choice)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "text"),
+    [
+        (spaces.Discrete(5), -1, "observation -1; it must be of Discrete(5)"),
+        (spaces.Dict({"a": spaces.Tuple((spaces.MultiDiscrete([2, 3]),))}), {"a": (np.array([1, 3]),)},
+         "observation['a'][0] [1, 3]; it must be of MultiDiscrete([2 3])"),
+        (spaces.MultiBinary(2), np.array([0, 2], np.int8), "observation [0, 2]; it must be of MultiBinary(2)"),
+    ],
+)  # fmt: skip
+def test_an_observation_outside_its_space_is_named(space: spaces.Space[Any], given: Any, text: str) -> None:
+    algo, env = "realm.zoo.ppo", registered(space, spaces.Discrete(2), given)
+    with pytest.raises(UserCodeError, match=re.escape(f"Odd.reset returned {text}")):
+        try_user_code(RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}), load_config_class(algo)())
+    if not isinstance(space, spaces.MultiBinary):
+        with pytest.raises(ContractError, match=r"the observation '.*' is .*, which is not of"):
+            make_vec(1, {"id": env}, "").reset()
+
+
+MASKS = {"a": FLOATS, "action_mask": spaces.MultiBinary(3)}
+
+
+@pytest.mark.parametrize(
+    ("package", "obs", "action"),
+    [
+        ("ppo", FLOATS, spaces.Discrete(3, start=5)),
+        ("dqn", spaces.Discrete(4, start=1), spaces.MultiDiscrete([3, 2], start=[1, -1])),
+        ("ppo", spaces.Tuple((spaces.Discrete(3), FLOATS)), spaces.MultiBinary((2, 2))),
+        ("dqn", spaces.MultiDiscrete([2, 3]), spaces.Box(0, 9, (2,), np.int32)),
+        ("dqn", spaces.Dict(MASKS), spaces.Discrete(3, start=-1)),
+        ("ppo", spaces.Dict({"a": spaces.Dict({7: spaces.Discrete(2)})}), spaces.Discrete(2, dtype=np.int32)),
+        (
+            "ppo",
+            spaces.Box(0, 255, (3, 40, 44), np.uint8),
+            spaces.Box(np.float16(0.1), np.float16(0.7), dtype=np.float16),
+        ),
+        (
+            "td3",
+            spaces.Box(-1, 1, (), np.float32),
+            spaces.Box(np.array([0.7, 1, 2]), np.array([0.9, 1, 3]), dtype=np.float64),
+        ),
+        ("sac", FLOATS, spaces.Box(0.81, 1.19, (2, 2))),
+    ],
+)
+def test_a_policy_acts_as_its_environment_speaks(
+    package: str, obs: spaces.Space[Any], action: spaces.Space[Any]
+) -> None:
+    """On one raw observation, on several, and in the environments that it makes; the environment itself refuses what is
+    not of its space."""
+    algo = f"realm.zoo.{package}"
+    definition, env = load_definition(algo), registered(obs, action)
+    config = load_config_class(algo)(hidden=8)
+    envs = definition.make_envs(1, 0, config, {"id": env})
+    spec = definition.spec(envs, config)
+    agent = load_agent(algo)(spec, config, "cpu", 0)
+    player = Player(envs, agent, predictor(agent, spec, 10**6), spec, ())
+    policy = TrainedPolicy(player, RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}))
+    one, several, own = gymnasium.make(env), gymnasium.make_vec(env, 3), policy.make_envs(3)
+    seen = one.reset()[0]
+    for _ in range(5):
+        chosen = policy.act(seen)
+        assert chosen.dtype == action.dtype
+        seen = one.step(chosen)[0]
+    for envs in (several, own):
+        seen = envs.reset()[0] if envs is own else batched(obs, [obs.sample() for _ in range(3)])
+        for explore in (0.0, 1.0):
+            chosen = policy.act(seen, explore=explore)
+            assert envs.action_space.contains(chosen), chosen
+            assert envs is several or envs.step(chosen)
+
+
+def batched(space: spaces.Space[Any], obs: list[Any]) -> Any:
+    return concatenate(space, obs, create_empty_array(space, len(obs)))
 
 
 LEGAL = spaces.Box(np.eye(6, dtype=np.int8)[0], np.ones(6, np.int8), dtype=np.int8)
@@ -157,6 +260,7 @@ JOINT, BOX = spaces.MultiDiscrete([2, 3]), spaces.Box(-2, 3, (2,))
 TRAINED: list[tuple[str, spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = [
     ("ppo", MASKED, JOINT, {}),
     ("ppo", PICTURED, BOX, {}),
+    ("ppo", spaces.Dict({"a": FLOATS, "action_mask": LEGAL}), JOINT, {}),
     ("ppo", FINAL, JOINT, {}),
     ("dqn", FINAL, JOINT, {}),
     ("dqn", MASKED, JOINT, {}),
@@ -236,6 +340,14 @@ class Pick(gymnasium.Env):
 
 gymnasium.register("Pick-v0", entry_point=Pick)
 '''
+
+
+def test_init_says_what_to_do_with_a_mask_in_info(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
+    assert "tells the legal actions in info['action_mask'], which nothing reads" in capsys.readouterr().out
 
 
 def test_a_name_from_an_environments_id() -> None:

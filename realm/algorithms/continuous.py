@@ -15,6 +15,7 @@ from realm.algorithms.adam import Adam
 from realm.algorithms.networks import Obs
 from realm.algorithms.rows import Rows
 from realm.contract import ActionSpec, Array
+from realm.errors import ContractError
 
 Metrics = dict[str, Tensor]  # f32 [] each
 
@@ -92,19 +93,21 @@ class Scale:
     """Between actions from -1 to 1, which networks give, and those of the action space, f32 [n, A]."""
 
     def __init__(self, action: ActionSpec) -> None:
-        """Raises ValueError for a space that is not continuous, or has no bounds."""
-        low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
-        if not len(low) or not np.isfinite([low, high]).all() or not (low < high).all():
-            raise ValueError(f"continuous actions with finite bounds, low below high, are needed, got {action}")
-        self.middle, self.half = (high + low) / 2, (high - low) / 2
+        """Raises ContractError for a space that is not continuous, or has no bounds."""
+        self.low, self.high = action.bounds
+        if not len(self.low) or not np.isfinite(action.bounds).all() or not (self.low < self.high).all():
+            raise ContractError(f"continuous actions with finite bounds, low below high, are needed, got {action}")
+        self.middle, self.half = self.high / 2 + self.low / 2, self.high / 2 - self.low / 2
 
     def out(self, action: Array) -> Array:
-        return np.asarray(self.middle + self.half * action, np.float32)
+        """Within the bounds: the sum alone misses them by a bit."""
+        return np.asarray(np.clip(self.middle + self.half * action, self.low, self.high), np.float32)
 
     def out_tensor(self, action: Tensor) -> Tensor:
         """`out` as operations of torch."""
-        middle, half = (torch.from_numpy(x).to(action.device) for x in (self.middle, self.half))
-        return middle + half * action
+        own = (self.middle, self.half, self.low, self.high)
+        middle, half, low, high = (torch.from_numpy(x).to(action.device) for x in own)
+        return torch.minimum(torch.maximum(middle + half * action, low), high)
 
     def back(self, action: Array) -> Array:
         return np.asarray((action - self.middle) / self.half, np.float32)

@@ -79,7 +79,7 @@ class Gaussian:
     the range; what was drawn before the cut travels with the chunk as `drawn`, f32 [A]."""
 
     def __init__(self, action: ActionSpec) -> None:
-        """Raises ValueError for an action space that is not continuous, or has no bounds."""
+        """Raises ContractError for an action space that is not continuous, or has no bounds."""
         self._scale = Scale(action)
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:

@@ -12,6 +12,7 @@ from realm.config.load import EVAL_SEED, RunConfig
 from realm.contract import Array, PredictContext
 from realm.errors import RunError
 from realm.learn.evaluate import Player, load_player
+from realm.learn.policy import own_actions
 from realm.watch.progress import busy
 
 NUM_ENVS = 100
@@ -34,7 +35,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
     player = load_player(config, checkpoint, config.env, NUM_ENVS, EVAL_SEED)
     try:
         with busy("exporting"), writing(out):
-            outputs = write_onnx(player.agent, player.spec, out)
+            outputs = write_onnx(player.agent, player.spec, player.envs, out)
         inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in player.spec.obs.items())
         print(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")
         print(f"inputs: {inputs}".replace("'", ""))
@@ -51,6 +52,12 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
 def compare(player: Player, exported: Any) -> Array:
     """Whether the exported policy acts as the model does, on observations of sampled play; bool [ROWS]."""
     action_spec, equal = player.spec.action, list[Array]()
+    within: Any = 0.0
+    if action_spec.low:
+        low, high = (
+            own_actions(player.envs, np.array([bound], np.float32)) for bound in (action_spec.low, action_spec.high)
+        )
+        within = TOLERANCE * (high - low)
     slot, first, ended = np.arange(NUM_ENVS), np.ones(NUM_ENVS, np.bool_), np.zeros(NUM_ENVS, np.bool_)
     obs, _ = player.envs.reset(seed=EVAL_SEED)
     for _ in range(ROWS // NUM_ENVS):
@@ -58,12 +65,8 @@ def compare(player: Player, exported: Any) -> Array:
             player.predict(obs, PredictContext(slot, first, np.full(NUM_ENVS, explore, np.float32)))[0]
             for explore in (0.0, 1.0)
         )
-        answer = exported.act(obs)
-        if action_spec.low:
-            within = TOLERANCE * (np.array(action_spec.high) - np.array(action_spec.low))
-            equal.append((np.abs(answer - greedy) <= within).all(-1))
-        else:
-            equal.append((answer == greedy).reshape(NUM_ENVS, -1).all(-1))
+        differs = np.abs(np.subtract(exported.act(obs), own_actions(player.envs, greedy), dtype=np.float64)) > within
+        equal.append(~differs.reshape(NUM_ENVS, -1).any(-1))
         obs, _, terminated, truncated, _ = player.envs.step(played)
         first, ended = ended, terminated | truncated  # the step after an end is the reset
     return np.concatenate(equal)

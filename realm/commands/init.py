@@ -15,9 +15,11 @@ import realm
 from realm.commands.ending import called
 from realm.commands.files import writing
 from realm.commands.models import DEFAULT_CONFIG
-from realm.config.keys import CHECKS
+from realm.config.keys import CHECKS, AppConfig
+from realm.config.load import RunConfig
 from realm.contract import Spec
-from realm.errors import ConfigError, one_line
+from realm.errors import ConfigError, UserError, one_line
+from realm.launch.trial import try_user_code
 from realm.user import BUILT_IN, load_definition, load_hyper
 
 GAME = "realm"
@@ -91,7 +93,8 @@ def _check_name(name: str) -> None:
 
 
 def _fitting(package: str, env: str) -> tuple[str, Spec]:
-    """The package, or the default one, and the environment's Spec. Raises ConfigError if they are of other kinds."""
+    """The package, or the default one, and the environment's Spec. Raises ConfigError if they are of other kinds, or if
+    a start would refuse the environment."""
     make_envs = load_definition("realm.zoo.ppo").make_envs  # that of all of them
     specs: dict[str, Spec] = {}
     why = ""
@@ -103,7 +106,6 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
                 specs[name] = load_definition(algo).spec(envs, load_hyper(algo, {}))
             except ConfigError as error:
                 why = str(error)
-        envs.close()
     except ConfigError as error:
         why = str(error)
     except Exception as error:  # whatever the environment raises
@@ -114,6 +116,18 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
     package = package or next(name for name in (*_FIRST, *specs) if name in specs)
     if package not in specs:
         raise ConfigError(f"--from {package} does not fit the actions of {env}; it must be {' or '.join(specs)}")
+    algo = f"realm.zoo.{package}"
+    try:
+        try_user_code(RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}), load_hyper(algo, {}))
+    except UserError as error:
+        raise ConfigError(f"--env {env}: {error}") from error
+    envs.reset(seed=0)
+    if "legal" not in specs[package].obs and "action_mask" in (getattr(envs.unwrapped, "told", None) or ()):
+        print(
+            f"note: {env} tells the legal actions in info['action_mask'], which nothing reads; a wrapper that puts "
+            "them into the observation, as its key 'action_mask', makes a mask of them (docs/your-own.md)"
+        )
+    envs.close()
     return package, specs[package]
 
 

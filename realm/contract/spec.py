@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from realm.contract.arrays import Field, Fields, is_number
+from realm.contract.arrays import Array, Field, Fields, is_number
 from realm.errors import ContractError
 
 
@@ -44,6 +44,18 @@ class ActionSpec:
         if self.nvec:
             return Field((len(self.nvec),), "int64")
         return Field((len(self.low),), "float32")
+
+    @property
+    def bounds(self) -> tuple[Array, Array]:
+        """low and high as f32 [A], where float32 lacks one the next number inside, so that what lies between these lies
+        between those."""
+        low, high = np.array(self.low), np.array(self.high)
+        with np.errstate(over="ignore"):
+            least, most = low.astype(np.float32), high.astype(np.float32)
+        inf = np.float32(np.inf)
+        return np.where(least < low, np.nextafter(least, inf), least), np.where(
+            most > high, np.nextafter(most, -inf), most
+        )
 
 
 @dataclass(frozen=True)

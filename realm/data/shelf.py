@@ -31,7 +31,7 @@ class Shelf:
         """The array of this name as it was left, or zeros. Raises ConfigError if its file is of another shape."""
         if self._folder is None or 0 in shape:
             return np.zeros(shape, dtype)
-        path = self._folder / f"{name}.npy"
+        path = self._folder / f"{name.replace('/', '%2F')}.npy"  # an observation may have any name
         if not path.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._make(path, shape, np.dtype(dtype))

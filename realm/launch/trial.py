@@ -1,6 +1,6 @@
 """Tries a user's package before a run has a directory or a process: one environment, its spec, and one round.
 
-Called by `prepare`. Without weights and torch: a policy of random actions stands in for the agent.
+Called by `prepare` and `realm init`. Without weights and torch: a policy of random actions stands in for the agent.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _random_action(action: ActionSpec, legal: Array | None, count: int, random: 
         return np.asarray((random.random((count, action.n)) * (np.asarray(allowed) > 0)).argmax(1))
     if action.nvec:
         return random.integers(0, action.nvec, (count, len(action.nvec)))
-    low, high = np.array(action.low), np.array(action.high)
+    low, high = action.bounds
     low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2)
     high = np.where(np.isfinite(high), high, np.maximum(low, -1.0) + 2)
     return random.uniform(low, high, (count, len(low))).astype(np.float32)

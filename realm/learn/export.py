@@ -1,7 +1,7 @@
 """A trained policy as an ONNX file, for programs without Python or torch. Called by `realm export`.
 
-`write_onnx` writes what `Agent.greedy` computes, with the observations of the `Spec` as inputs and a free number of
-rows; `OnnxPolicy` runs such a file, to compare it with the model.
+`write_onnx` writes what `Agent.greedy` computes, with the observations of the `Spec` as inputs, a free number of rows
+and actions of the environment itself; `OnnxPolicy` runs such a file, to compare it with the model.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorActionWrapper
 from torch import Tensor
 
 from realm.contract import Array, Arrays, Spec
 from realm.errors import ConfigError, UserCodeError
+from realm.learn.policy import layers
 
 OPSET = 17
 PACKAGES = ("onnx", "onnxruntime")
@@ -32,21 +34,33 @@ def check_packages() -> None:
 class _Greedy(torch.nn.Module):
     """`agent.greedy` as a module whose inputs are the observations in the order of the Spec."""
 
-    def __init__(self, agent: Any, names: list[str]) -> None:
+    def __init__(self, agent: Any, names: list[str], wrappers: list[Any]) -> None:
         super().__init__()
         self.model = agent.model
-        self._greedy, self._names = agent.greedy, names
+        self._greedy, self._names, self._wrappers = agent.greedy, names, wrappers
 
     def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._greedy(dict(zip(self._names, arrays, strict=True))).values())
+        outputs = self._greedy(dict(zip(self._names, arrays, strict=True)))
+        for wrapper in self._wrappers:
+            outputs = {**outputs, "action": wrapper.tensors(outputs["action"])}
+        return tuple(outputs.values())
 
 
-def write_onnx(agent: Any, spec: Spec, path: Path) -> list[str]:
+def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> list[str]:
     """Write the greedy policy of an agent on the CPU; returns the names of the outputs, `action` among them.
 
-    Raises UserCodeError if the agent has no `greedy`, has a memory, or computes what ONNX cannot say; OSError.
+    envs: what its package makes. A VectorActionWrapper there must have `tensors(actions)`, which does by torch alone
+    what its `actions` does. Raises UserCodeError if the agent has no `greedy`, has a memory, or computes what ONNX
+    cannot say; OSError.
     """
     package = type(agent).__module__
+    wrappers = [layer for layer in layers(envs) if isinstance(layer, VectorActionWrapper)]
+    for wrapper in wrappers:
+        if not hasattr(wrapper, "tensors"):
+            raise UserCodeError(
+                f"{type(wrapper).__module__}: {type(wrapper).__qualname__} changes actions, so an export needs its "
+                "method tensors(actions), which does the same by torch alone, as in realm/zoo/gym.py"
+            )
     if not callable(getattr(agent, "greedy", None)):
         raise UserCodeError(
             f"{package}: Agent has no greedy(obs), which an export needs; realm.contract.Agent tells more"
@@ -66,7 +80,7 @@ def write_onnx(agent: Any, spec: Spec, path: Path) -> list[str]:
         try:
             # not the newer exporter (dynamo): it needs a package that cannot be installed next to reverb's TensorFlow
             torch.onnx.export(
-                _Greedy(agent, names),
+                _Greedy(agent, names, wrappers),
                 rows,
                 str(path),
                 dynamo=False,
@@ -91,6 +105,6 @@ class OnnxPolicy:
         self._inputs = [one.name for one in self._session.get_inputs()]
 
     def act(self, obs: Arrays) -> Array:
-        """obs: name -> [N, ...]. Returns the greedy action of each row, [N, ...]."""
+        """obs: name -> [N, ...]. Returns the environment's action for each row, the greedy one, [N, ...]."""
         action: Array = self._session.run(["action"], {name: obs[name] for name in self._inputs})[0]
         return action

@@ -144,6 +144,16 @@ def check_one(env: Any, method: str, obs: Any) -> None:
             raise _wrong(env, method, name, value, f"must be {space.dtype}{list(space.shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _wrong(env, method, name, value, "must be finite")
+        if not isinstance(space, spaces.Box) and not _is_of(space, array):
+            raise _wrong(env, method, name, array.tolist(), f"must be of {space}")
+
+
+def _is_of(space: Any, array: Array) -> bool:
+    """Whether choices are those of a Discrete, MultiDiscrete or MultiBinary; others would train as something else."""
+    if isinstance(space, spaces.Discrete):
+        return 0 <= int(array) - int(space.start) < int(space.n)
+    chosen = array - getattr(space, "start", 0)
+    return bool(((chosen >= 0) & (chosen < getattr(space, "nvec", 2))).all())
 
 
 def _leaves(env: Any, method: str, name: str, space: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -153,6 +163,11 @@ def _leaves(env: Any, method: str, name: str, space: Any, value: Any) -> Iterato
             raise _wrong(env, method, name, value, f"must be a dict with the keys {list(space.spaces)}")
         for key, inner in space.spaces.items():
             yield from _leaves(env, method, f"{name}[{key!r}]", inner, value[key])
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+            raise _wrong(env, method, name, value, f"must be a tuple of {len(space.spaces)}")
+        for number, inner in enumerate(space.spaces):
+            yield from _leaves(env, method, f"{name}[{number}]", inner, value[number])
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         yield name, space, value
     elif value is None:

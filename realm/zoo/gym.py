@@ -1,120 +1,209 @@
 """Any gymnasium environment as a package needs it: vector environments with dicts as observations, and their shapes.
 
 A package of the zoo takes its environment's name from the table `[env]`: `id = "Pendulum-v1"`, or `id =
-"my_module:MyEnv-v0"` for one that a module registers; the other keys of that table go to `gymnasium.make_vec`. Workers
-call this, so it imports no torch. Atari's `id = "ALE/Pong-v5"` gives single grey frames of 84 x 84, made by ale_py.
+"my_module:MyEnv-v0"` for one that a module registers; the other keys of that table go to `gymnasium.make`. Workers call
+this, so it imports no torch. Atari's `id = "ALE/Pong-v5"` gives single grey frames of 84 x 84, made by ale_py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorActionWrapper, VectorEnv, VectorWrapper
+from gymnasium.vector import SyncVectorEnv, VectorActionWrapper, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields
-from realm.errors import ConfigError
+from realm.errors import ConfigError, ContractError
 
 _MOST_COMBINATIONS = 4096
 _IMAGE_SIDE = 36  # smaller ones are no images to `realm.algorithms.networks.Encoder`
 _MOST_CHANNELS = 16
 MASK = "legal"
+_MASK_KEYS = (MASK, "action_mask")  # the second is what most environments call it
+_CHOICES = (spaces.Discrete, spaces.MultiDiscrete)
+_Path = tuple[Hashable, ...]
 
 
 def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorEnv[Any, Any, Any]:
     """Environments that report each episode's return; observations are dicts of numbers (see `_number_space`), and
-    `{"state": ...}` where they were no dicts. One named `legal` is the mask of legal actions.
+    `{"state": ...}` where they were no dicts. One named `legal` or `action_mask` is the mask of legal actions, here
+    called `legal`. Actions are numbers from 0, or f32 [E, A] (see `_OwnActions`).
 
     options: the table `[env]`; default: the id if it names none.
     """
     given = dict(options)
     env_id = name = given.pop("id", default)
-    mode = "sync"
-    if str(name).startswith("ALE/"):
-        # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
-        name, mode, given = f"ale_py:{name}", "vector_entry_point", {"stack_num": 1, **given}
+    envs: Any
     try:
-        if mode != "sync" and find_spec("ale_py") is None:
-            raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
-        envs: Any = gymnasium.make_vec(name, num_envs, vectorization_mode=mode, **given)
+        if str(name).startswith("ALE/"):
+            if find_spec("ale_py") is None:
+                raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
+            # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
+            given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, **given}
+            envs = gymnasium.make_vec(f"ale_py:{name}", num_envs, **given)
+        else:
+            envs = _Envs([partial(gymnasium.make, name, **given)] * num_envs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {error}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {env_id!r}: {str(error).splitlines()[0]}") from error
-    action: Any = envs.single_action_space
-    from_0 = not isinstance(action, spaces.Discrete) or action.start == 0
-    if isinstance(action, (spaces.MultiDiscrete, spaces.MultiBinary)) or not from_0:
-        envs = _JointActions(envs)
-    parts = list(_parts(envs.single_observation_space))
-    single = spaces.Dict({_name(path): _number_space(space) for path, space in parts})
-    if MASK in single.spaces:
-        single = spaces.Dict({**single.spaces, MASK: _mask_space(single[MASK], envs.single_action_space)})
+    envs = _with_own_actions(envs)
+    parts = _named(_parts(envs.single_observation_space))
+    single: dict[str, spaces.Space[Any]] = {name: _number_space(space) for name, (_, space) in parts.items()}
+    if MASK in parts:
+        single[MASK] = _mask_space(parts[MASK], envs.single_action_space)
+    if not single.keys() - {MASK}:
+        raise ConfigError(f"the observation space is {envs.single_observation_space}; it must have more than a mask")
 
     def observed(obs: Any) -> Arrays:
-        seen = {_name(path): _numbers(space, _part(obs, path)) for path, space in parts}
-        return seen | {MASK: seen[MASK].astype(np.bool_)} if MASK in seen else seen
+        return {
+            name: _part(obs, path) > 0 if name == MASK else _numbers(space, _part(obs, path), name)
+            for name, (path, space) in parts.items()
+        }
 
-    return TransformObservation(
-        RecordEpisodeStatistics(_Unrecorded(envs)), observed, batch_space(single, num_envs), single
-    )
-
-
-class _Unrecorded(VectorWrapper):
-    """Leaves out what environments say of their episodes themselves: gymnasium's recorder refuses a second report."""
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        *step, info = self.env.step(actions)
-        return (*step, {name: x for name, x in info.items() if name not in ("episode", "_episode")})
+    space = spaces.Dict(single)
+    return TransformObservation(RecordEpisodeStatistics(envs), observed, batch_space(space, num_envs), space)
 
 
-class _JointActions(VectorActionWrapper):
-    """Each combination of several discrete actions as one action from 0; for spaces with few combinations."""
+class _Envs(SyncVectorEnv):
+    """Drops what environments tell in `info`: nothing here reads it, and gymnasium cannot join arrays that change their
+    length, or what they say of their episodes with what its own recorder says."""
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+    told: Any = None
+    """What the last environment told."""
+
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        self.told = env_info
+        return vector_infos
+
+
+# ---- actions ----
+
+
+class _OwnActions(VectorActionWrapper):
+    """Gives the environments an action of their space for one that an algorithm knows.
+
+    table    for whole numbers: [n, ...], the environment's action for each number from 0; several numbers become one,
+             each combination an action
+    columns  for a Box, whose numbers the algorithm has side by side, f32 [E, A], without those that cannot change:
+             i64 [numbers of the Box], the column of each. They are cut to the bounds in the Box's own dtype.
+    """
+
+    table: Array | None = None
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], table: Array | None, columns: Array | None) -> None:
         super().__init__(envs)
-        space: Any = envs.single_action_space
-        self._nvec = np.full(space.shape, 2) if isinstance(space, spaces.MultiBinary) else np.asarray(_counts(space))
-        self._start = np.asarray(getattr(space, "start", 0))
-        count = int(np.prod(self._nvec, dtype=np.int64))
-        if count > _MOST_COMBINATIONS:
-            raise ConfigError(f"the action space {space} has {count} combinations, more than {_MOST_COMBINATIONS}")
-        self.single_action_space = spaces.Discrete(count)
-        self.action_space = spaces.MultiDiscrete([count] * envs.num_envs)
+        self.table, self.columns = table, columns
 
     def actions(self, actions: Any) -> Any:
-        joint: Any = self.env.single_action_space
-        parts = np.stack(np.unravel_index(actions, self._nvec.reshape(-1)), -1)
-        return (parts.reshape(-1, *self._nvec.shape) + self._start).astype(joint.dtype)
+        """actions: i64 [E] or f32 [E, A]."""
+        if self.table is not None:
+            return self.table[actions]
+        space: Any = self.env.single_action_space
+        own = np.asarray(actions)[:, self.columns].astype(space.dtype).reshape(-1, *space.shape)
+        return np.clip(own, space.low, space.high)
+
+    def tensors(self, actions: Any) -> Any:
+        """The same by torch alone, for `realm export`."""
+        import torch  # late: workers do not need it
+
+        if self.table is not None:
+            return torch.from_numpy(self.table)[actions]
+        space: Any = self.env.single_action_space
+        low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
+        own = actions[:, torch.from_numpy(self.columns)].to(low.dtype).reshape(-1, *space.shape)
+        return torch.minimum(torch.maximum(own, low), high)
+
+
+def _with_own_actions(envs: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+    """Environments that take numbers from 0 or f32 [E, A], if their actions can be said so. Raises ConfigError."""
+    space: Any = envs.single_action_space
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        if not _is_bounded(space) or 0 in space.shape:
+            return envs
+        low, high = (bound.astype(np.float32).reshape(-1) for bound in (space.low, space.high))
+        free = low < high
+        if not free.any():
+            raise ConfigError(f"the action space is {space}, which leaves no choice; it must have a low below its high")
+        if free.all() and space.dtype == np.float32 and len(space.shape) == 1:
+            return envs
+        wrapped = _OwnActions(envs, None, np.where(free, np.cumsum(free) - 1, 0))
+        wrapped.single_action_space = spaces.Box(low[free], high[free], dtype=np.float32)
+    elif isinstance(space, spaces.Discrete) and space.start == 0 and space.dtype == np.int64:
+        return envs
+    elif isinstance(space, (*_CHOICES, spaces.MultiBinary, spaces.Box)):
+        start, counts = _whole(space)
+        count = math.prod(counts)
+        if not counts or count > _MOST_COMBINATIONS:
+            raise ConfigError(
+                f"the action space {space} has {count if counts else 'no'} combinations; it must have 1 to "
+                f"{_MOST_COMBINATIONS}, each of which becomes an action"
+            )
+        parts = np.stack(np.unravel_index(np.arange(count), counts), -1).reshape(count, *(space.shape or ()))
+        wrapped = _OwnActions(envs, (parts + start).astype(space.dtype), None)
+        wrapped.single_action_space = spaces.Discrete(count)
+    else:
+        return envs
+    wrapped.action_space = batch_space(wrapped.single_action_space, envs.num_envs)
+    return wrapped
+
+
+def _is_bounded(space: spaces.Box) -> bool:
+    """Whether its range is one of numbers that float32 has; its greatest number stands for none."""
+    with np.errstate(over="ignore"):
+        bounds = np.array([space.low, space.high]).astype(np.float32)
+    return bool((np.abs(bounds) < np.finfo(np.float32).max).all())
+
+
+def _whole(space: Any) -> tuple[Any, list[int]]:
+    """The least of each number of a space, and how many there are."""
+    if isinstance(space, spaces.Box):
+        low = space.low.astype(object)  # Python's whole numbers: differences of int64 overflow
+        return low, [int(high) - int(one) + 1 for one, high in zip(low.flat, space.high.flat, strict=True)]
+    if isinstance(space, spaces.MultiBinary):
+        return 0, [2] * int(np.prod(space.shape))
+    return np.asarray(space.start, np.int64), np.ravel(_counts(space)).tolist()
 
 
 # ---- observations ----
 
 
-def _parts(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Keys and space of every leaf of a Dict, which may have others in it. Raises ConfigError."""
-    if isinstance(space, spaces.Dict):
-        for key, inner in space.spaces.items():
+def _parts(space: spaces.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """Keys and space of every leaf of a Dict or Tuple, which may have others in it. Raises ConfigError."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for key, inner in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
             yield from _parts(inner, (*path, key))
-    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+    elif isinstance(space, (spaces.Box, *_CHOICES, spaces.MultiBinary)) and 0 not in (space.shape or ()):
         yield path, space
     else:
         raise ConfigError(
             f"the observation space is or has {space}; it must be a Box, Discrete, MultiDiscrete, MultiBinary, or a "
-            "Dict of these; wrap the environment into one that gives these"
+            "Dict or Tuple of these, with one number at least; wrap the environment into one that gives these"
         )
 
 
-def _name(path: tuple[str, ...]) -> str:
-    return ".".join(path) or "state"
+def _named(parts: Iterator[tuple[_Path, Any]]) -> dict[str, tuple[_Path, Any]]:
+    """Name -> keys and space of each leaf. Raises ConfigError if two get the same name."""
+    named: dict[str, tuple[_Path, Any]] = {}
+    for path, space in parts:
+        name = MASK if path and path[-1] in _MASK_KEYS else ".".join(map(str, path)) or "state"
+        if name in named:
+            raise ConfigError(
+                f"the observations {named[name][0]} and {path} would both be called {name!r}; rename one of these keys"
+            )
+        named[name] = path, space
+    return named
 
 
-def _part(obs: Any, path: tuple[str, ...]) -> Array:
+def _part(obs: Any, path: _Path) -> Array:
     for key in path:
         obs = obs[key]
     return np.asarray(obs)
@@ -122,35 +211,40 @@ def _part(obs: Any, path: tuple[str, ...]) -> Array:
 
 def _number_space(space: Any) -> spaces.Box:
     """The space of what `_numbers` gives: images as they are but with channels last, f64 as f32, choices one-hot."""
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+    if isinstance(space, _CHOICES):
         return spaces.Box(0.0, 1.0, (int(np.sum(_counts(space))),), np.float32)
     if isinstance(space, spaces.MultiBinary):
         return spaces.Box(0, 1, space.shape, np.int8)
-    low, high = (_numbers(space, bound[None])[0] for bound in (space.low, space.high))
+    with np.errstate(over="ignore"):
+        low, high = (_numbers(space, bound[None], "")[0] for bound in (space.low, space.high))
     return spaces.Box(low, high, low.shape, dtype=low.dtype.type)
 
 
-def _mask_space(space: spaces.Space[Any], action: Any) -> spaces.Box:
+def _mask_space(part: tuple[_Path, Any], action: Any) -> spaces.Box:
     """Raises ConfigError unless it has a number for each action."""
-    wanted = (int(getattr(action, "n", 0)),)
+    (path, space), wanted = part, (int(getattr(action, "n", 0)),)
     if space.shape != wanted:
         raise ConfigError(
-            f"the observation {MASK!r} is {space}, but what has this name is a mask of the legal actions, here of the "
-            f"action space {action}; give it another name if it is none"
+            f"the observation {path[-1]!r} is {space}, but what has this name is a mask of the legal actions, a number "
+            f"for each of the action space {action}; give it another name if it is none"
         )
     return spaces.Box(0, 1, wanted, np.bool_)  # type: ignore[arg-type]  # its stubs know numbers alone
 
 
-def _numbers(space: Any, array: Array) -> Array:
-    """array: [E, ...] of `space`. Returns [E, ...] with one axis more at least."""
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+def _numbers(space: Any, array: Array, name: str) -> Array:
+    """array: [E, ...] of `space`. Returns [E, ...] with one axis more at least. Raises ContractError for a choice that
+    is not of the space."""
+    if isinstance(space, _CHOICES):
         counts = np.ravel(_counts(space))
-        chosen = (array - space.start).reshape(len(array), -1) + np.cumsum([0, *counts[:-1]])
+        chosen = (array - space.start).reshape(len(array), -1)
+        if ((chosen < 0) | (chosen >= counts)).any():
+            wrong = array[((chosen < 0) | (chosen >= counts)).any(-1)][0]
+            raise ContractError(f"the observation {name!r} is {wrong}, which is not of {space}")
         hot = np.zeros((len(array), int(counts.sum())), np.float32)
-        np.put_along_axis(hot, chosen.astype(np.int64), 1.0, axis=1)
+        np.put_along_axis(hot, (chosen + np.cumsum([0, *counts[:-1]])).astype(np.int64), 1.0, axis=1)
         return hot
     array = array if array.ndim > 1 else array[:, None]
-    if array.dtype == np.float64:
+    if array.dtype.name in ("float64", "longdouble", "uint16", "uint32", "uint64"):  # of the last torch knows little
         return array.astype(np.float32)
     if array.dtype == np.uint8 and min(array.shape[-2:]) >= _IMAGE_SIDE:
         if array.ndim == 3:
@@ -174,13 +268,14 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
 def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | None = None) -> ActionSpec:
     """The action space as an ActionSpec. kind: `spaces.Discrete` or `spaces.Box`, what the algorithm needs; None: any.
 
-    Raises ConfigError for another one, and for a Box that is not flat or has no bounds.
+    Raises ConfigError for another one, and for a Box that has no bounds.
     """
     space = envs.single_action_space
     if isinstance(space, spaces.Discrete) and kind in (None, spaces.Discrete):
         return ActionSpec(n=int(space.n))
-    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded() and kind in (None, spaces.Box):
+    if isinstance(space, spaces.Box) and _is_bounded(space) and len(space.low) and kind in (None, spaces.Box):
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
-    discrete, box = "Discrete, MultiDiscrete or MultiBinary", "a Box of one axis with finite bounds"
+    discrete, box = "Discrete, MultiDiscrete, MultiBinary or a Box of whole numbers", "a Box of floats with bounds"
     wanted = f"{discrete}, or {box}" if kind is None else discrete if kind is spaces.Discrete else box
-    raise ConfigError(f"the action space is {space}; it must be {wanted}")
+    own: Any = getattr(envs.unwrapped, "single_action_space", space)
+    raise ConfigError(f"the action space is {own}; it must be {wanted}, which a wrapper can give it")

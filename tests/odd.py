@@ -1,0 +1,40 @@
+"""Environments of any spaces, which refuse actions that are not of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """given: an observation that it gives in place of its space's samples. Its `info` is as odd as those of others."""
+
+    def __init__(self, obs: spaces.Space[Any], action: spaces.Space[Any], given: Any = None) -> None:
+        self.observation_space, self.action_space, self.given = obs, action, given
+        self.seen: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self.look(), {"action_mask": np.ones(3), "path": np.zeros(len(self.seen))}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        own = {"episode": {"r": 5.0, "l": 5, "t": 0.1}} if self.steps == 5 else {}  # as its own recorder reports it
+        odd = {"path": np.zeros(len(self.seen)), "at": {"forces": np.zeros((len(self.seen), 2)), "of": ["foot"]}}
+        odd |= {"mixed": self.steps if self.steps % 2 else "none", "later": None} if self.steps > 2 else {}
+        return self.look(), 1.0, False, self.steps == 5, own | odd
+
+    def look(self) -> Any:
+        self.seen.append(self.observation_space.sample() if self.given is None else self.given)
+        return self.seen[-1]
+
+
+def registered(obs: spaces.Space[Any], action: spaces.Space[Any], given: Any = None) -> str:
+    name = f"Odd{len(gymnasium.registry)}-v0"
+    own = {"obs": obs, "action": action, "given": given}
+    gymnasium.register(name, entry_point=Odd, kwargs=own, disable_env_checker=True)
+    return name
