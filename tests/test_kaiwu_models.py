@@ -123,6 +123,8 @@ def test_arrays_that_learn_changes_travel_with_the_weights(run_dir: Path) -> Non
         agent: Any = Agent()
         agent.normaliser, agent.seen, agent.noise = Normaliser(), np.zeros(2, np.int64), np.zeros(1)
         agent.bad, agent.memory = np.full(1, np.nan), np.zeros((1 << 17) + 1)
+        agent.scale, agent.turned = np.zeros(()), np.arange(3.0)[::-1]
+        agent.longest, agent.samples = np.zeros(1, np.longdouble), [np.zeros(2)]
         return agent, Modules(agent, dict, lambda files: None)
 
     (learner, sent), (worker, there) = made(), made()
@@ -130,11 +132,15 @@ def test_arrays_that_learn_changes_travel_with_the_weights(run_dir: Path) -> Non
     with sent.learning():
         learner.normaliser.mean += 7
         learner.seen = learner.seen + 2
-        learner.memory += 1
+        for one in (learner.scale, learner.turned, learner.memory, learner.longest, learner.samples[0]):
+            one += 1
     there.load_state_dict(sent.state_dict())
     assert worker.normaliser.mean.tolist() == [7, 7]
+    assert (float(worker.scale), worker.turned.tolist()) == (1, [3, 2, 1])
     assert (worker.seen.tolist(), worker.noise[0], worker.memory[0]) == ([2, 2], 5, 0)
-    assert {name for name in sent.state_dict() if "array" in name} == {"array:normaliser.mean", "array:seen"}
+    assert {name for name in sent.state_dict() if "array" in name} == {
+        f"array:{name}" for name in ("normaliser.mean", "seen", "scale", "turned")
+    }
     assert there.state_dict().keys() == sent.state_dict().keys(), "what was resumed is saved again"
     with pytest.raises(RuntimeError, match="these weights have"):
         there.load_state_dict({"other": torch.zeros(1)})

@@ -22,6 +22,7 @@ _DEPTH = 4
 _MOST_ENTRIES = 64  # of a list or dict that is looked through: a replay memory is none of our business
 _FILE = "file:"
 _ARRAY = "array:"
+_NUMBERS = ("|b1", "|i1", "<i2", "<i4", "<i8", "<f4", "<f8")  # dtypes that torch has, too
 _MOST_ARRAY_BYTES = 1 << 20  # a larger one is a memory of samples
 _FILES_EVERY_S = 1.0
 
@@ -54,10 +55,9 @@ class Modules(torch.nn.Module):
             return dict(self._held)
         state: dict[str, Any] = {name: tensor.detach() for name, tensor in self._found().items()}
         if state:
-            arrays = {name: array for name, array in self._arrays().items() if name in self._learned}
-            return state | {
-                f"{_ARRAY}{name}": torch.from_numpy(array) for name, array in arrays.items() if np.isfinite(array).all()
-            }
+            learned = {name: array for name, array in self._arrays().items() if name in self._learned}
+            finite = {name: np.array(array, order="C") for name, array in learned.items() if np.isfinite(array).all()}
+            return state | {f"{_ARRAY}{name}": torch.from_numpy(array) for name, array in finite.items()}
         if not self._saved or time.monotonic() - self._saved_at > _FILES_EVERY_S:
             self._saved_at = time.monotonic()
             self._saved = as_tensors(self._files())
@@ -142,12 +142,9 @@ def tensors_of(agent: Any) -> dict[str, torch.Tensor]:
 
 def arrays_of(agent: Any) -> dict[str, Array]:
     """Path -> each NumPy array of numbers that may be written to and is small."""
-    arrays = {path: thing for path, thing in _walk(agent) if isinstance(thing, np.ndarray)}
-    return {
-        path: array
-        for path, array in arrays.items()
-        if array.dtype.kind in "bif" and array.flags.writeable and array.nbytes <= _MOST_ARRAY_BYTES
-    }
+    arrays = {path: thing for path, thing in _walk(agent) if isinstance(thing, np.ndarray) and thing.flags.writeable}
+    small = {path: array for path, array in arrays.items() if array.nbytes <= _MOST_ARRAY_BYTES}
+    return {path: array for path, array in small.items() if array.dtype.str in _NUMBERS}
 
 
 def optimizer_states(agent: Any) -> dict[str, Any]:
@@ -193,6 +190,8 @@ def _walk(agent: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(thing, (list, tuple, dict)) and len(thing) <= _MOST_ENTRIES:
             entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
             for key, inner in list(entries):
+                if isinstance(inner, np.ndarray) and not isinstance(thing, dict):
+                    continue  # arrays in a list are samples
                 yield from visit(f"{path}.{key}", inner, depth + 1)
         elif _is_of_project(thing):
             for name, inner in list(_attributes(thing).items()):
