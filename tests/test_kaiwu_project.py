@@ -86,7 +86,7 @@ KEYS = [
     ("train_batch_size = 8", "train_batchsize = 8", "train_batchsize.*did you mean 'train_batch_size'"),
     ("train_batch_size = 8", "train_batch_size = 8\ntrain_batch_size = 9", "already set at line 10"),
     ("train_batch_size = 8", "<<<<<<< HEAD\ntrain_batch_size = 8", ":10: .*is not TOML"),
-    ('algo = "diy"', 'algo = "dyi"', "got 'dyi'; must be a folder of .* diy .did you mean 'diy'"),
+    ('algo = "diy"', 'algo = "dyi"', "got 'dyi'; must be a folder of .* diy, timing .did you mean 'diy'"),
     ("preload_ratio = 4", 'preload_ratio = "4"', "key 'preload_ratio'"),
     ('algo = "diy"', 'algo = "diy"\nrun_mode = "eval"\neval_model_dir = "/data/x/ckpt"', "no such folder"),
     (

@@ -1,7 +1,7 @@
 import time
 
 import numpy as np
-from diy.config import Config
+from timing.config import Config
 from kaiwu_agent.utils.common_func import attached, create_cls
 
 ObsData = create_cls("ObsData", feature=None)

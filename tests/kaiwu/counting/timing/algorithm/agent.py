@@ -1,20 +1,14 @@
+"""Measures how long it waits; it saves and loads as the counting one."""
+
 import time
 
 import torch
-from diy.feature.definition import ActData
-from kaiwu_agent.agent.base_agent import (
-    BaseAgent,
-    exploit_wrapper,
-    learn_wrapper,
-    load_model_wrapper,
-    predict_wrapper,
-    save_model_wrapper,
-)
-
-torch.set_num_threads(1)
+from diy.algorithm.agent import Agent as Counting
+from kaiwu_agent.agent.base_agent import learn_wrapper, predict_wrapper
+from timing.feature.definition import ActData
 
 
-class Agent(BaseAgent):
+class Agent(Counting):
     def __init__(self, agent_type="player", device=None, logger=None, monitor=None):
         self.model = torch.nn.Linear(64, 16)
         self.model.register_buffer("learnt_at", torch.zeros((), dtype=torch.float64))
@@ -31,18 +25,6 @@ class Agent(BaseAgent):
         self.inside.append(time.perf_counter() - began)
         return answer
 
-    @exploit_wrapper
-    def exploit(self, list_obs_data):
-        return [ActData(action=0)]
-
     @learn_wrapper
     def learn(self, list_sample_data):
         self.model.learnt_at.fill_(time.monotonic())
-
-    @save_model_wrapper
-    def save_model(self, path=None, id="1"):
-        torch.save(self.model.state_dict(), f"{path}/model.ckpt-{id}.pkl")
-
-    @load_model_wrapper
-    def load_model(self, path=None, id="1"):
-        self.model.load_state_dict(torch.load(f"{path}/model.ckpt-{id}.pkl"))

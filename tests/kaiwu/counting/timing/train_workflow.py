@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from diy.config import Config
-from diy.feature import definition
-from diy.feature.definition import SampleData, action_process, observation_process
+from timing.config import Config
+from timing.feature import definition
+from timing.feature.definition import SampleData, action_process, observation_process
 from kaiwudrl.common.config.config_control import CONFIG
 
 
