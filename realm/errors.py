@@ -7,6 +7,7 @@ does not help: the configuration, the user's code or a file must change first. A
 from __future__ import annotations
 
 import difflib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -95,3 +96,13 @@ def place_in(folder: Path, error: BaseException) -> str:
 def one_line(error: object) -> str:
     """The text of an error without line breaks."""
     return " ".join(str(error).split())[:300]
+
+
+# control characters but the tab, marks and overrides of the writing direction, separators, halves of characters
+_STEERS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(line: str) -> str:
+    """A line as a terminal may get it: what would steer the terminal, or begin another line, is written as an escape.
+    For all text that comes from a file or a peer."""
+    return _STEERS.sub(lambda sign: sign[0].encode("unicode_escape").decode(), line)

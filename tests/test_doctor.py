@@ -91,10 +91,10 @@ def taken_port() -> socket.socket:
     ],
 )
 def test_good_and_bad(finding: Finding, state: str, says: str) -> None:
-    shown = " ".join(_lines(finding).split())
+    shown = " ".join(" ".join(_lines(finding)).split())
     assert finding.state == state, shown
     assert says in shown
-    assert max(len(line) for line in _lines(finding).splitlines()) <= 80
+    assert max(len(line) for line in _lines(finding)) <= 80
     if state != "ok":
         assert ";" in shown  # says what to do
 

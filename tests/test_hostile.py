@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -18,22 +19,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import PATIENCE_S, Run
+from cluster import PATIENCE_S, ROOT, Run
 from commands import realm
+from loguru import logger
 from test_checkpoint import Agent
 
+from realm.commands.main import main
 from realm.config.flow import check_memory
 from realm.config.keys import AppConfig
-from realm.config.load import load_config
+from realm.config.load import RunConfig, load_config, to_toml
 from realm.contract import Evaluation, Version
 from realm.data.shelf import Shelf
 from realm.env import map as maps
 from realm.env.oracle.cache import keep_arrays, kept_arrays
-from realm.errors import CheckpointError, ConfigError
+from realm.errors import CheckpointError, ConfigError, plain
 from realm.files import read_bytes, read_json
 from realm.launch.rundir import RunFile, boot_id, claim_run_dir, find_runs, read_run, start_of
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
+from realm.watch.status import log_plainly
 
 BRACKETS = "[" * 100_000
 
@@ -361,6 +365,70 @@ def test_a_resume_touches_no_other_run(tmp_path: Path) -> None:
     assert code == 2, err
     assert f"error: {runs}/sent/ckpt: is a link out of the run's folder, to ../mine/ckpt" in err
     assert {path: path.stat().st_mtime_ns for path in sorted(runs.rglob("*"))} == before
+
+
+STEERING = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\b\rerror: forged\nerror: forged\u202e\u2028[red]{}<red>%s"
+
+
+def test_a_line_for_a_terminal() -> None:
+    assert plain("a [red]b[/red] {} <red> \t日本語 é 'x' \\") == "a [red]b[/red] {} <red> \t日本語 é 'x' \\"
+    steers = [*range(9), *range(10, 32), *range(127, 160), 0x200E, 0x2028, 0x202E, 0x2066, 0xDC80]
+    shown = plain("".join(map(chr, steers)))
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert plain(STEERING).startswith(
+        "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x7f\\x08\\rerror: forged\\nerror: forged\\u202e"
+    )
+
+
+def test_nothing_of_a_run_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / f"one{STEERING}"
+    (folder / "log").mkdir(parents=True)
+    (folder / "log" / "learner-0.log").write_text(STEERING.replace("\r", "").replace("\n", ""))
+    pipe(folder / "log" / "actor-0.log")
+    (folder / "evaluations.jsonl").write_text(json.dumps({"statistic": STEERING, "best": 1.0, "score": 1.0}))
+    path = saved(folder / "best_ckpt")
+    path.with_name(f"{path.name}.json").write_text(json.dumps({"statistic": STEERING, "score": 1.0, "env_steps": 1}))
+    config = to_toml(RunConfig(AppConfig(), {STEERING: STEERING, "n": 1}, {}, {}))
+    (folder / "config.toml").write_text(config)
+    run = RunFile("0" * 16, 1, 1.0, cause=STEERING, state=STEERING, statistic=STEERING, beginning=[STEERING])
+    run.write(folder)
+    shutil.copytree(folder, tmp_path / "two", ignore=shutil.ignore_patterns("log"))
+    (tmp_path / "two" / "config.toml").write_text(config.replace("n = 1", "n = 2"))
+    broken = tmp_path / f"three{STEERING}"
+    broken.mkdir()
+    (broken / "run.json").write_text(f'{{"{STEERING}')
+    one, where = str(folder), ["--log-dir", str(tmp_path)]
+    commands = [
+        ["status"], ["runs"], ["runs", "--prune", "--keep", "0"], ["compare", one, "two"], ["logs", one], ["eval", one],
+        ["stop", "all"], ["save"], ["plot", one, "--out", str(tmp_path / STEERING / "x.png")], ["attach", one],
+        ["doctor"], ["resume", one], ["eval", one, "--id", STEERING], [STEERING],
+    ]  # fmt: skip
+    for command in commands:
+        main([*command, *(where if command[0] != STEERING else [])])
+        out, err = capsys.readouterr()
+        assert out + err, command
+        assert not set(out + err) & set(STEERING) - set(map(chr, range(32, 127))) - {"\n"}, command
+        assert not re.search("^error: forged", out + err, re.MULTILINE), command
+
+
+def test_what_is_logged_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    log_plainly()
+    text = io.StringIO()
+    number = logger.add(text, format="{message}")
+    logger.warning("{}: {}", "learner-0", STEERING)
+    logger.error("the traceback:\n  {}", "\x1b[1mred")
+    logger.remove(number)
+    assert text.getvalue().count("\n") == 4  # a message may have several lines
+    assert set(text.getvalue()) & set(STEERING) <= set(map(chr, range(32, 127))) | {"\n"}
+
+
+def test_commands_print_by_one_function() -> None:
+    allowed = ("json.dumps", "shtab.complete", "wrapped")  # what no terminal misreads, and logs
+    for path in sorted((ROOT / "realm" / "commands").glob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "print":
+                assert any(name in ast.unparse(call.args[0]) for name in allowed), f"{path}:{call.lineno}"
 
 
 # --- models

@@ -12,7 +12,7 @@ from realm.commands.runs import RIGHT, overview
 from realm.config.load import load_config, settings_of
 from realm.errors import ConfigError
 from realm.launch.rundir import read_run
-from realm.watch.status import table
+from realm.watch.status import say, table
 
 
 def compare(folders: Sequence[Path], out: Path | None) -> int:
@@ -25,14 +25,14 @@ def compare(folders: Sequence[Path], out: Path | None) -> int:
         names = [str(path) for path in folders]
     settings = [settings_of(load_config(path / "config.toml")) for path in folders]
     runs = [(path, run) for path in folders if (run := read_run(path))]
-    print("\n".join(table(overview(runs), RIGHT)))
-    print("\nsettings that differ:")
-    print("\n".join(f"  {line}" for line in differences(names, settings, terminal_width(120) - 2)) or "  none")
+    say(*table(overview(runs), RIGHT))
+    lines = differences(names, settings, terminal_width(120) - 2) or ["none"]
+    say("", "settings that differ:", *(f"  {line}" for line in lines))
     if out is None:
-        print("\n--out FILE.png draws their curves")
+        say("", "--out FILE.png draws their curves")
         return 0
     draw({name: [path] for name, path in zip(names, folders, strict=True)}, out)
-    print(f"\ntheir curves: {out}")
+    say("", f"their curves: {out}")
     return 0
 
 

@@ -17,6 +17,7 @@ from realm.config.values import expected
 from realm.errors import ConfigError, did_you_mean
 from realm.kaiwu.project import translated
 from realm.user import load_config_class
+from realm.watch.status import say
 
 
 class Key(NamedTuple):
@@ -47,7 +48,7 @@ def show_config(word: str, path: str) -> int:
         near = did_you_mean(word, [*names, *(name.rpartition(".")[2] for name in names)])
         raise ConfigError(f"{word}: there is no such key{near}; `realm config` lists all of them")
     now = settings_of(config)
-    print(f"values of {path}; `realm start --set KEY=VALUE` sets one for one run")
+    say(f"values of {path}; `realm start --set KEY=VALUE` sets one for one run")
     for key in chosen:
         _show(key, now.get(key.name, key.default), len(chosen) < 4)
     return 0
@@ -86,6 +87,6 @@ def package_keys(algo: str) -> list[Key]:
 def _show(key: Key, value: str, in_full: bool) -> None:
     width = terminal_width(100)
     line = f"{key.name} = {value}" + (f"   (default {key.default})" if value != key.default else "")
-    print(line if in_full or len(line) <= width else f"{line[: width - 4]} ...")
+    say(line if in_full or len(line) <= width else f"{line[: width - 4]} ...")
     if text := key.in_full if in_full else key.meaning:
-        print(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
+        say(*textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))

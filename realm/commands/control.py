@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 
 from realm.commands.ending import called, stopping
 from realm.launch.rundir import RunFile, find_runs, living_pids
+from realm.watch.status import say
 from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.keys import load_keys
@@ -30,9 +30,9 @@ def stop_all(log_dir: Path) -> int:
     """End every living run below `log_dir`; returns 0 even if there is none."""
     living = [(path, run) for path, run in find_runs(log_dir, warn) if living_pids(run)]
     if not living:
-        print(f"no living run below {log_dir}")
+        say(f"no living run below {log_dir}")
     for path, run in living:
-        print(f"stopping {path} ...", flush=True)
+        say(f"stopping {path} ...")
         if run.lives():
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
                 supervisor = psutil.Process(run.pid)
@@ -41,10 +41,10 @@ def stop_all(log_dir: Path) -> int:
         _wait_for_supervisor(run)
         _, alive = psutil.wait_procs(_processes(run), timeout=_STOP_WITHIN_S)
         for process in alive:
-            print(f"killing pid {process.pid}, which did not stop in {_STOP_WITHIN_S:g} s")
+            say(f"killing pid {process.pid}, which did not stop in {_STOP_WITHIN_S:g} s")
             process.kill()
         psutil.wait_procs(alive, timeout=5)
-        print(f"stopped {path}")
+        say(f"stopped {path}")
     return 0
 
 
@@ -54,7 +54,7 @@ def _wait_for_supervisor(run: RunFile) -> None:
     while run.lives():
         if time.monotonic() - shown_at > 10:
             shown_at = time.monotonic()
-            print("  still stopping: the learner saves after its update", flush=True)
+            say("  still stopping: the learner saves after its update")
         time.sleep(0.1)
 
 
@@ -65,19 +65,19 @@ def stop_role(log_dir: Path, role: str) -> int:
         if not run.lives():
             continue
         if not run.control:
-            print(f"{path}: has no roles to stop, it is one process or still starts; {stopping(log_dir)} ends it")
+            say(f"{path}: has no roles to stop, it is one process or still starts; {stopping(log_dir)} ends it")
             continue
         answer = ask(run, "stop_role", {"role": role})
         if answer is None:
-            print(f"error: the supervisor of {path} does not answer")
+            say(f"error: the supervisor of {path} does not answer")
             return 1
         runs += 1
-        print(
+        say(
             f"{path}: {role} was asked to stop, and is not started again; it comes back with the whole run: "
             f"{stopping(log_dir)}, then {called()} resume {shlex.quote(str(path))}"
         )
     if not runs:
-        print(f"no living run below {log_dir}")
+        say(f"no living run below {log_dir}")
     return 0
 
 
@@ -85,23 +85,23 @@ def save_models(log_dir: Path) -> int:
     """Ask the learner of every living run to save a checkpoint in `user_ckpt/`, where it is not pruned."""
     living = [(path, run) for path, run in find_runs(log_dir, warn) if run.lives() and run.control]
     if not living:
-        print(f"no living cluster below {log_dir}")
+        say(f"no living cluster below {log_dir}")
     code = 0
     for path, run in living:
         answer = ask(run, "save", {})
         state = answer.mapping("roles")["learner-0"]["state"] if answer else ""
         if state == "ready":
-            print(f"{path / 'user_ckpt'}: the learner saves after its current update")
+            say(f"{path / 'user_ckpt'}: the learner saves after its current update")
             continue
         why = f"its learner is {state}; try again when it is ready" if state else "its supervisor does not answer"
-        print(f"error: {path}: cannot be saved, {why}")
+        say(f"error: {path}: cannot be saved, {why}")
         code = 1
     return code
 
 
 def warn(sentence: str) -> None:
     """Name a file that is passed over."""
-    print(f"warning: {sentence}", file=sys.stderr)
+    say(f"warning: {sentence}", to_stderr=True)
 
 
 def _processes(run: RunFile) -> list[psutil.Process]:

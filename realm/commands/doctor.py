@@ -31,6 +31,7 @@ from realm.config.toml import read_toml
 from realm.errors import ConfigError
 from realm.kaiwu.project import translated
 from realm.launch.rundir import find_runs, living_pids
+from realm.watch.status import say
 
 _ROOT = Path(realm.__file__).parents[1]
 _WITHIN_S = 60.0  # a library loads in two seconds, and a busy machine may take long
@@ -57,17 +58,17 @@ def doctor(config: str, log_dir: str | None, as_json: bool) -> int:
         print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=1))
     else:
         for finding in found:
-            print(_lines(finding))
+            say(*_lines(finding))
         bad, warn = (sum(finding.state == state for finding in found) for state in ("bad", "warn"))
-        print(f"{bad} bad, {warn} to look at, {len(found) - bad - warn} ok")
+        say(f"{bad} bad, {warn} to look at, {len(found) - bad - warn} ok")
     return int(any(finding.state == "bad" for finding in found))
 
 
-def _lines(finding: Finding) -> str:
+def _lines(finding: Finding) -> list[str]:
     """One line, or more if it is too long for 80 columns."""
     head = f"{finding.state:<4} {finding.name:<9} "
     text = finding.what + (f"; {finding.do}" if finding.do else "")
-    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+    return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
 def _examine(config: Path, log_dir: str | None) -> Iterator[Finding]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from realm.commands.files import from_here
 from realm.commands.models import runs_folder
 from realm.learn.outcome import best_model, newest_model
-from realm.watch.status import Status, clock, in_columns, in_rows, named, scores, update_name
+from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores, update_name
 
 
 def say_ending(run_dir: Path, status: Status, code: int) -> None:
     """Print it to stderr. code: the run's exit code."""
     width = shutil.get_terminal_size((120, 24)).columns
     with suppress(OSError):  # the terminal is closed
-        print("\n".join(ending(run_dir, status, code, width)), file=sys.stderr, flush=True)
+        say(*ending(run_dir, status, code, width), to_stderr=True)
 
 
 def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:

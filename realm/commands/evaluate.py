@@ -26,7 +26,7 @@ from rich.table import Table
 from realm.commands.files import check_file, from_here, writing
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
-from realm.errors import ConfigError
+from realm.errors import ConfigError, plain
 from realm.learn.evaluate import Predict, evaluate, guarded, load_player
 from realm.learn.outcome import main_statistic
 from realm.rollout.rounds import close
@@ -119,7 +119,7 @@ def _print_statistics(candidate: Candidate) -> None:
             logger.warning("{}", played.cut)
         columns.append({name: values.tolist() for name, values in statistics.items()})
         title = f"{title_of(candidate.checkpoint)}, {number} episodes, {ROUNDS[explore]}, seed {request.seed}"
-        console.print(title, soft_wrap=True)
+        console.print(plain(title), soft_wrap=True)
         view = Table("statistic", "mean", "± s.e.", "least", "greatest")
         for name, values in statistics.items():
             error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0

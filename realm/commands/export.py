@@ -14,6 +14,7 @@ from realm.errors import RunError
 from realm.learn.evaluate import Player, load_player
 from realm.learn.policy import own_actions
 from realm.watch.progress import busy
+from realm.watch.status import say
 
 NUM_ENVS = 100
 ROWS = 10_000  # observations to compare the file and the model on; a multiple of NUM_ENVS
@@ -37,14 +38,14 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
         with busy("exporting"), writing(out):
             outputs = write_onnx(player.agent, player.spec, player.envs, out)
         inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in player.spec.obs.items())
-        print(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")
-        print(f"inputs: {inputs}".replace("'", ""))
-        print(f"outputs: {', '.join(outputs)}")
+        say(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")
+        say(f"inputs: {inputs}".replace("'", ""))
+        say(f"outputs: {', '.join(outputs)}")
         with busy("comparing"):
             equal = compare(player, OnnxPolicy(out))
     finally:
         player.envs.close()
-    print(f"the same greedy actions as the model's on {equal.sum():,} of {len(equal):,} observations")
+    say(f"the same greedy actions as the model's on {equal.sum():,} of {len(equal):,} observations")
     if equal.mean() < LEAST_EQUAL:
         raise RunError(f"{out}: acts otherwise than the model, so do not use it; Agent.greedy must do as predict does")
 

@@ -21,6 +21,7 @@ from realm.contract import Spec
 from realm.errors import ConfigError, UserError, one_line
 from realm.launch.trial import try_user_code
 from realm.user import BUILT_IN, load_definition, load_hyper
+from realm.watch.status import say
 
 GAME = "realm"
 _ZOO = Path(realm.__file__).parent / "zoo"
@@ -64,9 +65,9 @@ def init(name: str, env: str, package: str) -> None:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
         config.write_text(settings)
-    print(f"{folder}/ and {config} are written: {what}")
-    print(f"train it:     {called()} start --config {config}")
-    print(f"evaluate it:  {called()} eval {name}")
+    say(f"{folder}/ and {config} are written: {what}")
+    say(f"train it:     {called()} start --config {config}")
+    say(f"evaluate it:  {called()} eval {name}")
 
 
 def _name_of(env: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from realm.errors import ConfigError, did_you_mean
 from realm.launch.rundir import read_run
+from realm.watch.status import say
 
 _LOOK_EVERY_S = 0.25
 
@@ -44,8 +45,8 @@ def show_logs(run_dir: Path, role: str, count: int, follow: bool) -> int:
     """Print the last `count` lines of each log; follow: and every new one, until the run ends or Ctrl+C."""
     logs = {path: _Log(path) for path in _paths(run_dir, role)}
     for path, log in logs.items():
-        print(f"==> {path}")
-        print("\n".join(log.last(count)))
+        say(f"==> {path}")
+        say(*log.last(count))
     last = next(reversed(logs))
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
@@ -54,9 +55,9 @@ def show_logs(run_dir: Path, role: str, count: int, follow: bool) -> int:
             for path in _paths(run_dir, role):
                 if lines := logs.setdefault(path, _Log(path)).new():
                     if path != last:
-                        print(f"==> {path}")
+                        say(f"==> {path}")
                     last = path
-                    print("\n".join(lines), flush=True)
+                    say(*lines)
             if not lives:
                 break
             time.sleep(_LOOK_EVERY_S)
@@ -65,7 +66,7 @@ def show_logs(run_dir: Path, role: str, count: int, follow: bool) -> int:
 
 def _paths(run_dir: Path, role: str) -> list[Path]:
     """The logs of a role like `learner` or `aisrv-1`, or of all. Raises ConfigError if there are none."""
-    every = sorted((run_dir / "log").glob("*.log"))
+    every = sorted(path for path in (run_dir / "log").glob("*.log") if path.is_file())  # a pipe would be waited for
     found = [path for path in every if role in ("", path.stem, path.stem.rpartition("-")[0])]
     if not found and not every:
         raise ConfigError(f"{run_dir}: has no logs; a run in one process writes to its terminal only")

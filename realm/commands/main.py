@@ -25,7 +25,7 @@ from realm.commands.run_commands import add_runs
 from realm.commands.train_commands import add_rare, add_train
 from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError
-from realm.watch.status import LOG_FORMAT, wrapped
+from realm.watch.status import LOG_FORMAT, log_plainly, say, wrapped
 
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 def _say(line: str) -> None:
     with suppress(OSError):  # the terminal is closed
-        print(line, file=sys.stderr)
+        say(line, to_stderr=True)
 
 
 def _flush() -> None:
@@ -176,6 +176,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _log_to_stderr() -> None:
     logger.remove()
+    log_plainly()
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     logger.add(
         (lambda text: print(wrapped(text, columns), end="", file=sys.stderr)) if columns else sys.stderr,

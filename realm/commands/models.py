@@ -7,7 +7,6 @@ one sentence.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError, did_you_mean
 from realm.learn.outcome import BEST_FOLDER, models_in
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
+from realm.watch.status import say
 
 DEFAULT_CONFIG = "conf/configure_app.toml"
 SHIPPED = "shipped"  # the name of the model that comes with diy
@@ -158,5 +158,5 @@ def _newest_model(log_dir: Path, number: str) -> Path:
     shipped = shipped_model()
     if number != "latest" or not shipped.is_dir():
         raise ConfigError(f"{log_dir}: no run is there yet; train one with `realm start`, or name a model")
-    print(f"{log_dir}: no run is there yet, so this is the shipped model, {shipped}", file=sys.stderr)
+    say(f"{log_dir}: no run is there yet, so this is the shipped model, {shipped}", to_stderr=True)
     return shipped

@@ -17,6 +17,7 @@ from realm.commands.models import run_folder, runs_folder
 from realm.errors import ConfigError, did_you_mean
 from realm.launch.rundir import find_runs
 from realm.watch.progress import busy
+from realm.watch.status import say
 from realm.watch.tensorboard import Curve, read_curves
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -30,7 +31,7 @@ def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:
     """Draw the runs of these names. tag: the curve to draw; "" is that of the score or the return."""
     check_file("--out", out, PICTURES)
     draw(groups_of(names, log_dir), out, tag)
-    print(f"their curves: {out}")
+    say(f"their curves: {out}")
     return 0
 
 

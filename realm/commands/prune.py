@@ -22,6 +22,7 @@ from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids
 from realm.learn.outcome import BEST_FOLDER, models_in
 from realm.watch.resources import in_words
+from realm.watch.status import say
 
 _DAY_S = 86_400.0
 
@@ -77,13 +78,13 @@ def prune(log_dir: Path, keep: int | None, older_than: float | None, yes: bool) 
     reasons = why_they_stay(runs, keep, older_than, time.time())
     go = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
     for run, reason in zip(runs, reasons, strict=True):
-        print(_row(run, f"stays: {reason}" if reason else "goes"))
+        say(_row(run, f"stays: {reason}" if reason else "goes"))
     size = in_words(sum(run.size for run in go))
     if not go:
-        print(f"nothing to delete below {log_dir}")
+        say(f"nothing to delete below {log_dir}")
         return 0
     if not yes and not _asked(f"delete {len(go)} of {len(runs)} runs, {size}?"):
-        print(f"nothing was deleted; with --yes, {len(go)} of {len(runs)} runs go, {size}")
+        say(f"nothing was deleted; with --yes, {len(go)} of {len(runs)} runs go, {size}")
         return 0
     for run in go:
         _delete(run.path)
@@ -137,8 +138,8 @@ def _delete(path: Path) -> None:
             shutil.rmtree(aside)
         finally:
             os.close(lock)
-        print(f"deleted {path}")
+        say(f"deleted {path}")
     except BlockingIOError:
-        print(f"{path}: stays, a run has just started in it")
+        say(f"{path}: stays, a run has just started in it")
     except OSError as error:
         raise ConfigError(f"cannot delete {error.filename or path}: {error.strerror}") from None

@@ -11,7 +11,7 @@ from realm.commands.files import below
 from realm.commands.status import look, state_of
 from realm.launch.rundir import RunFile, find_runs
 from realm.learn.outcome import best_model, newest_model
-from realm.watch.status import named, table
+from realm.watch.status import named, say, table
 
 HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")
 RIGHT = frozenset({2, 3, 4, 5})
@@ -21,9 +21,9 @@ def list_runs(log_dir: Path) -> int:
     """Print a line for each run, oldest first."""
     runs = find_runs(log_dir, warn)
     if not runs:
-        print(f"{log_dir}: no run is there yet")
+        say(f"{log_dir}: no run is there yet")
         return 0
-    print("\n".join(table(overview(runs), RIGHT)))
+    say(*table(overview(runs), RIGHT))
     return 0
 
 

@@ -22,7 +22,7 @@ from realm.errors import ConfigError, UserError
 from realm.launch.rundir import read_run
 from realm.launch.signals import ends
 from realm.learn.outcome import evaluated, is_judged, newest_model
-from realm.watch.status import named, table
+from realm.watch.status import named, say, table
 
 _USER = UserError.exit_code
 
@@ -36,14 +36,14 @@ def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: S
     folders, worst = [Path(app.log_dir) / f"{app.run_name}-seed{seed}" for seed in seeds], 0
     for seed, folder in zip(seeds, folders, strict=True):
         if has_ended(folder, app):
-            print(f"{folder}: has come to its end", flush=True)
+            say(f"{folder}: has come to its end")
             continue
-        print(f"{folder}: seed {seed}", flush=True)
+        say(f"{folder}: seed {seed}")
         code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"])
         if code == _USER:
             return code  # it would be the same with every seed
         worst = max(worst, code if code >= 0 else 128 - code)  # a shell's code for a process that a signal has ended
-    print("\n".join(seed_table(folders)))
+    say(*seed_table(folders))
     return worst
 
 
@@ -96,7 +96,7 @@ def start_run(config: str, settings: Sequence[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     if received:
-        print("stopped; the same command goes on", file=sys.stderr)
+        say("stopped; the same command goes on", to_stderr=True)
         raise KeyboardInterrupt
     return code
 

@@ -23,7 +23,7 @@ from realm.errors import RunError, one_line
 from realm.launch.rundir import RunFile, find_runs, read_run
 from realm.learn.outcome import newest_model
 from realm.watch.display import display, live_lines
-from realm.watch.status import Status, lines, table
+from realm.watch.status import Status, lines, say, table
 
 _WATCH_EVERY_S = 1.0
 _LEAVES = "Ctrl+C leaves the run alone"
@@ -51,15 +51,15 @@ def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
         _watch(log_dir)
     seen = living(log_dir, warn)
     while watch and seen:  # no terminal
-        print("\n".join(_lines(seen, _WIDTH)), flush=True)
+        say(*_lines(seen, _WIDTH))
         time.sleep(10 * _WATCH_EVERY_S)
         seen = living(log_dir)
     if not seen:
-        print(f"no living run below {log_dir}")
+        say(f"no living run below {log_dir}")
         for path, run in find_runs(log_dir, warn)[-1:]:
-            print(f"the last run was {path}: {state_of(run)}{f', {run.cause}' if run.cause else ''}")
+            say(f"the last run was {path}: {state_of(run)}{f', {run.cause}' if run.cause else ''}")
         return 0
-    print("\n".join(_lines(seen, terminal_width(_WIDTH))))
+    say(*_lines(seen, terminal_width(_WIDTH)))
     return 0
 
 
@@ -79,10 +79,10 @@ def attach(run_dir: Path) -> int:
                 show(seen.status)
             time.sleep(_WATCH_EVERY_S / 2)
     if run.lives():
-        print(f"{run_dir} goes on")
+        say(f"{run_dir} goes on")
         return 0
     ended = read_run(run_dir) or run
-    print(f"{run_dir}: {state_of(ended)}{f', {ended.cause}' if ended.cause else ''}")
+    say(f"{run_dir}: {state_of(ended)}{f', {ended.cause}' if ended.cause else ''}")
     return 0
 
 

@@ -30,7 +30,7 @@ from realm.config.toml import read_toml, toml_value
 from realm.errors import ConfigError, UserError, did_you_mean
 from realm.kaiwu.project import load
 from realm.user import hyper_keys, hyper_of
-from realm.watch.status import table
+from realm.watch.status import say, table
 
 _WORDS = ("low", "high", "log", "step")
 _DIGITS = 4  # of a number that was chosen, so that a person can type it
@@ -96,7 +96,7 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
         while (trial := _next(optuna, study, distributions, trials, app.seed)) is not None:
             chosen = [f"{key}={space[key].text(trial, key)}" for key in trial.params if key in space]
             run_dir = Path(app.log_dir) / f"{app.run_name}-trial{trial.number}"
-            print(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}", flush=True)
+            say(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}")
             code = 0
             if not has_ended(run_dir, app):
                 code = start_run(path, [*overrides, *chosen, f"run_name={run_dir.name}"])
@@ -246,10 +246,10 @@ def _report(
         rows.append((f"{config.app.run_name}-trial{one.number}", f"{one.value:.1f}", *settings))
     left = len(trials) - len(good)
     more = f", {left} without a score" if left else ""
-    print(f"\n{len(trials)} trials{more}; the best:", *table(rows, frozenset(range(1, len(rows[0])))), sep="\n")
+    say("", f"{len(trials)} trials{more}; the best:", *table(rows, frozenset(range(1, len(rows[0])))))
     best = [f"{key}={space[key].text(good[0], key)}" for key in good[0].params if key in space]
     own = [text for text in overrides if text.partition("=")[0] not in ("run_name", "app.run_name")]
     words = ["start", *(["--config", path] if path != DEFAULT_CONFIG else []), "--set", *own, *best]
     words.append(f"run_name={config.app.run_name}-best")
-    print(f"\ntrain with the best settings:\n  {called()} {shlex.join(words)}")
+    say("", "train with the best settings:", f"  {called()} {shlex.join(words)}")
     return 0

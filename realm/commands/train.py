@@ -23,6 +23,7 @@ from realm.kaiwu.project import load
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.user import BUILT_IN, hyper_keys, load_preferences
+from realm.watch.status import say
 
 
 def start(arguments: argparse.Namespace) -> int:
@@ -132,18 +133,18 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                     continue
                 log_path = _moved(log_path, run_dir / "log" / "supervisor.log")
                 if run.state == "running":
-                    print(*run.beginning, sep="\n")
-                    print(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
+                    say(*run.beginning)
+                    say(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
                     watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
-                    print(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
-                    print(f"end it:   {stopping(folder)}")
+                    say(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
+                    say(f"end it:   {stopping(folder)}")
                     return 0
                 if run.state == "stopping":  # it began at its limit, and judges its last model
                     deadline = time.monotonic() + timeout_s
             time.sleep(0.1)
     except KeyboardInterrupt:  # the run has a session of its own, and would go on
         why = "was interrupted before it was ready"
-    print(log_path.read_text(errors="replace"), file=sys.stderr, end="")
+    say(*log_path.read_text(errors="replace").splitlines(), to_stderr=True)
     code = process.poll()
     if code is None:
         process.terminate()  # the supervisor ends its roles first
@@ -152,7 +153,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
         except subprocess.TimeoutExpired:
             process.kill()  # its roles notice and end
             process.wait()
-        print(f"error: the run {why} and was stopped; see {log_path}", file=sys.stderr)
+        say(f"error: the run {why} and was stopped; see {log_path}", to_stderr=True)
         return 1
     if log_path.parent == folder:
         log_path.unlink()  # the run has no directory, and its output has been printed

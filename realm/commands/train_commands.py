@@ -19,6 +19,7 @@ from realm.commands.models import (
     runs_folder,
 )
 from realm.roles.table import ROLES
+from realm.watch.status import say
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _SET_HELP = "override keys, repeatable; `realm config` lists them"
@@ -138,7 +139,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     from realm.kaiwu.pack import pack  # late: other commands need nothing of it
 
     check_file("--out", arguments.out, (".zip",))
-    print(pack(run_folder(arguments.name, arguments.log_dir), arguments.id, arguments.out))
+    say(pack(run_folder(arguments.name, arguments.log_dir), arguments.id, arguments.out))
     return 0
 
 

@@ -31,6 +31,7 @@ from realm.launch.signals import Wishes, listen
 from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.user import enter, folder_of
+from realm.watch.status import log_plainly
 from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
 from realm.wire.keys import Keys
@@ -195,4 +196,5 @@ def _is_own_warning(record: Record) -> bool:
 
 def _log_to_stderr(level: str) -> None:
     logger.remove()
+    log_plainly()
     logger.add(sys.stderr, level=level, format="{time:YYYY-MM-DD HH:mm:ss.SSS} {level:<7} {message}")

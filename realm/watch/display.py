@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from realm.errors import plain
 from realm.watch.progress import LINE_EVERY_S, Every
 from realm.watch.status import LOG_FORMAT, Status, lines, one_line, wrapped
 from realm.watch.terminal import Held
@@ -63,7 +64,7 @@ def live_lines(level: str = "INFO") -> Iterator[Callable[[Callable[[int], list[s
 
         def show(make: Callable[[int], list[str]]) -> None:
             # a line that is as wide as the terminal leaves the cursor in the next one
-            text = Text("\n".join(make(console.width - 1)), no_wrap=True, overflow="ignore")
+            text = Text("\n".join(map(plain, make(console.width - 1))), no_wrap=True, overflow="ignore")
             held.back().update(text)
 
         # loguru catches the errors of a closed terminal

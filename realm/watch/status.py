@@ -6,9 +6,18 @@ attach` get it over the control channel, and `realm status --json` prints it.
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from realm.errors import plain
+
+if TYPE_CHECKING:
+    from loguru import Record
 
 Cell = tuple[str, str]
 """Label and text."""
@@ -103,7 +112,7 @@ def update_name(epoch: int, update: int) -> str:
 def named(statistic: str) -> str:
     """gymnasium calls the return `r`, the length `l` and the seconds that an episode took `t`."""
     words = {"r": "return", "r_sampled": "return_sampled", "l": "length", "t": "seconds"}
-    return words.get(statistic, statistic)
+    return words.get(statistic, plain(statistic))
 
 
 def one_line(status: Status) -> str:
@@ -155,6 +164,20 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) ->
         ).rstrip()
         for row in rows
     ]
+
+
+def say(*printed: str, to_stderr: bool = False) -> None:
+    """Print lines, at once. Commands print by it alone, so that no name and no text of a file steers the terminal."""
+    print(*map(plain, printed), sep="\n", file=sys.stderr if to_stderr else None, flush=True)
+
+
+def log_plainly() -> None:
+    """Have what is logged steer no terminal, neither now nor when a log is shown; it may have several lines."""
+    logger.configure(patcher=_patch)
+
+
+def _patch(record: Record) -> None:
+    record["message"] = "\n".join(map(plain, record["message"].split("\n")))
 
 
 def wrapped(text: str, width: int) -> str:
