@@ -8,6 +8,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
+from realm.learn.evaluate import Player, predictor
+from realm.learn.policy import TrainedPolicy
+from realm.user import load_agent, load_config_class, load_definition
+
 
 class Odd(gymnasium.Env[Any, Any]):
     """given: an observation that it gives in place of its space's samples. Its `info` is as odd as those of others."""
@@ -38,3 +44,14 @@ def registered(obs: spaces.Space[Any], action: spaces.Space[Any], given: Any = N
     own = {"obs": obs, "action": action, "given": given}
     gymnasium.register(name, entry_point=Odd, kwargs=own, disable_env_checker=True)
     return name
+
+
+def untrained(package: str, obs: spaces.Space[Any], action: spaces.Space[Any]) -> TrainedPolicy:
+    """A policy of a package of the zoo for an environment of these spaces, with new weights."""
+    algo, env = f"realm.zoo.{package}", registered(obs, action)
+    definition, config = load_definition(algo), load_config_class(algo)(hidden=8)
+    envs = definition.make_envs(1, 0, config, {"id": env})
+    spec = definition.spec(envs, config)
+    agent = load_agent(algo)(spec, config, "cpu", 0)
+    player = Player(envs, agent, predictor(agent, spec, 10**6), spec, ())
+    return TrainedPolicy(player, RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}))

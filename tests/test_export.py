@@ -14,6 +14,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from odd import untrained
 
 import realm
 from realm.commands.export import ROWS
@@ -23,6 +25,7 @@ from realm.contract import PredictContext, Version
 from realm.errors import ConfigError, ContractError
 from realm.learn import checkpoint
 from realm.learn.evaluate import Player
+from realm.learn.export import OnnxPolicy, write_onnx
 from realm.user import load_agent, load_definition, load_hyper
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +91,33 @@ def test_an_exported_model_acts_as_the_model_does(
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"the same greedy actions as the model's on {rows:,} of {rows:,} observations"
     )
+
+
+NAMED = spaces.Dict({key: spaces.Box(-1, 1, (2,)) for key in ("action", "a/b", "größe", "logits", "action.1")})
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("package", "obs", "action"),
+    [
+        ("ppo", NAMED, spaces.Discrete(3, start=5, dtype=np.int8)),
+        ("dqn", spaces.Discrete(4, start=1), spaces.MultiDiscrete([3, 2], start=[1, -1])),
+        ("td3", NAMED, spaces.Box(np.array([0.7, 1, 2]), np.array([0.9, 1, 3]), dtype=np.float64)),
+        ("sac", spaces.Tuple((spaces.MultiBinary(3),)), spaces.Box(0.81, 1.19, (2, 2))),
+        ("ppo", spaces.MultiBinary(3), spaces.Box(np.float16(0.1), np.float16(0.7), dtype=np.float16)),
+    ],
+)
+def test_an_exported_model_speaks_as_its_environment(
+    package: str, obs: spaces.Space[Any], action: spaces.Space[Any], tmp_path: Path
+) -> None:
+    policy = untrained(package, obs, action)
+    player, file = policy.player, tmp_path / "model.onnx"
+    write_onnx(player.agent, player.spec, player.envs, file)
+    seen = policy.make_envs(5).reset(seed=1)[0]
+    answer, wanted = OnnxPolicy(file).act(seen), policy.act(seen)
+    assert answer.dtype == action.dtype
+    assert all(action.contains(one) for one in answer)
+    np.testing.assert_allclose(answer, wanted, rtol=1e-3)
 
 
 @needs_onnx

@@ -20,7 +20,7 @@ from cluster import ROOT
 from commands import end, realm, start
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
-from odd import registered
+from odd import registered, untrained
 
 from realm.commands.init import _name_of
 from realm.commands.main import main
@@ -38,9 +38,7 @@ from realm.data.gate import VersionGate
 from realm.data.memory import ReplayMemory
 from realm.errors import ConfigError, ContractError, UserCodeError
 from realm.launch.trial import try_user_code
-from realm.learn.evaluate import Player, predictor
 from realm.learn.outcome import newest_model
-from realm.learn.policy import TrainedPolicy
 from realm.learn.trainer import complete
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import load_agent, load_config_class, load_definition, load_workflow
@@ -224,14 +222,8 @@ def test_a_policy_acts_as_its_environment_speaks(
 ) -> None:
     """On one raw observation, on several, and in the environments that it makes; the environment itself refuses what is
     not of its space."""
-    algo = f"realm.zoo.{package}"
-    definition, env = load_definition(algo), registered(obs, action)
-    config = load_config_class(algo)(hidden=8)
-    envs = definition.make_envs(1, 0, config, {"id": env})
-    spec = definition.spec(envs, config)
-    agent = load_agent(algo)(spec, config, "cpu", 0)
-    player = Player(envs, agent, predictor(agent, spec, 10**6), spec, ())
-    policy = TrainedPolicy(player, RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}))
+    policy = untrained(package, obs, action)
+    env = policy.config.env["id"]
     one, several, own = gymnasium.make(env), gymnasium.make_vec(env, 3), policy.make_envs(3)
     seen = one.reset()[0]
     for _ in range(5):

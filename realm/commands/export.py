@@ -36,8 +36,9 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
     player = load_player(config, checkpoint, config.env, NUM_ENVS, EVAL_SEED)
     try:
         with busy("exporting"), writing(out):
-            outputs = write_onnx(player.agent, player.spec, player.envs, out)
-        inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in player.spec.obs.items())
+            names, outputs = write_onnx(player.agent, player.spec, player.envs, out)
+        fields = zip(names, player.spec.obs.values(), strict=True)
+        inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in fields)
         say(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")
         say(f"inputs: {inputs}".replace("'", ""))
         say(f"outputs: {', '.join(outputs)}")

@@ -106,7 +106,7 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
             try:
                 specs[name] = load_definition(algo).spec(envs, load_hyper(algo, {}))
             except ConfigError as error:
-                why = str(error)
+                why = str(error) if name == "ppo" or not why else why  # it takes actions of all kinds
     except ConfigError as error:
         why = str(error)
     except Exception as error:  # whatever the environment raises

@@ -22,6 +22,7 @@ from realm.learn.policy import layers
 
 OPSET = 17
 PACKAGES = ("onnx", "onnxruntime")
+_PREFIX = "obs."
 
 
 def check_packages() -> None:
@@ -46,8 +47,9 @@ class _Greedy(torch.nn.Module):
         return tuple(outputs.values())
 
 
-def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> list[str]:
-    """Write the greedy policy of an agent on the CPU; returns the names of the outputs, `action` among them.
+def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> tuple[list[str], list[str]]:
+    """Write the greedy policy of an agent on the CPU; returns the names of the inputs, in the order of the Spec, and of
+    the outputs, `action` among them.
 
     envs: what its package makes. A VectorActionWrapper there must have `tensors(actions)`, which does by torch alone
     what its `actions` does. Raises UserCodeError if the agent has no `greedy`, has a memory, or computes what ONNX
@@ -75,6 +77,7 @@ def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> list[str]:
         outputs = list(agent.greedy(dict(zip(names, rows, strict=True))))
     if "action" not in outputs:
         raise UserCodeError(f"{package}: Agent.greedy gives {', '.join(outputs)}; one of them must be `action`")
+    inputs = [_PREFIX + name if name in outputs or name.isdigit() else name for name in names]  # torch renames these
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
@@ -85,14 +88,14 @@ def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> list[str]:
                 str(path),
                 dynamo=False,
                 opset_version=OPSET,
-                input_names=names,
+                input_names=inputs,
                 output_names=outputs,
-                dynamic_axes={name: {0: "rows"} for name in (*names, *outputs)},
+                dynamic_axes={name: {0: "rows"} for name in (*inputs, *outputs)},
             )
         except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
             text = (str(error).strip() or repr(error)).splitlines()[0]
             raise UserCodeError(f"{package}: Agent.greedy cannot be exported: {text}") from error
-    return outputs
+    return inputs, outputs
 
 
 class OnnxPolicy:
@@ -106,5 +109,6 @@ class OnnxPolicy:
 
     def act(self, obs: Arrays) -> Array:
         """obs: name -> [N, ...]. Returns the environment's action for each row, the greedy one, [N, ...]."""
-        action: Array = self._session.run(["action"], {name: obs[name] for name in self._inputs})[0]
+        seen = {name: obs[name if name in obs else name.removeprefix(_PREFIX)] for name in self._inputs}
+        action: Array = self._session.run(["action"], seen)[0]
         return action

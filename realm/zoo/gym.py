@@ -275,7 +275,8 @@ def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | 
         return ActionSpec(n=int(space.n))
     if isinstance(space, spaces.Box) and _is_bounded(space) and len(space.low) and kind in (None, spaces.Box):
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
-    discrete, box = "Discrete, MultiDiscrete, MultiBinary or a Box of whole numbers", "a Box of floats with bounds"
+    discrete = "Discrete, MultiDiscrete, MultiBinary or a Box of whole numbers"
+    box = "a Box of a float or more, whose bounds are finite and not the greatest there are"
     wanted = f"{discrete}, or {box}" if kind is None else discrete if kind is spaces.Discrete else box
     own: Any = getattr(envs.unwrapped, "single_action_space", space)
-    raise ConfigError(f"the action space is {own}; it must be {wanted}, which a wrapper can give it")
+    raise ConfigError(f"the action space is {own}; it must be {wanted}; wrap the environment into one that has it")
