@@ -52,9 +52,9 @@ class Agent:
             obs = {**obs, "features": bf16_table().to(self.device)[obs["features"].long()]}
         return self.ppo.greedy(obs, network)
 
-    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
+    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         """One update on B chunks of T steps; yields after half of its gradient steps."""
-        learned = yield from self.ppo.update(batch)
+        learned = yield from self.ppo.update(batch, info)
         self.player.outdate()
         return learned
 

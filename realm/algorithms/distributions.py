@@ -34,15 +34,15 @@ class Distribution(Protocol):
         """The most likely action [n, ...], by torch alone (`contract.Agent`)."""
         ...
 
-    def drawn(self, batch: Chunk) -> Array:
-        """What was drawn, [B, T, ...]."""
+    def raw_action(self, batch: Chunk) -> Array:
+        """The action as it was drawn, [B, T, ...]."""
         ...
 
-    def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
-        """Of what was drawn, f32 [n]."""
+    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
+        """Of an action, f32 [n]."""
         ...
 
-    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the policy's entropy f32 [n]."""
         ...
 
@@ -63,15 +63,15 @@ class Categorical:
         logits = outputs.masked_fill(~obs["legal"], -torch.inf) if "legal" in obs else outputs
         return {"action": logits.argmax(-1), "logits": logits}
 
-    def drawn(self, batch: Chunk) -> Array:
+    def raw_action(self, batch: Chunk) -> Array:
         return batch.action
 
-    def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
-        return _of_drawn(returns.masked_log_softmax(outputs, obs.get("legal")), drawn)
+    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
+        return _at(returns.masked_log_softmax(outputs, obs.get("legal")), raw_action)
 
-    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = returns.masked_log_softmax(outputs, obs.get("legal"))
-        return _of_drawn(log_probs, drawn), returns.entropy(log_probs)
+        return _at(log_probs, raw_action), returns.entropy(log_probs)
 
 
 class Gaussian:
@@ -85,23 +85,26 @@ class Gaussian:
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
         mean, log_std = outputs.float().cpu().chunk(2, -1)
         noise = torch.randn(mean.shape, generator=generator) * torch.from_numpy(explore.astype(np.float32))[:, None]
-        drawn = mean + log_std.exp() * noise
+        raw_action = mean + log_std.exp() * noise
         log_prob = normal_log_density(noise, log_std).sum(-1)
-        return self._scale.out(drawn.clamp(-1, 1).numpy()), {"log_prob": log_prob.numpy(), "drawn": drawn.numpy()}
+        return self._scale.out(raw_action.clamp(-1, 1).numpy()), {
+            "log_prob": log_prob.numpy(),
+            "drawn": raw_action.numpy(),
+        }
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         return {"action": self._scale.out_tensor(outputs.chunk(2, -1)[0].clamp(-1, 1))}
 
-    def drawn(self, batch: Chunk) -> Array:
+    def raw_action(self, batch: Chunk) -> Array:
         return batch.extra["drawn"]
 
-    def log_prob(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> Tensor:
+    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)
-        return normal_log_density((drawn - mean) * torch.exp(-log_std), log_std).sum(-1)
+        return normal_log_density((raw_action - mean) * torch.exp(-log_std), log_std).sum(-1)
 
-    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         log_std = outputs.float().chunk(2, -1)[1]
-        return self.log_prob(outputs, obs, drawn), (log_std + _NORMAL_ENTROPY).sum(-1)
+        return self.log_prob(outputs, obs, raw_action), (log_std + _NORMAL_ENTROPY).sum(-1)
 
 
 def distribution_of(action: ActionSpec) -> Distribution:
@@ -109,6 +112,6 @@ def distribution_of(action: ActionSpec) -> Distribution:
     return Gaussian(action) if action.low else Categorical()
 
 
-def _of_drawn(log_probs: Tensor, drawn: Tensor) -> Tensor:
-    """log_probs: f32 [n, A]; drawn: i64 [n]."""
-    return log_probs.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
+def _at(log_probs: Tensor, action: Tensor) -> Tensor:
+    """log_probs: f32 [n, A]; action: i64 [n]."""
+    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)

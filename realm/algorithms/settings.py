@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "advantage": ("gae", "vtrace"),
+    "advantage": ("gae", "vtrace", "delta", "returns"),
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
+    "normalise_over": ("batch", "minibatch"),
+    "minibatches": ("permuted", "drawn"),
 }
 
 
@@ -47,21 +49,32 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """The settings that change during training, at one update."""
+
+    lr: float
+    entropy_coef: float
+    gamma: float
+
+
+@dataclass(frozen=True)
 class Settings(Checked):
     table: ClassVar[str] = "ppo"
 
     # returns
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.99  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    advantage: str = "vtrace"  # how advantages and the critic's targets are estimated: "gae" or "vtrace"; see below
-    lam: float = 0.8  # lambda of either: 0 trusts the critic, 1 the sampled return
+    advantage: str = "vtrace"  # advantages and the critic's targets: "gae", "vtrace", "delta" or "returns"; see below
+    lam: float = 0.8  # lambda of "gae" and "vtrace": 0 trusts the critic, 1 the sampled return
+    estimate_each_pass: bool = False  # estimate both again before each further pass, by the critic as it is then
     value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
 
     # the objective
     clip: float = 0.2  # PPO's clip range of the probability ratio
     decoupled: bool = False  # clip around the policy at the start of the update instead of the one that acted
     behaviour_weight_clip: float = 5.0  # decoupled: bound of the weight of a sample from an older policy
-    normalise_advantage: str = "mean_std"  # over the batch: "none", "std" (divide only) or "mean_std"
+    normalise_advantage: str = "mean_std"  # "none", "std" (divide only) or "mean_std" ...
+    normalise_over: str = "batch"  # ... over the "batch" or each "minibatch"
     vf_coef: float = 0.5  # weight of the value loss
     value_clip: float = 0.0  # keep a new value this near to the old one in the value loss; 0 does not clip
     entropy_start: float = 0.01  # weight of the entropy bonus at the first step ...
@@ -75,8 +88,11 @@ class Settings(Checked):
     adam_eps: float = 1e-5  # Adam's epsilon
     epochs: int = 2  # passes over a batch in one update
     minibatch_size: int = 1024  # rows of one gradient step; a batch is cut into equal parts of about this size
+    minibatches: str = "permuted"  # a pass takes each row once ("permuted"), or as many "drawn" with replacement
     max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
+    # "delta" is the error of one step, GAE with lambda 0; "returns" are discounted rewards minus the value, lambda 1.
+    #
     # V-trace estimates for the policy before the update what an older one has played, so a lag of some updates costs
     # little. Its targets are corrections of the critic being trained, so it takes the learner's values: those of an
     # older critic would bring the lag back. Its advantages are weighted by the ratio of the two policies already; so
@@ -86,11 +102,29 @@ class Settings(Checked):
         self.check_choices(CHOICES)
         vtrace = self.advantage == "vtrace"
         self.check("value_source", not vtrace or self.value_source == "learner", "'learner' if advantage is 'vtrace'")
+        self.check(
+            "estimate_each_pass",
+            not self.estimate_each_pass or self.value_source == "learner",
+            "false if value_source is 'actor'",
+        )
         self.check("decoupled", not vtrace or not self.decoupled, "false if advantage is 'vtrace'")
         self.check_least(("total_env_steps", "epochs", "minibatch_size"), 1)
         self.check_share(("gamma_start", "gamma_end", "lam"))
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
         self.check_least(("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
+
+    def schedule(self, env_steps: int) -> Schedule:
+        """Interpolate the settings `*_start` and `*_end` after so many env steps."""
+        progress = min(1.0, env_steps / self.total_env_steps)
+
+        def between(start: float, end: float) -> float:
+            return start + progress * (end - start)
+
+        return Schedule(
+            lr=between(self.lr_start, self.lr_end),
+            entropy_coef=between(self.entropy_start, self.entropy_end),
+            gamma=1.0 - (1.0 - self.gamma_start) ** (1.0 - progress) * (1.0 - self.gamma_end) ** progress,
+        )
 
     def check_apart(self) -> None:
         """For an agent whose actor and critic share no weights, and whose critic does not act."""

@@ -89,16 +89,17 @@ class Agent(Protocol):
         """
         ...
 
-    def learn(self, batch: Any, info: SampleInfo) -> Learned | Generator[None, bool, Learned]:
+    def learn(self, batch: Any, info: SampleInfo) -> Learned | Generator[None, None, Learned]:
         """One update on a batch (a Chunk with leading B, or Transitions). The batch may be read-only.
 
         A plain function returns (metrics, priorities). A generator yields once at most and then returns the same. It
         yields where its weights may go out before the update is over: with `max_version_lag = "part"` they are
-        published there, and workers play the next round with them while the rest of the update is made. The value of
-        the yield says whether they went out: `went_out = yield`. The drawback: the weights that act lack the steps
-        after the yield. So yield where learner and workers share the cores, after about half of the gradient steps, and
-        not where a strictly on-policy batch is needed. `save_model` may be called at the yield, so counters must be
-        right by then.
+        published there, and workers play the next round with them while the rest of the update is made. The drawback:
+        the weights that act lack the steps after the yield. So yield where learner and workers share the cores, after
+        about half of the gradient steps, and not where a strictly on-policy batch is needed. `save_model` may be called
+        at the yield, so counters must be right by then. `info` says what was counted, and what acted (`SampleInfo`).
+
+        `model` is in training mode within `learn`, and in evaluation mode whenever `predict` or `greedy` is called.
         """
         ...
 

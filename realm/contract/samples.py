@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realm.contract.arrays import Array, Arrays
+from realm.contract.versions import NO_VERSION, Version
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,10 @@ class SampleInfo:
     times_sampled  i64 [B]
     new_env_steps  played into the buffer since the batch before; on-policy those of this batch
     size           samples that can be drawn
-    env_steps      of the run so far, with the new ones; the trainer fills it in
+    The trainer fills in:
+    env_steps      of the run so far, with the new ones
+    version        of the weights before the update
+    stale          whether other weights than these chose some of the actions
     """
 
     key: Array
@@ -141,3 +145,5 @@ class SampleInfo:
     new_env_steps: int = 0
     size: int = 0
     env_steps: int = 0
+    version: Version = NO_VERSION
+    stale: bool = False

@@ -77,7 +77,9 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
         self._went_out_at: dict[int, float] = {}  # update -> monotonic seconds
-        self._moved_on = False  # the weights are no longer those that went out as `version`
+        self._midway: Version | None = (
+            None  # the last one that went out where `learn` yields; its weights have changed since
+        )
         self._asked: list[tuple[Path, int]] = []  # saves for the user that wait for numbered weights
         self._restores = 0  # without _GOOD_UPDATES in between
         self._good_updates = 0  # since the last restore
@@ -134,6 +136,11 @@ class Trainer:
     def next_version(self) -> Version:
         return Version(self.version.epoch, self.version.update + 1)
 
+    @property
+    def _changed(self) -> bool:
+        """Whether the weights are no longer those that went out as `version`."""
+        return self.version == self._midway
+
     def weights(self) -> bytes:
         """Safetensors bytes of the part of the model that acts, to publish."""
         return checkpoint.to_bytes(self.agent.model, self._acting)
@@ -151,17 +158,18 @@ class Trainer:
         steps, self.memory_size = info.new_env_steps, info.size
         made, restored = self.next_version, False
 
-        def go_out() -> bool:
+        def go_out() -> None:
             if publish is None:
-                return False
+                return
             self._check_finite()
             self._number_weights(steps)
             publish(self.version, self.env_steps)
             self._save_due()
-            self._moved_on = True
-            return True
+            self._midway = self.version
 
-        info = replace(info, env_steps=self.env_steps + steps)
+        stale = self._changed or bool((items["version"] != self.version).any())
+        info = replace(info, env_steps=self.env_steps + steps, version=self.version, stale=stale)
+        self.agent.model.train()
         try:
             metrics, priorities = complete(self.agent.learn(self._batch(items), info), go_out)
             self._check_finite()
@@ -171,6 +179,8 @@ class Trainer:
         except _NotFiniteError as error:
             metrics, priorities, restored = {}, None, True
             self._go_back(str(error))
+        finally:
+            self.agent.model.eval()
         update_s = time.monotonic() - started
         if self.version != made:
             self._number_weights(steps)
@@ -244,7 +254,7 @@ class Trainer:
 
     def _number_weights(self, steps: int) -> None:
         """Name the weights as they are now: the next version, which was trained on `steps` more env steps."""
-        self.version, self.env_steps, self._moved_on = self.next_version, self.env_steps + steps, False
+        self.version, self.env_steps = self.next_version, self.env_steps + steps
         self._note_version()
 
     def _note_version(self) -> None:
@@ -270,7 +280,7 @@ class Trainer:
         """Write a checkpoint where it is not pruned with the others, as soon as the weights have a number; keep 0:
         without limit."""
         self._asked.append((folder, keep or 1_000_000))
-        if not self._moved_on:
+        if not self._changed:
             self._save_asked()
 
     def save(self) -> Path | None:
@@ -278,7 +288,7 @@ class Trainer:
 
         Weights that have moved on since they went out get the next number, so only a run's last save may be of such.
         """
-        if self._moved_on:
+        if self._changed:
             self._number_weights(0)
             self._save_asked()
         if self._saved == self.version:
@@ -357,17 +367,18 @@ class Trainer:
             logger.warning("{}", sentence)
 
 
-def complete(learning: Learned | Generator[None, bool, Learned], go_out: Callable[[], bool] = lambda: False) -> Learned:
+def complete(learning: Learned | Generator[None, None, Learned], go_out: Callable[[], None] = lambda: None) -> Learned:
     """Bring an update to its end, whichever form `Agent.learn` has; returns its metrics and priorities.
 
-    go_out: called where `learn` yields; returns whether the weights went out.
+    go_out: called where `learn` yields.
     """
     if not isinstance(learning, Generator):
         return learning
     with closing(learning):
         try:
             next(learning)
-            learning.send(go_out())
+            go_out()
+            next(learning)
         except StopIteration as end:
             learned: Learned = end.value
             return learned

@@ -44,8 +44,8 @@ class Agent:
     def greedy(self, obs: Obs) -> Obs:
         return self.ppo.greedy(obs)
 
-    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, bool, Learned]:
-        return (yield from self.ppo.update(batch))
+    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
+        return (yield from self.ppo.update(batch, info))
 
     def save_model(self) -> dict[str, Any]:
         return self.ppo.state_dict()

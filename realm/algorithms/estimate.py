@@ -1,0 +1,84 @@
+"""From a batch of chunks to what PPO trains on: values, advantages and targets.
+
+Called by `ppo.py`; the mathematics is in `realm/returns.py`, what is chosen among in `Settings`.
+Axes: B chunks, T steps, R valid rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from realm import returns
+from realm.algorithms.batch import Batch, Rows, normalised, tensor
+from realm.algorithms.distributions import Distribution
+from realm.algorithms.losses import Network
+from realm.algorithms.networks import Obs
+from realm.algorithms.settings import Schedule, Settings
+from realm.algorithms.side_by_side import SideBySide
+from realm.contract import Array, Chunk
+
+
+@torch.no_grad()
+def estimate(
+    chunk: Chunk,
+    network: Network,
+    distribution: Distribution,
+    settings: Settings,
+    now: Schedule,
+    cut: type[Rows],
+    side: SideBySide,
+    device: torch.device,
+    stale: bool,
+) -> Batch:
+    """Put B chunks on the device and estimate their steps. stale: other weights chose some of the actions."""
+
+    def here(array: Array) -> Tensor:
+        return tensor(array, device)
+
+    obs, valid = cut.inputs(chunk, device), here(chunk.valid)
+    of_learner = settings.value_source == "learner"
+    of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
+    raw_action, log_prob = here(distribution.raw_action(chunk)), here(chunk.extra["log_prob"])
+    proximal = log_prob
+    if stale and (settings.decoupled or settings.advantage == "vtrace"):
+        policy, value = side.both(
+            lambda: cut.forward(obs, network.actor), lambda: cut.forward(of_critic, network.critic)
+        )
+        masks = {name: x[:, :-1][valid] for name, x in obs.items() if name == "legal"}
+        proximal = log_prob.clone()
+        proximal[valid] = distribution.log_prob(policy[:, :-1][valid], masks, raw_action[valid])
+    else:
+        value = _in_halves(cut, side, of_critic, network.critic)
+    if not of_learner:
+        value = torch.cat([here(chunk.extra["value"]), value], dim=1)
+    advantage, target = _advantages(chunk, settings, now, here, value, proximal - log_prob)
+    if settings.normalise_over == "batch":
+        advantage[valid] = normalised(advantage[valid], settings)
+    return Batch(obs, valid, raw_action, log_prob, proximal, value[:, :-1], advantage, target)
+
+
+def _advantages(
+    chunk: Chunk, settings: Settings, now: Schedule, here: Callable[[Array], Tensor], value: Tensor, log_ratio: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advantages and the critic's targets, f32 [B, T] each. value: f32 [B, T + 1]; log_ratio: f32 [B, T]"""
+    reward, valid = here(chunk.reward), here(chunk.valid)
+    ends = here(chunk.terminated), here(chunk.truncated), valid
+    own = chunk.step.get("discount")  # where the workflow says that steps differ in duration
+    discount = None if own is None else here(own)
+    if settings.advantage == "vtrace":
+        log_ratio = log_ratio.where(valid, torch.zeros_like(reward))  # rows that are not valid have no action
+        return returns.vtrace(reward, value, log_ratio, *ends, now.gamma, settings.lam, discount=discount)
+    lam = {"delta": 0.0, "returns": 1.0}.get(settings.advantage, settings.lam)
+    return returns.gae(reward, value, *ends, now.gamma, lam, discount=discount)
+
+
+def _in_halves(cut: type[Rows], side: SideBySide, obs: Obs, net: Callable[[Obs], Tensor]) -> Tensor:
+    """`cut.forward`, half of the chunks in each thread."""
+    half = len(next(iter(obs.values()))) // 2
+    if half == 0:
+        return cut.forward(obs, net)
+    head, tail = ({name: x[part] for name, x in obs.items()} for part in (slice(half), slice(half, None)))
+    return torch.cat(side.both(lambda: cut.forward(head, net), lambda: cut.forward(tail, net)))

@@ -1,0 +1,175 @@
+"""What PPO asks of a network, and what it descends: a sum of losses.
+
+A loss is a pure function of a minibatch and of what the network gives for it. `ppo_losses` are PPO's own three. A
+further one is a `Loss` in `PPO(..., losses=[...])`; what else it needs of the network, a network with a shared trunk
+returns as a third result.
+Axes: n rows of a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from realm import returns
+from realm.algorithms.adam import Adam
+from realm.algorithms.batch import Batch, normalised
+from realm.algorithms.distributions import Distribution
+from realm.algorithms.networks import Obs
+from realm.algorithms.settings import Schedule, Settings
+
+Metrics = dict[str, Tensor]  # of a gradient step: f32 [] each, or f32 [n], which `means` reduces
+
+_NOTHING = torch.empty(0)
+
+
+class Network(Protocol):
+    """The network that PPO trains, a torch module. The names of the critic's parameters begin with `critic`."""
+
+    def actor(self, obs: Obs) -> Tensor:
+        """What the distribution takes: logits float [n, A], in which illegal actions need not be masked, or means and
+        logs of standard deviations, float [n, 2 A]."""
+        ...
+
+    def critic(self, obs: Obs) -> Tensor:
+        """Values f32 [n]."""
+        ...
+
+    def __call__(self, obs: Obs) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Obs]:
+        """Both at once: for a shared trunk, and for actors that keep values. The third, name -> [n, ...], is for
+        further losses."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Of n rows, with gradients. Where policy and critic share no weights, a loss gets the outputs of one of them."""
+
+    policy: Tensor = _NOTHING  # float [n, ...], of `Network.actor`
+    entropy: Tensor = _NOTHING  # f32 [n], of the policy
+    log_ratio: Tensor = _NOTHING  # f32 [n], log-probability of the action, minus that of the policy that acted ...
+    proximal_log_ratio: Tensor = _NOTHING  # ... and minus that of the policy that the loss clips around
+    value: Tensor = _NOTHING  # f32 [n]
+    more: Obs = field(default_factory=dict)  # name -> [n, ...], what else a network with a shared trunk returns
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A term of the sum. Its curve has its name and shows it without the coefficient."""
+
+    name: str
+    function: Callable[[Batch, Outputs], Tensor]  # f32 []
+    coefficient: float | Callable[[Schedule], float] = 1.0
+    of_critic: bool = False  # trains the critic, where policy and critic share no weights
+
+
+class Part(NamedTuple):
+    """What is trained by an optimizer of its own: the policy, the critic, or both with what they share."""
+
+    adam: Adam
+    losses: list[Loss]
+    policy: bool
+    critic: bool
+    layer: nn.Parameter | None  # where the length of the gradient of each loss is measured
+
+
+def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer: str) -> list[Part]:
+    """One, or two that share no weights. losses: besides those of PPO; layer: the name of a parameter, or empty"""
+    every, names = [*ppo_losses(settings), *losses], dict(network.named_parameters())
+    if layer and layer not in names:
+        raise ValueError(f"the network has no parameter {layer!r}; it has {', '.join(names)}")
+    parts = []
+    for critic in (False,) if settings.shared_trunk else (False, True):
+        own = [x for name, x in names.items() if settings.shared_trunk or name.startswith("critic") == critic]
+        trained = [loss for loss in every if settings.shared_trunk or loss.of_critic == critic]
+        if own:
+            at = names[layer] if any(x is names.get(layer) for x in own) else None
+            parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, critic or settings.shared_trunk, at))
+    return parts
+
+
+def outputs_of(part: Part, network: Network, distribution: Distribution, minibatch: Batch) -> Outputs:
+    """Forward n rows through this part of the network."""
+    obs, rows = minibatch.obs, minibatch.rows
+    if not part.policy:
+        return Outputs(value=rows(network.critic(obs)))
+    output, value, *more = network(obs) if part.critic else (network.actor(obs), None)
+    output, masks = rows(output), {"legal": rows(obs["legal"])} if "legal" in obs else {}
+    log_prob, entropy = distribution.log_prob_and_entropy(output, masks, minibatch.raw_action)
+    ratios = log_prob - minibatch.log_prob, log_prob - minibatch.proximal_log_prob
+    further = {name: rows(x) for name, x in more[0].items()} if more else {}
+    return Outputs(output, entropy, *ratios, _NOTHING if value is None else rows(value), further)
+
+
+def ppo_losses(settings: Settings) -> list[Loss]:
+    """The clipped surrogate, the entropy bonus and the critic's error."""
+
+    def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
+        log_ratio, advantage = outputs.proximal_log_ratio, minibatch.advantage
+        if settings.normalise_over == "minibatch":
+            advantage = normalised(advantage, settings)
+        if not settings.decoupled:
+            return returns.clipped_policy_loss(log_ratio, advantage, settings.clip).mean()
+        log_weight = minibatch.proximal_log_prob - minibatch.log_prob
+        return returns.decoupled_policy_loss(
+            log_ratio, log_weight, advantage, settings.clip, settings.behaviour_weight_clip
+        ).mean()
+
+    def value(minibatch: Batch, outputs: Outputs) -> Tensor:
+        return returns.value_loss(outputs.value, minibatch.target, minibatch.value, settings.value_clip).mean()
+
+    return [
+        Loss("policy_loss", policy),
+        Loss("entropy", lambda minibatch, outputs: outputs.entropy.mean(), lambda now: -now.entropy_coef),
+        Loss("value_loss", value, settings.vf_coef, of_critic=True),
+    ]
+
+
+def total(part: Part, minibatch: Batch, outputs: Outputs, now: Schedule) -> tuple[Tensor, Metrics]:
+    """The sum of the losses, f32 [], and the metrics."""
+    ratios = {"log_ratio": outputs.log_ratio, "proximal_log_ratio": outputs.proximal_log_ratio}
+    metrics: Metrics = {name: x.detach() for name, x in ratios.items() if len(x)}
+    terms: list[Tensor] = []
+    for loss in part.losses:
+        value = loss.function(minibatch, outputs)
+        weight = loss.coefficient(now) if callable(loss.coefficient) else loss.coefficient
+        terms.append(value if weight == 1.0 else weight * value)
+        metrics[loss.name] = value.detach()
+        if part.layer is not None:
+            (grad,) = torch.autograd.grad(terms[-1], part.layer, retain_graph=True, materialize_grads=True)
+            metrics[f"{loss.name}_grad_norm"] = torch.linalg.vector_norm(grad)
+    return reduce(torch.add, terms), metrics
+
+
+def joined(parts: list[Metrics | None]) -> Metrics | None:
+    """The metrics of a gradient step from those of its parts: the sum of their losses, the norm of all gradients. None
+    if one of them made no step."""
+    every = [part for part in parts if part is not None]
+    if len(every) < len(parts):
+        return None
+    whole = {name: value for part in every for name, value in part.items()}
+    for part in every[1:]:
+        whole |= {"loss": every[0]["loss"] + part["loss"], "grad_norm": every[0]["grad_norm"].hypot(part["grad_norm"])}
+    return whole
+
+
+def means(steps: list[Metrics], clip: float) -> dict[str, float]:
+    """The mean of each number over the gradient steps, and how far the policy moved: computed once from the ratios of
+    all rows, instead of a dozen small operations in each step."""
+    log_ratio, proximal = (torch.cat([step[name] for step in steps]) for name in ("log_ratio", "proximal_log_ratio"))
+    result = {name: torch.stack([step[name] for step in steps]).mean() for name, x in steps[0].items() if x.ndim == 0}
+    result |= {
+        "approx_kl": returns.approx_kl(log_ratio),
+        "clip_fraction": returns.clip_fraction(proximal, clip),
+        "ess": returns.effective_sample_size(log_ratio),
+    }
+    return {name: float(value) for name, value in result.items()}
