@@ -89,6 +89,13 @@ def load_agent(algo: str) -> type[Any]:
     return agent
 
 
+def make_agent(config: RunConfig, spec: Spec, device: str, seed: int) -> Any:
+    """The agent of a run, to act: its model is in evaluation mode, and a trainer takes it out of that for `learn`."""
+    agent = load_agent(config.app.algo)(spec, hyper_of(config), device, seed)
+    agent.model.eval()
+    return agent
+
+
 def search_path() -> list[str]:
     """Where packages are looked up: in the current directory, on the Python path, and in what comes with Realm."""
     return list(dict.fromkeys((os.getcwd(), *sys.path, str(BUILT_IN))))

@@ -265,12 +265,14 @@ class Yielding(Agent):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.went_out: list[bool] = []
+        self.told: list[tuple[Version, int, bool]] = []
 
-    def learn(self, batch: Arrays, info: SampleInfo) -> Generator[None, bool, Learned]:  # type: ignore[override]
+    def learn(self, batch: Arrays, info: SampleInfo) -> Generator[None, None, Learned]:  # type: ignore[override]
+        assert self.model.training
+        self.told.append((info.version, info.env_steps, info.stale))
         super().learn(batch, info)
         for _ in range(self.times):
-            self.went_out.append((yield))
+            yield
         return super().learn(batch, info)
 
 
@@ -356,16 +358,29 @@ def test_the_lag_of_weights_that_went_out_early_is_a_difference_of_versions(tmp_
     assert means["policy_lag_s"][0] > 0
 
 
-def test_learn_is_told_whether_its_weights_went_out(tmp_path: Path) -> None:
+def test_learn_is_told_of_what_it_learns(tmp_path: Path) -> None:
+    """Its version, the env steps, and whether other weights chose some of the actions: older ones, or those that went
+    out in the middle of the update before; and the model acts in evaluation mode, and learns in training mode."""
     one = trainer(tmp_path, 1, agent=Yielding(1))
     one.start(1)
-    pool, stream = Pool(one), batches(3)
-    one.update(*stream[0])
-    one.update(*stream[1], publish=pool.publish)
-    one.update(*stream[2])
-    assert one.agent.went_out == [False, True, False]  # type: ignore[attr-defined]
+    one.agent.model.eval()
+    pool, stream = Pool(one), batches(6)
+    for update, (items, info) in enumerate(stream):
+        acted = np.broadcast_to([1, update], items["version"].shape).copy()
+        if update == 4:
+            acted.reshape(-1, 2)[0] = 1, 3
+        early = pool.publish if update == 1 else None
+        one.update({**items, "version": acted}, info, publish=early)
+        assert not one.agent.model.training
+    assert one.agent.told == [  # type: ignore[attr-defined]
+        (Version(1, update), 6 * (update + 1), update in (2, 4)) for update in range(6)
+    ]
     assert list(pool.weights) == [Version(1, 2)]
-    assert one.version == Version(1, 3)
+    assert one.version == Version(1, 6)
+    other = trainer(tmp_path, 1, agent=Yielding(1))
+    other.start(2)  # from 1.5; weights of 1.6 and 2.6 have the same number of updates, and may be others
+    other.update({**items, "version": np.broadcast_to([1, 5], acted.shape)}, info)
+    assert other.agent.told == [(Version(2, 5), 36, True)]  # type: ignore[attr-defined]
 
 
 def test_an_update_is_the_same_whether_weights_go_out_in_it_or_not(tmp_path: Path) -> None:
@@ -388,7 +403,7 @@ def test_weights_go_out_at_the_end_of_a_learn_that_does_not_yield(tmp_path: Path
     one.update(*batches(1)[0], publish=pool.publish)
     assert one.version == Version(1, 1)
     assert pool.weights == {}  # then it is for the learner to publish
-    assert not one._moved_on
+    assert one.save() is None or one.version == Version(1, 1)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -405,7 +420,7 @@ def test_both_forms_of_learn_are_brought_to_their_end() -> None:
     one, other = Agent(1), Yielding(1)
     assert "loss" in complete(one.learn(*batch))[0]
     assert "loss" in complete(other.learn(*batch))[0]
-    assert (one.updates, other.updates, other.went_out) == (1, 2, [False])
+    assert (one.updates, other.updates) == (1, 2)
 
 
 def test_part_of_an_update_needs_a_learn_that_yields() -> None:

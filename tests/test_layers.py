@@ -71,7 +71,8 @@ OWNERS = {
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
     "contract/arrays", "contract/versions", "contract/spec", "contract/samples", "contract/package", "chunk",
-    "rollout/rounds", "rollout/returned", "returns", "algorithms/ppo",
+    "rollout/rounds", "rollout/returned", "returns",
+    "algorithms/ppo", "algorithms/batch", "algorithms/estimate", "algorithms/losses", "algorithms/side_by_side",
     "wire/codec", "wire/sockets", "wire/line", "wire/predict", "wire/samples", "wire/models",
     "data/gate", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",

@@ -103,7 +103,7 @@ def agents_steps(agent, obs, count):
     import torch
 
     from realm import returns
-    from realm.algorithms.ppo import Rows, policy_loss
+    from realm.algorithms.batch import Batch
 
     seen = {name: torch.from_numpy(array) for name, array in obs.items()}
     action = torch.multinomial(seen["legal"].float(), 1).squeeze(-1)
@@ -111,12 +111,9 @@ def agents_steps(agent, obs, count):
     with torch.no_grad():
         logits, value = agent.model(seen)
         old = returns.masked_log_softmax(logits, seen["legal"]).gather(-1, action[:, None]).squeeze(-1)
-    rows = Rows(seen, torch.arange(len(action)), action, old, old, value, advantage, target)
-    ppo, now = agent.ppo, agent.ppo.schedule()
+    rows = Batch(seen, None, action, old, old, value, advantage, target)
     for _ in range(count):
-        policy = policy_loss(rows, agent.model.actor(seen), ppo.distribution, ppo.settings, now.entropy_coef)
-        ppo._descend(ppo.optimizers[0], policy, now.lr)
-        ppo._critic_step(rows, now)
+        agent.ppo.gradient_step(rows, agent.config.schedule(0))
 
 
 def test_the_limits_step_is_diys_own_loss():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 
 import numpy as np
 import torch
@@ -27,14 +28,15 @@ class Player:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._weights: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._weights: list[tuple[Tensor, Tensor]] = []
         self._stale = False
         if model.bf16:
-            self._model = copy.deepcopy(model).requires_grad_(False)
+            self._model = copy.deepcopy(model).requires_grad_(False).eval()
             for name, part in self._model.named_children():
                 if not name.endswith("head"):
                     part.to(torch.bfloat16)
-            self._weights = list(zip(self._model.parameters(), model.parameters(), strict=True))
+            mine, newest = (chain(one.parameters(), one.buffers()) for one in (self._model, model))
+            self._weights = list(zip(mine, newest, strict=True))
             model.register_load_state_dict_post_hook(lambda *_: self.outdate())  # type: ignore[no-untyped-call]
 
     def outdate(self) -> None:

@@ -173,9 +173,9 @@ class Deviations(nn.Module):
 
 
 def frozen_copy(network: Module) -> Module:
-    """A copy that gets no gradients: the target of a network."""
+    """A copy that gets no gradients, in evaluation mode: the target of a network."""
     target = copy.deepcopy(network)
-    cast(nn.Module, target).requires_grad_(False)
+    cast(nn.Module, target).requires_grad_(False).eval()
     return target
 
 

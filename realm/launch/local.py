@@ -27,7 +27,7 @@ from realm.learn.outcome import is_judged
 from realm.learn.trainer import Trainer, begin
 from realm.roles.job import seed_of
 from realm.rollout.rounds import RestartingEnvs, close, rounds
-from realm.user import enter, hyper_of, load_agent, load_definition, load_workflow
+from realm.user import enter, hyper_of, load_definition, load_workflow, make_agent
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
@@ -69,7 +69,7 @@ def run(prepared: Prepared) -> End:
         envs = RestartingEnvs(
             lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, played.count
         )
-        agent = load_agent(app.algo)(spec, hyper, plan.device, app.seed)
+        agent = make_agent(config, spec, plan.device, app.seed)
         trainer = begin(agent, spec, app, prepared.run_dir, epoch, trained)
         _tell(prepared, trainer.origin)
         kept = prepared.run_dir / "replay" if app.save_replay else None

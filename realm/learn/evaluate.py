@@ -26,7 +26,7 @@ from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
 from realm.learn.outcome import main_statistic
 from realm.rollout.rounds import Count, RestartingEnvs
-from realm.user import calling, enter, hyper_of, load_agent, load_definition, make_envs
+from realm.user import calling, enter, hyper_of, load_definition, make_agent, make_envs
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -274,7 +274,7 @@ def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, An
             f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
             f"{spec.schema}); use the configuration of its run"
         )
-    agent: Agent = load_agent(app.algo)(spec, hyper, "cpu", seed)
+    agent: Agent = make_agent(config, spec, "cpu", seed)
     lacking = load_bytes(agent.model, checkpoint.weights, acting(agent))
     return Player(envs, agent, predictor(agent, spec, checkpoint.env_steps), spec, tuple(lacking))
 

@@ -77,9 +77,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._warned_at = -_WARN_EVERY_S
         self._went_out_at: dict[int, float] = {}  # update -> monotonic seconds
-        self._midway: Version | None = (
-            None  # the last one that went out where `learn` yields; its weights have changed since
-        )
+        self._midway: Version | None = None  # the last that went out where `learn` yields: its weights have changed
         self._asked: list[tuple[Path, int]] = []  # saves for the user that wait for numbered weights
         self._restores = 0  # without _GOOD_UPDATES in between
         self._good_updates = 0  # since the last restore

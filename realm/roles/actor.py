@@ -15,7 +15,7 @@ import numpy as np
 from realm.contract import NO_VERSION, Array, Arrays, PredictContext, Version
 from realm.learn.checkpoint import acting, load_bytes
 from realm.roles.job import Job
-from realm.user import hyper_of, load_agent
+from realm.user import make_agent
 from realm.wire.codec import Message, WireError
 from realm.wire.line import Frame, Lines, Question
 from realm.wire.models import ModelReader
@@ -29,7 +29,7 @@ _LOOK_S = 0.02
 def run(job: Job) -> None:
     """Serve until stopped."""
     app, link, meters, server = job.config.app, job.link, job.link.meters, job.bound()
-    agent = load_agent(app.algo)(job.spec, hyper_of(job.config), job.plan.device, job.seed)
+    agent = make_agent(job.config, job.spec, job.plan.device, job.seed)
     to_pool = job.client("model_pool")
     parts = acting(agent)
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))

@@ -13,7 +13,7 @@ from realm.data.gate import VersionGate
 from realm.errors import ContractError
 from realm.roles.job import Job
 from realm.rollout.rounds import RestartingEnvs, close, rounds
-from realm.user import hyper_of, load_agent, load_definition, load_workflow
+from realm.user import hyper_of, load_definition, load_workflow, make_agent
 from realm.wire.models import ModelReader
 from realm.wire.predict import LocalPolicy, RemotePolicy
 from realm.wire.samples import ItemSender
@@ -82,7 +82,7 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
     """Local prediction: an agent in this process that loads new models from the pool."""
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which other workers do not need
 
-    agent = load_agent(job.config.app.algo)(job.spec, hyper, "cpu", job.seed)
+    agent = make_agent(job.config, job.spec, "cpu", job.seed)
     to_pool = job.client("model_pool")
     parts = acting(agent)
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))

@@ -21,7 +21,7 @@ from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
 from realm.learn.outcome import is_judged, newest_model
 from realm.roles.job import Job
-from realm.user import hyper_of, load_agent
+from realm.user import make_agent
 from realm.wire.models import parse_model
 
 _PERIOD_S = 2.0  # even if an evaluation is quicker: the run's curves are no finer
@@ -48,7 +48,7 @@ class _Evaluator:
         config = job.config.evaluated()
         self._every, self._link, self._run_dir = config.app.eval_every_steps, job.link, job.run_dir
         self._budget = Budget(config.app.eval_cpu_share * job.plan.cores, _PERIOD_S)
-        self._agent: Agent = load_agent(config.app.algo)(job.spec, hyper_of(config), "cpu", job.seed)
+        self._agent: Agent = make_agent(config, job.spec, "cpu", job.seed)
         self.judge = Judge(config, self._agent, job.spec, job.run_dir, self._tick)
         self._parts, self._to_pool = acting(self._agent), job.client("model_pool")
         self._untrained = self._every > 0 and self.judge.last is None  # that model is asked for, and judged, first

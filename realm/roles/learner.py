@@ -11,7 +11,7 @@ from realm.contract import Agent, Version
 from realm.errors import UserCodeError
 from realm.learn.trainer import begin
 from realm.roles.job import Job
-from realm.user import hyper_of, load_agent
+from realm.user import make_agent
 from realm.wire.control import Stopped
 from realm.wire.models import ModelWriter
 from realm.wire.samples import BatchReader
@@ -20,7 +20,7 @@ from realm.wire.samples import BatchReader
 def run(job: Job) -> None:
     """Train until stopped, then save."""
     app, plan, link = job.config.app, job.plan, job.link
-    agent = load_agent(app.algo)(job.spec, hyper_of(job.config), plan.device, app.seed)
+    agent = make_agent(job.config, job.spec, plan.device, app.seed)
     if plan.publish_early:
         check_yields(agent)
     trainer = begin(agent, job.spec, app, job.run_dir, job.epoch, link.meters)

@@ -84,10 +84,7 @@ class Bench:
 
     @cached_property
     def agent(self) -> Any:
-        """An agent that has made an update, so that `items` are of an older policy, as in a cluster."""
-        agent = self.setting.agent()
-        agent.ppo.updates = 1
-        return agent
+        return self.setting.agent()
 
     @cached_property
     def items(self) -> Arrays:
@@ -232,7 +229,9 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
 
     agent, batch, setting = bench.agent, bench.plan.batch, bench.setting
     samples, count = batch * bench.spec.chunk_length, setting.hyper.epochs * setting.minibatches
-    chunk, info = arrays_to_chunk(bench.items), SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch))
+    # of an older policy, as in a cluster
+    info = SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch), stale=True)
+    chunk = arrays_to_chunk(bench.items)
     rows = {
         name: torch.from_numpy(array[:, :-1].reshape(samples, *array.shape[2:])) for name, array in chunk.obs.items()
     }

@@ -31,7 +31,7 @@ from diy.feature.definition import make_envs, spec
 from realm.algorithms.choose import choose
 from realm.chunk import ChunkBuilder
 from realm.config.load import load_config
-from realm.contract import Array, Arrays, Chunk, Prediction, SampleInfo, Version
+from realm.contract import NO_VERSION, Array, Arrays, Chunk, Prediction, SampleInfo
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
 from realm.learn.trainer import complete
@@ -51,13 +51,13 @@ def newest_policy(agent: Agent) -> Any:
         return agent.player.model().actor
 
 
-def act(policy: Any, obs: Arrays, explore: Array, uniform: Array, version: Version) -> Prediction:
+def act(policy: Any, obs: Arrays, explore: Array, uniform: Array) -> Prediction:
     """Sample an action of each environment. obs: name -> [E, ...]; explore, uniform: f32 [E]"""
     with torch.inference_mode():
         logits = policy({name: torch.from_numpy(array) for name, array in obs.items()}).numpy()
     action, log_prob = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
     choose(logits, obs["legal"], explore, uniform, action, log_prob)
-    return Prediction(action, {"log_prob": log_prob}, version)
+    return Prediction(action, {"log_prob": log_prob}, NO_VERSION)
 
 
 def rollouts(
@@ -71,7 +71,7 @@ def rollouts(
     while True:
         policy = newest_policy(agent)
         for uniform in random.random((config.chunk_length, num_envs), np.float32):
-            prediction = act(policy, obs, explore, uniform, Version(1, agent.ppo.updates))
+            prediction = act(policy, obs, explore, uniform)
             obs, reward, terminated, truncated, info = envs.step(prediction.action)
             chunks.step(prediction, reward, terminated, truncated, obs)
             if "_episode" in info:
@@ -83,21 +83,23 @@ def rollouts(
 # ---- the loop ----
 
 
-def tell(agent: Agent, began: float, before: int, metrics: dict[str, float], episodes: dict[str, list[float]]) -> None:
+def tell(
+    env_steps: int, began: float, before: int, metrics: dict[str, float], episodes: dict[str, list[float]]
+) -> None:
     """Print a line for people. began, before: time and env steps since which the rate is counted."""
     seconds = time.perf_counter() - began
     score = (
         f"score {np.mean(episodes['score']):.1f} missed {np.mean(episodes['missed']):.2f}" if episodes else "score -"
     )
     rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
-    rate = (agent.ppo.env_steps - before) / seconds
-    print(f"{seconds:5.0f} s  {agent.ppo.env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
+    rate = (env_steps - before) / seconds
+    print(f"{seconds:5.0f} s  {env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
 
 
-def tell_json(agent: Agent, scores: list[float]) -> None:
+def tell_json(env_steps: int, updates: int, scores: list[float]) -> None:
     """Print a line for tools/bench/train.py."""
     line = {
-        "time": time.time(), "env_steps": agent.ppo.env_steps, "updates": agent.ppo.updates, "episodes": len(scores),
+        "time": time.time(), "env_steps": env_steps, "updates": updates, "episodes": len(scores),
         "score": float(np.mean(scores)) if scores else None,
     }  # fmt: skip
     print(json.dumps(line), flush=True)
@@ -119,20 +121,22 @@ def main() -> None:
     episodes: dict[str, list[float]] = {}
     experience = rollouts(config, options, num_envs, agent, args.seed, episodes)
     began = shown = time.perf_counter()
-    now, before = began, 0
+    now, before, env_steps, updates = began, 0, 0, 0
     while now - began < args.seconds:
         torch.set_num_threads(1)  # a forward of few rows is as fast
         chunk = next(experience)
         torch.set_num_threads(threads)
-        metrics, _ = complete(agent.learn(chunk, info))
+        new = int(chunk.valid.sum())
+        env_steps, updates = env_steps + new, updates + 1
+        metrics, _ = complete(agent.learn(chunk, dataclasses.replace(info, new_env_steps=new, env_steps=env_steps)))
         now = time.perf_counter()
-        if agent.ppo.updates == WARM_UPDATES:
-            began, before = now, agent.ppo.env_steps
+        if updates == WARM_UPDATES:
+            began, before = now, env_steps
         if args.json:
-            tell_json(agent, episodes.get("score", []))
+            tell_json(env_steps, updates, episodes.get("score", []))
             episodes.clear()
         elif now - shown >= SHOW_EVERY_S or now - began >= args.seconds:
-            tell(agent, began, before, metrics, episodes)
+            tell(env_steps, began, before, metrics, episodes)
             shown = now
             episodes.clear()
 

@@ -10,9 +10,7 @@ import torch
 class Agent:
     def __init__(self, spec, config, device, seed):
         self.config = config
-        self.model = torch.nn.Linear(1, 1)
-        self.updates = 0
-        self.moved_on = False  # since the weights went out
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
         self.last = {}  # (worker, incarnation, env) -> (seq, count at the chunk's end, first at the end)
         self.env_steps = 0
         self.nans = 0
@@ -20,6 +18,7 @@ class Agent:
         self.told = None  # env steps and size of the memory, as this process's last prediction heard of them
 
     def predict(self, obs, context):
+        self.normalise(obs["count"], moves=False)
         self.told = context.env_steps, context.memory_size
         count = obs["count"][:, 0]
         if self.config.remember:  # steps of this episode that the policy has seen, and which episode it was
@@ -33,13 +32,13 @@ class Agent:
     def learn(self, batch, info):
         self.check(batch, info)
         self.calls += 1
-        torch.nn.init.constant_(self.model.weight, self.calls)  # no two versions have the same weights
+        self.normalise(batch.obs["count"], moves=True)
+        torch.nn.init.constant_(self.model[0].weight, self.calls)  # no two versions have the same weights
         if not self.config.nan_late:
             self.spoil()
         time.sleep(self.config.learn_s / 2)
         if self.config.early:
-            self.moved_on = yield
-            assert isinstance(self.moved_on, bool)
+            yield
         time.sleep(self.config.learn_s / 2)
         if self.config.nan_late:
             self.spoil()
@@ -49,12 +48,18 @@ class Agent:
     def spoil(self):
         if self.config.nan_from and self.calls >= self.config.nan_from and self.nans < self.config.nan_times:
             self.nans += 1
-            torch.nn.init.constant_(self.model.weight, float("nan"))
+            torch.nn.init.constant_(self.model[0].weight, float("nan"))
+
+    def normalise(self, count, moves):
+        """Forward two rows. Raises where that moves the running mean while acting, or does not while learning."""
+        batches = int(self.model[1].num_batches_tracked)
+        with torch.no_grad():
+            self.model(torch.full((2, 1), float(count.flat[0] % 1000)))
+        assert int(self.model[1].num_batches_tracked) - batches == moves, f"training mode is {self.model.training}"
 
     def check(self, batch, info):
         """Raise unless every row is what was played; count them."""
         assert gc.isenabled()  # held while the role started
-        self.moved_on = False
         before = info.env_steps - info.new_env_steps  # a return to a checkpoint takes back this agent's count alone
         assert before == self.env_steps or (self.config.nan_from and before > self.env_steps), "steps lost, or made up"
         self.env_steps = info.env_steps
@@ -63,17 +68,15 @@ class Agent:
             assert abs(info.size - self.told[1]) <= 500, (info, self.told)
         if self.config.n_step:
             self._check_rows(batch)
-            self.updates += 1
             return
         for b in range(len(batch.worker)):
             self._check_chunk(batch, b)
         if self.config.strict:
             versions = np.unique(batch.version.reshape(-1, 2), axis=0)
             assert len(versions) == 1, f"a batch of versions {versions.tolist()}"
-            assert int(versions[0][1]) == self.updates, (versions.tolist(), self.updates)
+            assert int(versions[0][1]) == info.version.update, (versions.tolist(), info.version)
         if self.config.once:
             assert (info.times_sampled == 1).all(), info.times_sampled
-        self.updates += 1
 
     def _check_rows(self, batch):
         """Every row is what was played: n steps of one episode, or fewer where it ended."""
@@ -127,7 +130,7 @@ class Agent:
             self.last[who] = (seq, int(count[-1, 0]))
 
     def save_model(self):
-        return {"updates": self.updates + self.moved_on, "env_steps": self.env_steps}
+        return {"env_steps": self.env_steps}
 
     def load_model(self, state):
-        self.updates, self.env_steps = state["updates"], state["env_steps"]
+        self.env_steps = state["env_steps"]
