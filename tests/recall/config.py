@@ -1,0 +1,20 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+from realm.algorithms.settings import Settings
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    table: ClassVar[str] = "recall"
+    remember: bool = True
+    hidden: int = 64
+    chunk_length: int = 16
+    shared_trunk: bool = True
+    advantage: str = "gae"
+    lam: float = 0.95
+    entropy_start: float = 0.01
+    lr_start: float = 1e-3
+    total_env_steps: int = 100_000
+    epochs: int = 10
+    minibatch_size: int = 256
