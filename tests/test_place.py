@@ -1,5 +1,6 @@
 """realm/launch/place.py: processes forked off the fork server and processes from scratch keep the same contract."""
 
+import ctypes
 import os
 import random
 import signal
@@ -45,6 +46,18 @@ def wait(path):
     child = subprocess.Popen(["sleep", "1000"])
     Path(path).write_text(f"{os.getpid()} {child.pid}")
     time.sleep(1000)
+    return 0
+
+
+def hold(path):
+    """Hold Python's lock for ever, as C code may; its child has left the session."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    forked = os.fork()
+    if forked == 0:
+        os.setsid()
+        time.sleep(1000)
+    Path(path).write_text(f"{os.getpid()} {child.pid} {forked}")
+    ctypes.PyDLL(None).sleep(1000)
     return 0
 
 
@@ -174,30 +187,52 @@ ORPHANS = """
 import os, signal, sys
 from pathlib import Path
 import test_place
+from realm.launch import place as place_
 from realm.launch.place import place, start_fork_server
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     start_fork_server(os.environ)
-    for name in ("forked", "scratch"):
-        place(test_place.wait, str(folder / name), os.environ, folder / "log", name, imports_torch=name == "forked")
+    names = ("forked", "scratch", "forked lock", "scratch lock")
+    for name in names:
+        run = test_place.hold if "lock" in name else test_place.wait
+        place(run, str(folder / name), os.environ, folder / "log", name, imports_torch=name.startswith("forked"))
     from multiprocessing import forkserver
     (folder / "server").write_text(str(forkserver._forkserver._forkserver_pid))
-    while not all((folder / name).exists() and (folder / name).read_text() for name in ("forked", "scratch")):
+    while not all((folder / name).exists() and (folder / name).read_text() for name in names):
         pass
+    if sys.argv[2] == "stopped":
+        for name in names:
+            os.kill(int((folder / name).read_text().split()[0]), signal.SIGSTOP)
+        os.kill(place_._guard.pid, signal.SIGSTOP)
+    if sys.argv[2] == "guard killed":  # the next process brings another one, which knows all of them
+        os.kill(place_._guard.pid, signal.SIGKILL)
+        place_._guard.wait()
+        place(test_place.say, "again", os.environ, folder / "log", "again", imports_torch=False)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_everything_ends_with_the_process_that_placed_it(environment, tmp_path):
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "how", ["stopped", pytest.param("plain", marks=SLOW), pytest.param("guard killed", marks=SLOW)]
+)
+def test_everything_ends_with_the_process_that_placed_it(environment, tmp_path, how):
+    innocent = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=environment, timeout=PATIENCE_S, check=False
+        [sys.executable, str(script), str(tmp_path), how], env=environment, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == -signal.SIGKILL
     server = int((tmp_path / "server").read_text())
-    for pid in (server, *pids(tmp_path / "forked"), *pids(tmp_path / "scratch")):  # the processes' own children, too
+    all_pids = [pid for name in ("forked", "scratch", "forked lock", "scratch lock") for pid in pids(tmp_path / name)]
+    for pid in (server, *all_pids):  # the processes' own children, too
         eventually(lambda pid=pid: not lives(pid), f"{pid} ends")
+    assert innocent.poll() is None
+    innocent.kill()
+    innocent.wait()
 
 
 def test_what_a_role_may_see(environment):

@@ -218,8 +218,11 @@ STOPS = (
 
 @pytest.mark.parametrize(
     ("place", "role", "change"),
-    [("local", "aisrv-0", WRONG), ("remote", "actor-0", WRONG), ("remote", "actor-0", STOPS)],
-    ids=["worker", "actor", "debugger"],
+    [
+        pytest.param("local", "aisrv-0", WRONG, id="worker"),
+        pytest.param("remote", "actor-0", WRONG, id="actor"),
+        pytest.param("remote", "actor-0", STOPS, id="debugger", marks=pytest.mark.slow),
+    ],
 )
 def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, role, change):
     old, new, text = change

@@ -13,11 +13,13 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,11 +29,13 @@ import setproctitle
 
 from realm import netns
 from realm.errors import ConfigError, one_line
+from realm.launch import guard
 from realm.launch.signals import held
 
 Argument = TypeVar("Argument")
 
 _PR_SET_PDEATHSIG = 1
+_GUARD_S = 3.0  # for the guard, which also finds children in sessions of their own
 _PRELOADED = "realm.launch.preload"
 _MOST_SOCKET_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of a folder in which it makes its socket
 
@@ -94,7 +98,30 @@ def place(
             process.start()
     except EOFError as error:
         raise ConfigError("the fork server, which imports torch, has ended; fix its error, which is above") from error
+    _tell_guard(process)
     return process
+
+
+_guard: subprocess.Popen[bytes] | None = None
+
+
+def _tell_guard(process: BaseProcess) -> None:
+    """Linux: have `guard.py` end this process when the supervisor ends; one guard for all, as there is one fork
+    server."""
+    global _guard
+    if sys.platform != "linux":
+        return
+    if _guard is None or _guard.poll() is not None:
+        command = [sys.executable, "-I", "-S", guard.__file__]
+        _guard = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
+        told = [process, *multiprocessing.active_children()]
+    else:
+        told = [process]
+    assert _guard.stdin
+    for one in told:
+        if one.pid and (known := guard.stat(one.pid)):
+            with suppress(OSError):  # the guard has just been killed
+                _guard.stdin.write(f"{one.pid} {known[2]}\n".encode())
 
 
 @contextmanager
@@ -124,8 +151,6 @@ def _main(
 ) -> None:
     """The first lines of the new process."""
     os.setsid()
-    # a stopped process notices nothing; awake, `_die_with_parent` ends it with all its children
-    when_parent_ends(signal.SIGCONT)
     output = _open_log(log)
     for number in (1, 2):
         os.dup2(output, number)
@@ -165,8 +190,10 @@ def _differ() -> None:
 
 
 def _die_with_parent() -> None:
-    """Wait until the supervisor ends in any way; then kill this process and all that it started."""
+    """Wait until the supervisor ends in any way; then kill this process and its session, if the guard has not."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
+    if sys.platform == "linux":
+        time.sleep(_GUARD_S)
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -18,6 +19,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.config.keys import AppConfig
+from realm.launch import guard
 from realm.roles.table import ROLES
 
 _SPARE = 300  # thousandths of all memory that a spare role counts as larger
@@ -141,6 +143,8 @@ def pid(role: Role) -> int:
 def kill(process: BaseProcess) -> None:
     """Kill a role's process and all that it started: each role leads its own session."""
     assert process.pid
+    if sys.platform == "linux":
+        guard.kill([process.pid])
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # it may not have reached its setsid yet

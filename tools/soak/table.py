@@ -158,4 +158,13 @@ FAULTS: dict[str, Fault] = {
         tests=(f"{MODELS}::test_a_disk_that_is_full_when_a_run_stops",
                f"{MODELS}::test_a_last_checkpoint_that_does_not_fit"),
     ),
+    "F38": Fault(
+        "roles that hold Python's lock, children in sessions of their own",
+        tests=("test_place.py::test_everything_ends_with_the_process_that_placed_it",),
+    ),
+    "F43": Fault(
+        "a debugger in one process",
+        tests=("test_terminal.py::test_the_lines_give_way_to_whoever_reads",
+               "test_terminal.py::test_breakpoints_in_a_run_of_one_process"),
+    ),
 }  # fmt: skip

@@ -1,0 +1,76 @@
+"""A small process that outlives the supervisor and then ends its roles, with all that they started. Linux only.
+
+`place.py` starts it as a script, so it imports nothing but the standard library, and tells it each new process. A role
+cannot end itself while C code holds Python's lock for ever, or while it is stopped; and a child in a session of its own
+is found only as long as its parent lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_MOST_S = 10.0  # what cannot be killed, such as a process that waits for a broken disk, is left
+
+
+def stat(pid: int) -> tuple[int, int, str] | None:
+    """Parent, session and start time of a living process."""
+    try:
+        # the name in parentheses may hold anything; after it come the state and the fields from number 4
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else (int(rest[0]), int(rest[2]), rest[18])
+
+
+def family(roots: Collection[int]) -> dict[int, int]:
+    """pid -> session of these processes and sessions that live, and of all their descendants."""
+    found: dict[int, int] = {}
+    children: dict[int, list[tuple[int, int]]] = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        if (known := stat(pid)) is None:
+            continue
+        parent, session, _ = known
+        children.setdefault(parent, []).append((pid, session))
+        if pid in roots or session in roots:
+            found[pid] = session
+    new = list(found)
+    while new:
+        for pid, session in children.get(new.pop(), ()):
+            if pid not in found:
+                found[pid] = session
+                new.append(pid)
+    return found
+
+
+def kill(roots: Collection[int]) -> set[int]:
+    """Kill these processes and their families; return those of them that led a session."""
+    found = family(roots)
+    for pid in found:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    # not every session that one of them was in: a process that has just begun is still in the supervisor's
+    return {pid for pid, session in found.items() if pid == session}
+
+
+def main() -> None:
+    """Read `pid start` lines until their sender is gone; then end those that live."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a batch system sends them to all processes
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # if somebody has stopped this process
+    told = [line.split() for line in sys.stdin]
+    until = time.monotonic() + _MOST_S
+    roots = {int(pid) for pid, start in told if (known := stat(int(pid))) and known[2] == start}
+    while family(roots) and time.monotonic() < until:
+        roots |= kill(roots)  # one that a dead parent has just started is found by its session
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
