@@ -95,6 +95,7 @@ def place(
         process = multiprocessing.get_context("spawn").Process(target=_main, args=arguments, name=title)
     try:
         with _environment(environment), held():
+            _start_guard()
             process.start()
     except EOFError as error:
         raise ConfigError("the fork server, which imports torch, has ended; fix its error, which is above") from error
@@ -105,23 +106,21 @@ def place(
 _guard: subprocess.Popen[bytes] | None = None
 
 
-def _tell_guard(process: BaseProcess) -> None:
-    """Linux: have `guard.py` end this process when the supervisor ends; one guard for all, as there is one fork
-    server."""
+def _start_guard() -> None:
+    """Linux: start `guard.py`, unless it runs; one for all processes, as there is one fork server."""
     global _guard
-    if sys.platform != "linux":
-        return
-    if _guard is None or _guard.poll() is not None:
+    if sys.platform == "linux" and (_guard is None or _guard.poll() is not None):
         command = [sys.executable, "-I", "-S", guard.__file__]
         _guard = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
-        told = [process, *multiprocessing.active_children()]
-    else:
-        told = [process]
-    assert _guard.stdin
-    for one in told:
-        if one.pid and (known := guard.stat(one.pid)):
-            with suppress(OSError):  # the guard has just been killed
-                _guard.stdin.write(f"{one.pid} {known[2]}\n".encode())
+        for process in multiprocessing.active_children():
+            _tell_guard(process)
+
+
+def _tell_guard(process: BaseProcess) -> None:
+    """Have the guard end this process, too, when this one has ended."""
+    if _guard and _guard.stdin and process.pid and (known := guard.stat(process.pid)):
+        with suppress(OSError):  # the guard has just been killed
+            _guard.stdin.write(f"{process.pid} {known[2]}\n".encode())
 
 
 @contextmanager
