@@ -19,6 +19,10 @@ def console() -> int:
             raise
         print(f"error: {error.name} is not installed in {sys.executable}; tools/setup.sh installs it", file=sys.stderr)
         return 2
+    except ImportError as error:
+        text = " ".join(str(error).split())[:300]
+        print(f"error: {text}; packages do not fit each other: remove .venv and call tools/setup.sh", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

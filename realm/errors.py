@@ -7,7 +7,10 @@ does not help: the configuration, the user's code or a file must change first. A
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -53,6 +56,19 @@ class UnsavedError(RunError):
 
 
 LEFT_DEBUGGER = "the debugger was left (by q, or at the end of its input), so the run ends here, without a checkpoint"
+
+
+def to_install(packages: str) -> str:
+    """The command that brings packages into this Python. In the .venv of a checkout what is locked keeps its version:
+    a newer NumPy or protobuf, which a package may ask for, would break the others."""
+    locked = Path(sys.prefix, "locked.txt")
+    if not locked.is_file():
+        return f"pip install {packages}"
+    python, constraints = (
+        shlex.quote(os.path.relpath(path) if Path.cwd() in Path(path).parents else path)
+        for path in (sys.executable, str(locked))
+    )
+    return f"{python} -m pip install -c {constraints} {packages}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

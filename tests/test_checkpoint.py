@@ -547,7 +547,7 @@ def test_a_full_disk_is_a_warning_a_minute(tmp_path: Path, logged: list[str], mo
         assert [path.name for path in tmp_path.iterdir()] == ["model.ckpt-1-0"]  # and no draft takes up room
         warnings = [line for line in logged if line.startswith("WARNING")]
         assert len(warnings) == 1
-        assert "1.5 could not be written, training goes on: [Errno 28] No space left on device" in warnings[0]
+        assert "update 5 could not be written, training goes on: [Errno 28] No space left on device" in warnings[0]
     for batch in batches(3):
         one.update(*batch)
     assert load_newest(tmp_path)[0].version == Version(1, 15)  # type: ignore[union-attr]

@@ -45,7 +45,7 @@ def zeros(spec: Spec, *leading: int) -> Arrays:
 
 def test_versions_are_ordered_by_epoch_first() -> None:
     assert NO_VERSION < Version(1, 0) < Version(1, 7) < Version(1, 10) < Version(2, 0) < Version(2, 3)
-    assert str(Version(2, 30)) == "2.30"
+    assert str(Version(2, 30)) == "update 30 in epoch 2"
 
 
 # --- actions

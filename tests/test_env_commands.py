@@ -173,6 +173,17 @@ def test_options_of_one_certain_episode() -> None:
 
 @pytest.mark.slow
 @pytest.mark.system
+@pytest.mark.parametrize("config", ["cartpole.toml", "classic.toml", "pendulum.toml"])
+def test_another_environment_is_refused_before_its_model_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str
+) -> None:
+    (tmp_path / "config.toml").write_text((ROOT / "conf" / config).read_text())
+    for command in (["record", "--out", str(tmp_path / "a.gif")], ["play"]):
+        assert main([*command, str(tmp_path)]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert "its environments are not those of Back to the Realm" in said
+
+
 def test_record_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny", "--set", "env.max_step=60",
                   "--set", "max_env_steps=1000")  # fmt: skip

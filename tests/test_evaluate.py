@@ -337,7 +337,7 @@ def test_the_table_literally() -> None:
         (Request(options={"out": Path("eval.jpg")}), "--out eval.jpg: the name must end in .png"),
         (Request(options={"out": Path("no/folder/eval.png")}), "--out no/folder/eval.png: there is no folder"),
         (Request(options={"all": True}, episodes=3), "--episodes 3: cannot be given with --all or --sets"),
-        (Request(options={"no_oracle": True, "all": True}), "--no-oracle: cannot be given with --all"),
+        (Request(options={"no_oracle": True, "executed": True}), "--no-oracle: cannot be given with --executed"),
         (Request(options={"best_of": 3}), "--best-of: is not an option of 'back_to_the_realm'"),
     ],
 )
@@ -389,6 +389,15 @@ def test_eval_of_the_realm(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert "reached_end" in out
     assert "regret" not in out
+    assert not (tmp_path / "tiny" / oracle.CACHE).exists()
+    asked = ("--all", "--no-oracle", "--set", "env.treasure_num=13", "--json", out_file := tmp_path / "all.json")
+    code, out, err = realm("eval", tmp_path / "tiny", *asked, cwd=tmp_path / "tiny")
+    assert code == 0, err
+    assert "all 1 layouts of 13 treasures, greedy actions" in out
+    assert "without the oracle" in out
+    assert "regret" not in out
+    assert "regret" not in out_file.read_text()
+    assert [row["episodes"] for row in json.loads(out_file.read_text())["table"]] == [1]
     assert not (tmp_path / "tiny" / oracle.CACHE).exists()
     code, out, err = realm("eval", tmp_path / "tiny", "--all", "--set", "env.treasure_num=14", cwd=tmp_path)
     assert (code, out) == (2, "")

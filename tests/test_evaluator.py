@@ -5,11 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -17,11 +23,13 @@ from cluster import ROOT
 
 from realm.config.load import load_config
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
-from realm.errors import UserCodeError
+from realm.errors import RunError, UserCodeError
+from realm.launch.role import Role, heed_silence, waited_for_a_core
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
+from realm.learn.evaluate import Episodes, evaluate, guarded
 from realm.learn.judge import Judge, add_line, next_due, spread
-from realm.learn.outcome import main_statistic
+from realm.learn.outcome import best_model, evaluated, main_statistic
 from realm.roles.evaluator import Budget
 from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError
@@ -191,6 +199,176 @@ def test_a_model_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> No
     assert offer(best, (1, 20), 0.5)
 
 
+def test_a_model_of_few_episodes_is_the_best_only_until_another_has_played_all(tmp_path: Path) -> None:
+    best = BestModel(tmp_path / "best_ckpt", SETTING)
+    one = Evaluation(Version(1, 3), 300, "score", 50.0, 0.0, Version(0, 0), {"score": 50.0})
+    assert best.offer(agent(3), one, "cafe", {}, few=True)
+    again = BestModel(tmp_path / "best_ckpt", SETTING)  # also after a restart
+    assert (again.version, again.score) == ((1, 3), 50.0)
+    assert not offer(again, (1, 9), math.nan)
+    assert offer(again, (1, 10), 7.0)
+    assert not again.offer(agent(3), one, "cafe", {}, few=True)
+    assert not offer(again, (1, 20), 6.0)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": [1, 0], "statistic": "r", "best": 1, "score": 1}'])
+def test_the_untrained_policy_is_the_best_of_nothing(tmp_path: Path, text: str) -> None:
+    assert offer(BestModel(tmp_path / "best_ckpt", SETTING), (1, 0), 0.0)
+    lines = tmp_path / "evaluations.jsonl"
+    lines.write_text(text)
+    assert (best_model(tmp_path), evaluated(tmp_path)) == (None, None)
+    lines.write_text('{"version": [1, 7], "statistic": "r", "best": 1, "score": 0}')  # it was better than a trained one
+    best = best_model(tmp_path)
+    assert best is not None
+    assert (best.update, evaluated(tmp_path)) == (0, ("r", 1.0, 0.0))
+
+
+# --- environments of all kinds
+
+
+class Small(gymnasium.Env[Array, int]):
+    """Ends after `length` steps (0: never), each with a reward of 1; the step `fails_at` of an object goes wrong."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: int = 5, fails_at: int = 0, how: str = "raise") -> None:
+        self.length, self.fails_at, self.how, self.made = length, fails_at, how, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.made, self.steps = self.made + 1, self.steps + 1
+        over = self.steps == self.length
+        if self.made != self.fails_at:
+            return np.zeros(4, np.float32), 1.0, over, False, {}
+        if self.how == "raise":
+            raise ConnectionError("lost the connection")
+        if self.how == "exit":
+            raise SystemExit(3)
+        obs = {"nan": np.full(4, np.nan, np.float32), "shape": np.zeros(3, np.float32), "none": None}
+        return obs[self.how], 1.0, over, False, {}
+
+
+gymnasium.register("Small-v0", Small)
+
+
+def played(episodes: int, *settings: str) -> tuple[Episodes, list[float]]:
+    """An evaluation of environments as the settings say, and how many episodes each failure cost."""
+    config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Small-v0", *settings])
+    hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
+    made, lost = definition.make_envs(4, 0, hyper, config.env), list[float]()
+    envs = guarded(config, made, definition.spec(made, hyper), 0, lambda name, amount: lost.append(amount))
+    return evaluate(config, envs, Judged().predict, episodes, 0.0, 0, most_steps=40), lost
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "nan", "shape", "none"])
+def test_an_episode_in_which_an_environment_fails_is_played_again(how: str) -> None:
+    """Each environment fails in its third episode, and as often again as it is made again."""
+    found, lost = played(14, "env.fails_at=12", f"env.how={how}")
+    assert {name: set(found.statistics[name].tolist()) for name in ("r", "l")} == {"r": {5.0}, "l": {5.0}}
+    assert (len(found.statistics["r"]), found.cut, found.ended) == (14, "", 14)
+    assert sum(lost) >= 4
+
+
+def test_environments_that_fail_at_once_are_given_up_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realm.rollout.rounds._PAUSE_S", 0.0)
+    with pytest.raises(RunError, match=r"failed 3 times in a row.*lost the connection"):
+        played(4, "env.fails_at=2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "returns", "lengths", "says"),
+    [
+        (["env.length=0"], [40.0] * 4, [40.0] * 4, "did not end within 40 steps and was cut"),
+        (["env.length=41"], [40.0] * 4, [40.0] * 4, "did not end within 40 steps and was cut"),
+        (
+            ["env.length=0", "env.max_episode_steps=7"],
+            [7.0] * 6,
+            [7.0] * 6,
+            "",
+        ),  # a limit of its own, also a longer one
+        (["env.length=0", "env.max_episode_steps=60"], [60.0] * 6, [60.0] * 6, ""),
+        (["env.length=1"], [1.0] * 6, [1.0] * 6, ""),  # over at the first step
+        (["env.length=40"], [40.0] * 6, [40.0] * 6, ""),
+    ],
+)
+def test_an_episode_of_any_length_comes_to_an_end(
+    settings: list[str], returns: list[float], lengths: list[float], says: str
+) -> None:
+    found, _ = played(6, *settings)
+    assert (found.statistics["r"].tolist(), found.statistics["l"].tolist()) == (returns, lengths)
+    assert says in found.cut
+    assert bool(found.cut) == bool(says)
+
+
+def test_the_first_evaluation_is_short_and_endless_ones_stay_so(
+    tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realm.learn.judge.MOST_STEPS", 200)
+    monkeypatch.setattr("realm.learn.judge._ENDLESS_STEPS", 50)
+
+    def lines(folder: str, *settings: str) -> list[tuple[int, int, float]]:
+        one, _ = judge(tmp_path / folder, "env.id=Small-v0", "eval_episodes=20", *settings)
+        for update in range(3):
+            one.judge(Version(1, update), 10 * update, 0)
+        one.close()
+        told = [json.loads(line) for line in (tmp_path / folder / "evaluations.jsonl").read_text().splitlines()]
+        return [(line["episodes"], line["ended"], line["means"]["l"]) for line in told]
+
+    for folder in ("short", "endless"):
+        (tmp_path / folder).mkdir()
+    assert lines("short") == [(8, 8, 5), (20, 20, 5), (20, 20, 5)]
+    assert lines("endless", "env.length=0") == [(8, 0, 200), (8, 0, 50), (8, 0, 50)]
+    assert sum("did not end within" in line for line in logged) == 1
+    assert json.loads((tmp_path / "endless" / "evaluations.jsonl").read_text().splitlines()[-1])["best"] == 50
+
+
+# --- silence
+
+
+def test_starving_is_not_silence() -> None:
+    app = load_config(ROOT / "conf" / "classic.toml").app
+
+    def is_killed(quiet_s: float, starved_s: float, restarts: int = 0) -> bool:
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+        role = Role("evaluator", 0, cast(BaseProcess, process), state="ready", named=True)
+        role.restarts.extend([(0.0, 0.0)] * restarts)
+        role.starved_s = waited_for_a_core(process.pid) - starved_s
+        role.heard_at = time.monotonic() - quiet_s
+        heed_silence(role, app, 0.1, "its log")
+        killed = "silent for" in role.cause
+        process.kill()
+        process.communicate()
+        return killed
+
+    assert is_killed(200, 0)
+    assert not is_killed(100, 0)
+    assert not is_killed(600, 500)  # it has had no core for most of the time
+    assert is_killed(700, 500)
+    assert not is_killed(200, 0, restarts=1)  # what compiles for long has more time at each start
+    assert is_killed(400, 0, restarts=1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
+def test_who_shares_a_core_waits_for_it() -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    try:
+        while not all(waited_for_a_core(one.pid) > 0.05 for one in both):
+            assert all(one.poll() is None for one in both)
+            time.sleep(0.05)
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+    assert waited_for_a_core(both[0].pid) == 0
+
+
 # --- what it leaves and says
 
 
@@ -243,7 +421,7 @@ def test_a_best_model_that_cannot_be_written_costs_no_line(tmp_path: Path, logge
     one, _ = judge(tmp_path)
     (tmp_path / "best_ckpt").write_text("no folder")
     assert one.judge(Version(1, 5), 700, 40).score > 0
-    assert "cannot write the best model, 1.5" in logged[-2]
+    assert "cannot write the best model, of update 5" in logged[-2]
     assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 1
 
 

@@ -22,16 +22,16 @@ from realm.commands.export import ROWS
 from realm.commands.main import main
 from realm.config.load import load_config, to_toml
 from realm.contract import PredictContext, Version
-from realm.errors import ConfigError, ContractError
+from realm.errors import ConfigError, ContractError, to_install
 from realm.learn import checkpoint
 from realm.learn.evaluate import Player
-from realm.learn.export import OnnxPolicy, write_onnx
+from realm.learn.export import PACKAGES, OnnxPolicy, write_onnx
 from realm.user import load_agent, load_definition, load_hyper
 
 ROOT = Path(__file__).parents[1]
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime")),
-    reason="needs the packages of the extra [onnx]: pip install onnx onnxruntime",
+    reason="needs the packages of the extra [onnx]: requirements.ci.lock",
 )
 
 
@@ -152,9 +152,20 @@ def test_a_missing_package_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("realm.learn.export.PACKAGES", ("no_such_package",))
-    assert main(["export", "shipped", "--onnx", str(tmp_path / "model.onnx")]) == 2
-    assert "no_such_package must be installed" in capsys.readouterr().err
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needs_another.py").write_text("import no_such_package")
+    (tmp_path / "does_not_fit.py").write_text("import numpy\nnumpy.string_.no_such_name")
+    says = {
+        "no_such_package": "no_such_package is not installed; ",
+        "needs_another": "no_such_package is not installed; ",
+        "does_not_fit": "does_not_fit cannot be loaded: AttributeError: ",
+    }
+    for name, text in says.items():
+        monkeypatch.setattr("realm.learn.export.NEEDED", (name,))
+        assert main(["export", "shipped", "--onnx", str(tmp_path / "model.onnx")]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert text in said
+        assert said.endswith(f"; {to_install(PACKAGES)}")
 
 
 def test_a_policy_acts_on_one_observation_and_on_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

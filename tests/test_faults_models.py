@@ -225,7 +225,7 @@ def test_a_run_survives_one_bad_update(tmp_path: Path, flow: str) -> None:
         assert run.finish() == 0, run.text()
         text = run.text()
         assert run.output.read_text().count("made the weights NaN or infinite") == 1, text  # in the terminal, and once
-        assert "training goes on as version 1.3" in text, text
+        assert "training goes on as update 3" in text, text
         check_saved(run)
         assert run.processes() == []
         if flow != "one process":

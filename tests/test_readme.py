@@ -11,6 +11,8 @@ import sys
 
 import pytest
 from cluster import PATIENCE_S, ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from realm.commands import main as cli
 from realm.config.load import load_config
@@ -55,6 +57,34 @@ def commands(text):
     lines += [one for one in spans(text) if re.match(r"(tools/|\.venv/bin/)\S+", one)]
     lines += [f".venv/bin/python -m {one}" for one in spans(text) if re.match(r"realm [a-z]+", one)]
     return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_what_is_to_be_installed_keeps_to_the_lock():
+    """Each package that the project says to install next to the locked ones: by a file of constraints, and in a version
+    that CI has; or it is for a Python of the user's own."""
+    own = {".", "with", "-c", "-r", "uv", "pre-commit"}  # Realm itself, words of a sentence, tools with few needs
+    files = [ROOT / page for page in PAGES]
+    files += [path for folder in ("realm", "conf", "diy") for path in (ROOT / folder).rglob("*.*")]
+    locked = (ROOT / "requirements.ci.lock").read_text() + (ROOT / "requirements.lock").read_text()
+    pins = {canonicalize_name(name): version for name, version in re.findall(r"^([\w-]+)==(\S+)", locked, re.MULTILINE)}
+    looked_at = set()
+    for file in [*files, ROOT / "CONTRIBUTING.md"]:
+        if file.suffix not in (".md", ".py", ".toml") or "log" in file.parts:
+            continue
+        for said in re.findall(r"pip install ([^`\n#]+(?:\n[^`\n#]+)?)", file.read_text()):
+            words = said.partition("&&")[0].split()
+            if "{packages}" in said or "(" in said:
+                continue  # `realm.errors.to_install`, and what gymnasium says, which goes through it
+            if words[0] in own and words[0] != "-c":
+                continue
+            if words[:2] != ["-c", ".venv/locked.txt"]:
+                assert words == ["matplotlib"] or file.name == "gym.py", f"{file}: {said}"  # the lock has it
+            for word in words[2:] if words[0] == "-c" else ():
+                package = Requirement(word.strip("'.,;"))
+                looked_at.add(package.name)
+                if canonicalize_name(package.name) in pins:
+                    assert package.specifier.contains(pins[canonicalize_name(package.name)]), f"{file}: {said}"
+    assert {"onnx", "onnxruntime", "optuna", "gymnasium", "ale-py"} <= looked_at
 
 
 def realm(folder, *arguments):

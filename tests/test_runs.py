@@ -96,6 +96,12 @@ def test_what_differs(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split() for line in said.splitlines()[-4:-2]] == [["first", "third"], ["seed", "0", "2"]]
     assert out.read_bytes().startswith(b"\x89PNG")
     assert cli.main(["compare", "first", "first", "--log-dir", str(log_dir)]) == 2
+    capsys.readouterr()
+    newest = find_runs(log_dir)[-1][0].name
+    for names in ([], ["first"]):  # the newest two, and this one with the newest
+        assert cli.main(["compare", *names, "--log-dir", str(log_dir)]) == 0
+        assert f"\n{newest} " in capsys.readouterr().out
+    assert cli.main(["plot", "--log-dir", str(log_dir), "--out", str(out)]) == 0
     settings = [{"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "x" * 90}]
     assert differences(["one", "other"], settings, 80) == [
         "b", "  one   2", "  other 3", "c", "  one   not set", f"  other {'x' * 90}",

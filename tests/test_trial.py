@@ -12,7 +12,7 @@ import pytest
 
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Spec
-from realm.errors import ConfigError, UserCodeError
+from realm.errors import ConfigError, UserCodeError, to_install
 from realm.launch.trial import _random_action, try_user_code
 from realm.user import load_hyper
 
@@ -62,8 +62,8 @@ def test_a_workflow_that_cannot_work_is_one_sentence_at_the_start(tried, body, t
 @pytest.mark.parametrize(
     ("package", "env", "command"),
     [
-        ("ale_py", "ALE/Pong-v5", "run `pip install 'gymnasium[atari]' ale-py`"),
-        ("mujoco", "Hopper-v5", 'run `pip install "gymnasium[mujoco]"`'),
+        ("ale_py", "ALE/Pong-v5", "'gymnasium[atari]' ale-py`"),
+        ("mujoco", "Hopper-v5", "'gymnasium[mujoco]'`"),
     ],
 )
 def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it(package, env, command):
@@ -72,7 +72,7 @@ def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it(packa
     config = load_config(ROOT / "conf" / "classic.toml", [f"env.id={env}"])
     with pytest.raises(ConfigError) as caught:
         try_user_code(config, load_hyper("realm.zoo.dqn", {}))
-    assert command in str(caught.value)
+    assert f"run `{to_install(command)}" in str(caught.value)
     assert str(caught.value).startswith(f"[env] id is {env!r}, ")  # the name that was given
 
 

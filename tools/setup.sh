@@ -60,13 +60,14 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     echo "$wanted" > .venv/made-from
     echo "installed"
 fi
+if [ ! -e .venv/locked.txt ]; then # without hashes, as pip takes constraints: what is locked keeps its version
+    sed -nE '/^[a-z0-9]/{s/ *\\$//;p;}' requirements.lock requirements.torch.lock > .venv/locked.txt
+fi
 own=""
 if [ -e requirements.local.txt ]; then own=$(cksum < requirements.local.txt); fi
 if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
     if [ -n "$own" ]; then
         echo "installing requirements.local.txt ..."
-        # what is locked keeps its version
-        "$python" -m pip freeze --disable-pip-version-check --all > .venv/locked.txt
         log=.venv/install-local.log
         if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -c .venv/locked.txt \
             -r requirements.local.txt > "$log" 2>&1; then

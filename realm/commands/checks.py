@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from realm.launch.ports import check_ports
 from realm.watch.resources import in_words, low_disk, low_memory
 from realm.wire.keys import load_keys
 
-_SETUP = "in a checkout call tools/setup.sh, else install realm-rl again"
+_SETUP = "in a checkout remove .venv and call tools/setup.sh, else install realm-rl again"
 _JUMP_S = 0.5
 _FUTURE_S = 60.0
 _FEW_FILES, _ENOUGH_FILES = 256, 4096
@@ -80,6 +80,36 @@ def check_packages(needed: Sequence[str], locked: Sequence[str], have: Callable[
     if other := unfit(locked):
         return Finding("packages", "warn", f"not those of requirements.lock: {_some(other)}", _SETUP)
     return Finding("packages", "ok", "as in requirements.lock")
+
+
+def check_fit(installed: Mapping[str, tuple[str, Sequence[str]]], ours: Collection[str]) -> Finding:
+    """Whether the packages that are installed take each other's versions.
+
+    installed: name -> version and requirements. ours: the names that Realm needs, or locks.
+    """
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+        from packaging.utils import canonicalize_name
+    except ImportError:
+        return Finding("versions", "bad", "packaging is not installed", _SETUP)
+    versions = {canonicalize_name(name): version for name, (version, _) in installed.items()}
+    known = {canonicalize_name(Requirement(one).name) for one in ours}
+    bad, warn = list[str](), list[str]()
+    for name, (_, lines) in installed.items():
+        for line in lines:
+            try:
+                needed = Requirement(line)
+            except InvalidRequirement:
+                continue
+            version = versions.get(canonicalize_name(needed.name))
+            if version is None or (needed.marker is not None and not needed.marker.evaluate({"extra": ""})):
+                continue
+            if not needed.specifier.contains(version, prereleases=True):
+                text = f"{name} needs {needed.name}{needed.specifier}, which is {version}"
+                (bad if canonicalize_name(name) in known else warn).append(text)
+    if not bad and not warn:
+        return Finding("versions", "ok", "of all packages fit each other")
+    return Finding("versions", "bad" if bad else "warn", _some([*bad, *warn]), _SETUP)
 
 
 def check_reverb(version: tuple[int, int, int], linux_x86: bool, error: str) -> Finding:

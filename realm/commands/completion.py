@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from realm.commands.models import MODEL_HELP, config_file
-from realm.errors import ConfigError
+from realm.errors import ConfigError, to_install
 
 _RUNS = {
     "bash": "_realm_runs",
@@ -25,7 +25,7 @@ def print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
     try:
         import shtab
     except ImportError:
-        raise ConfigError("realm completion needs shtab, which is not installed: pip install shtab") from None
+        raise ConfigError(f"realm completion needs shtab, which is not installed: {to_install('shtab')}") from None
     for action in _actions(parser):
         given: Any = action
         if action.metavar == "RUN" or action.help == MODEL_HELP:

@@ -64,6 +64,12 @@ def doctor(config: str, log_dir: str | None, as_json: bool) -> int:
     return int(any(finding.state == "bad" for finding in found))
 
 
+def misfit() -> str:
+    """Which of Realm's packages do not take the versions of others, and what to do; "" if they fit."""
+    finding = checks.check_fit(_installed(), [*_needed(), *_locked()])
+    return f"{finding.what}; {finding.do}" if finding.state == "bad" else ""
+
+
 def _lines(finding: Finding) -> list[str]:
     """One line, or more if it is too long for 80 columns."""
     head = f"{finding.state:<4} {finding.name:<9} "
@@ -78,6 +84,7 @@ def _examine(config: Path, log_dir: str | None) -> Iterator[Finding]:
     version = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
     yield checks.check_python(version, sys.executable)
     yield checks.check_packages(_needed(), _locked(), _version)
+    yield checks.check_fit(_installed(), [*_needed(), *_locked()])
     app, finding = _configuration(config)
     yield finding
     folder = Path(log_dir if log_dir is not None else app.log_dir)
@@ -152,6 +159,15 @@ def _locked() -> list[str]:
     except OSError:
         return []
     return [line for line in lines if line and not line.startswith(("#", "-"))]
+
+
+def _installed() -> dict[str, tuple[str, list[str]]]:
+    """Name -> version and requirements of each package that this Python finds; of two, the first one counts."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for one in metadata.distributions():
+        if name := one.metadata["Name"]:
+            found.setdefault(name, (one.version, one.requires or []))
+    return found
 
 
 def _version(name: str) -> str | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from realm.commands.files import from_here
 from realm.commands.models import runs_folder
+from realm.contract import Version
 from realm.learn.outcome import best_model, newest_model
-from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores, update_name
+from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores
 
 
 def say_ending(run_dir: Path, status: Status, code: int) -> None:
@@ -33,12 +34,12 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
     best, newest = best_model(run_dir), newest_model(run_dir)
     if best and best.scored:
         scored = best.scored
-        text = f"{named(scored.statistic)} {scored.score:.1f}, {update_name(best.epoch, best.update)}: {best.path}"
-        models.append(("best model", text))
+        text = f"{named(scored.statistic)} {scored.score:.1f}, {Version(best.epoch, best.update)}: {best.path}"
         if named(scored.statistic) == status.statistic and status.score is not None and scored.score < status.score:
             best = None  # training has come further since: the run was too short for a later evaluation
+        models.append(("best model" if best else "best evaluated", text))
     if newest:
-        models.append(("newest model", f"{update_name(newest.epoch, newest.update)}: {newest.path}"))
+        models.append(("newest model", f"{Version(newest.epoch, newest.update)}: {newest.path}"))
     lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]
     path = shlex.quote(str(run_dir))
     if code:

@@ -27,7 +27,7 @@ from realm.commands.files import check_file, from_here, writing
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError, plain
-from realm.learn.evaluate import Predict, evaluate, guarded, load_player
+from realm.learn.evaluate import Predict, evaluate, load_player
 from realm.learn.outcome import main_statistic
 from realm.rollout.rounds import close
 from realm.user import folder_of
@@ -83,10 +83,9 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
     if isinstance(game, EvaluatingGame):
         num_envs = game.prepare_eval(options, request, episodes)
     checkpoint = find(folder, model)
-    made, _, predict, spec, _ = load_player(config, checkpoint, config.env, num_envs, request.seed)
     thrown_away = list[float]()
-    envs = guarded(
-        config, made, spec, request.seed,
+    envs, _, predict, *_ = load_player(
+        config, checkpoint, config.env, num_envs, request.seed,
         lambda name, amount: thrown_away.append(amount) if name == "dropped_episodes" else None,
     )  # fmt: skip
     logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
@@ -119,7 +118,7 @@ def _print_statistics(candidate: Candidate) -> None:
             logger.warning("{}", played.cut)
         columns.append({name: values.tolist() for name, values in statistics.items()})
         title = f"{title_of(candidate.checkpoint)}, {number} episodes, {ROUNDS[explore]}, seed {request.seed}"
-        console.print(plain(title), soft_wrap=True)
+        console.print(plain(title))
         view = Table("statistic", "mean", "± s.e.", "least", "greatest")
         for name, values in statistics.items():
             error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0

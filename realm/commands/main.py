@@ -24,7 +24,7 @@ from realm.commands.parser import Parser
 from realm.commands.run_commands import add_runs
 from realm.commands.train_commands import add_rare, add_train
 from realm.config.load import EVAL_SEED
-from realm.errors import RunError, UserError
+from realm.errors import RunError, UserError, one_line
 from realm.watch.status import LOG_FORMAT, log_plainly, say, wrapped
 
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
@@ -51,6 +51,17 @@ def main(argv: list[str]) -> int:
         text = str(error)
         _say(f"error: {text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + '...'}")
         return error.exit_code
+    except Exception as error:
+        from realm.commands.doctor import misfit
+
+        what = f"{type(error).__name__}: {one_line(error)}"
+        if unfit := misfit():  # then no traceback tells more
+            _say(f"error: {what}; packages do not fit each other: {unfit}")
+        elif isinstance(error, ImportError):  # of a library: what user code imports is named where that happens
+            _say(f"error: {what}; a package is missing or broken: `realm doctor` tells which")
+        else:
+            raise
+        return UserError.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
         return 130

@@ -13,7 +13,7 @@ from typing import Literal
 
 from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError, did_you_mean
-from realm.learn.outcome import BEST_FOLDER, models_in
+from realm.learn.outcome import BEST_FOLDER, best_model, models_in
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
 from realm.watch.status import say
 
@@ -97,8 +97,10 @@ def chosen_model(
         # the shipped model lies inside the package that plays it, and is no run
         refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))
     if number == "best":
-        if not models_in(run_dir / BEST_FOLDER):
-            raise ConfigError(f"{run_dir}: none of its models was evaluated, so none is the best; leave --id best out")
+        models = models_in(run_dir / BEST_FOLDER)
+        if not models or (models[0][0].update == 0 and best_model(run_dir) is None):
+            what = "only its untrained policy was evaluated" if models else "none of its models was evaluated"
+            raise ConfigError(f"{run_dir}: {what}, so none is the best; leave --id best out")
         return config, run_dir / BEST_FOLDER, "latest"
     return config, checkpoints_of(folder), "latest" if number == "latest" else int(number)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from realm.commands.files import check_file, writing
 from realm.commands.models import run_folder, runs_folder
-from realm.errors import ConfigError, did_you_mean
+from realm.errors import ConfigError, did_you_mean, to_install
 from realm.launch.rundir import find_runs
 from realm.watch.progress import busy
 from realm.watch.status import say
@@ -30,7 +30,7 @@ _SEED = re.compile(r"(.+)-seed\d+")
 def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:
     """Draw the runs of these names. tag: the curve to draw; "" is that of the score or the return."""
     check_file("--out", out, PICTURES)
-    draw(groups_of(names, log_dir), out, tag)
+    draw(groups_of(names or [str(run_folder("", log_dir))], log_dir), out, tag)
     say(f"their curves: {out}")
     return 0
 
@@ -79,7 +79,7 @@ def draw(groups: Mapping[str, Sequence[Path]], out: Path, tag: str = "") -> None
     try:
         from matplotlib.figure import Figure  # late, and only here: few commands draw
     except ImportError:
-        raise ConfigError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
+        raise ConfigError(f"pictures need matplotlib, which is not installed: {to_install('matplotlib')}") from None
     with busy("reading the curves"):
         read = {label: [read_curves(path / "log" / "tensorboard") for path in paths] for label, paths in groups.items()}
     ylabel, tags = _chosen([curves for group in read.values() for curves in group], tag)

@@ -45,14 +45,15 @@ def add_runs(commands: Commands) -> None:
 
     text = "show in which settings runs differ, and what they came to"
     compare = commands.add_parser("compare", help=text, example="realm compare my-run other-run --out curves.png")
-    compare.add_argument("names", nargs="+", metavar="RUN", help="name or path of a run")
+    compare.add_argument("names", nargs="*", metavar="RUN", help="name or path of a run (default: the newest two)")
     compare.add_argument("--out", type=Path, help="draw their curves to this .png, .svg or .pdf")
     compare.add_argument("--log-dir", help=LOG_DIR_HELP)
     compare.set_defaults(run=_compare)
 
     text = "draw curves of runs; several seeds as their mean in a band"
     plot = commands.add_parser("plot", help=text, example="realm plot my-run other-run --out curves.png")
-    plot.add_argument("names", nargs="+", metavar="RUN", help="a run, or the name before -seed1, -seed2, ...")
+    names = "a run, or the name before -seed1, -seed2, ... (default: the newest run)"
+    plot.add_argument("names", nargs="*", metavar="RUN", help=names)
     plot.add_argument("--tag", default="", help="a curve of TensorBoard (default: score or return of the episodes)")
     plot.add_argument("--out", type=Path, default=Path("curves.png"), help="a .png (default curves.png), .svg or .pdf")
     plot.add_argument("--log-dir", help=LOG_DIR_HELP)
@@ -79,8 +80,11 @@ def _runs(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from realm.commands.compare import compare
+    from realm.launch.rundir import find_runs
 
-    return compare([run_folder(name, arguments.log_dir) for name in arguments.names], arguments.out)
+    folders = [run_folder(name, arguments.log_dir) for name in arguments.names]
+    newest = [path for path, _ in reversed(find_runs(runs_folder(arguments.log_dir))) if path not in folders]
+    return compare([*folders, *newest[: max(0, 2 - len(folders))]], arguments.out)
 
 
 def _plot(arguments: argparse.Namespace) -> int:

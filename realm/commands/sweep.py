@@ -27,7 +27,7 @@ from realm.commands.models import DEFAULT_CONFIG
 from realm.commands.seeds import check_series, has_ended, results, start_run
 from realm.config.load import SWEEP, RunConfig
 from realm.config.toml import read_toml, toml_value
-from realm.errors import ConfigError, UserError, did_you_mean
+from realm.errors import ConfigError, UserError, did_you_mean, to_install
 from realm.kaiwu.project import load
 from realm.user import hyper_keys, hyper_of
 from realm.watch.status import say, table
@@ -79,7 +79,7 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
     try:
         import optuna
     except ImportError:
-        raise ConfigError("realm sweep needs Optuna, which is not installed: pip install optuna") from None
+        raise ConfigError(f"realm sweep needs Optuna, which is not installed: {to_install('optuna')}") from None
     config = load(path, overrides, hyper_keys)
     app = config.app
     check_series(app, "realm sweep")

@@ -14,7 +14,8 @@ class Version(NamedTuple):
     update: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.update}"
+        """In words, as every message calls a model."""
+        return f"update {self.update:,}" + (f" in epoch {self.epoch}" if self.epoch > 1 else "")
 
 
 NO_VERSION = Version(0, 0)

@@ -138,6 +138,10 @@ def run_role(args: ChildArgs) -> int:
     except (UserError, RunError) as error:
         cause, code, trace = str(error), error.exit_code, _last_lines(error.__cause__)  # its text names the place
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
+    except ImportError as error:  # no restart helps
+        cause = f"{_one_line(error, folder_of(config.app.algo))}; `realm doctor` tells which packages do not fit"
+        code, trace = EXIT_USER, _last_lines(error)
+        logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     except Exception as error:  # top of the process: log it and set the exit code
         cause, code, trace = _one_line(error, folder_of(config.app.algo)), EXIT_FAILED, _last_lines(error)
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())

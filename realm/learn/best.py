@@ -38,7 +38,7 @@ class BestModel:
             logger.info("the best model so far is {} with {:.2f}", self.version, self.score)
         elif known is not None:
             aside = set_aside(folder)
-            logger.info("the best model so far, {}, has another setting: moved to {}", known["version"], aside)
+            logger.info("the best model so far has another setting: moved to {}", aside)
 
     def offer(
         self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any], few: bool = False
@@ -52,7 +52,7 @@ class BestModel:
         if not (evaluation.score > (self.score if comparable else -math.inf) and (comparable or self._few)):
             return False
         if spoiled := checkpoint.not_finite(agent.model.state_dict()):
-            logger.warning("version {} is not kept as the best model: {} is not finite", evaluation.version, spoiled)
+            logger.warning("{} is not kept as the best model: {} is not finite", evaluation.version, spoiled)
             return False
         body = {
             "version": list(evaluation.version), "env_steps": evaluation.env_steps, "statistic": evaluation.statistic,

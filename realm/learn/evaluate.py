@@ -258,22 +258,35 @@ def _reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return episode
 
 
-def load_player(config: RunConfig, checkpoint: Checkpoint, options: dict[str, Any], num_envs: int, seed: int) -> Player:
-    """Make environments with `options` and load a checkpoint's agent. Raises CheckpointError if it does not fit."""
+def load_player(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    options: dict[str, Any],
+    num_envs: int,
+    seed: int,
+    count: Count = lambda name, amount: None,
+) -> Player:
+    """Make environments with `options`, behind the guard of training, and load a checkpoint's agent. Raises
+    CheckpointError if it does not fit.
+
+    count: as in RestartingEnvs.
+    """
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which may not be installed
 
     app = config.app
     hyper = hyper_of(config)
     enter(config, "eval", checkpoint.path.absolute().parents[1])
     definition = load_definition(app.algo)
-    with calling(replace(config, env=options), "make_envs and spec"):
-        envs = definition.make_envs(num_envs, seed, hyper, options)
+    config = replace(config, env=options)
+    with calling(config, "make_envs and spec"):
+        envs: Any = definition.make_envs(num_envs, seed, hyper, options)
         spec = definition.spec(envs, hyper)
     if spec.schema != checkpoint.schema:
         raise CheckpointError(
             f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
             f"{spec.schema}); use the configuration of its run"
         )
+    envs = guarded(config, envs, spec, seed, count)
     agent: Agent = make_agent(config, spec, "cpu", seed)
     lacking = load_bytes(agent.model, checkpoint.weights, acting(agent))
     return Player(envs, agent, predictor(agent, spec, checkpoint.env_steps), spec, tuple(lacking))

@@ -6,7 +6,7 @@ and actions of the environment itself; `OnnxPolicy` runs such a file, to compare
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,26 @@ from gymnasium.vector import VectorActionWrapper
 from torch import Tensor
 
 from realm.contract import Array, Arrays, Spec
-from realm.errors import ConfigError, UserCodeError
+from realm.errors import ConfigError, UserCodeError, one_line, to_install
 from realm.learn.policy import layers
 
 OPSET = 17
-PACKAGES = ("onnx", "onnxruntime")
+NEEDED = ("onnx", "onnxruntime")
+PACKAGES = "'onnx<1.19' onnxruntime"  # later ones need an ml_dtypes that TensorFlow 2.15 forbids
 _PREFIX = "obs."
 
 
 def check_packages() -> None:
-    """Raise ConfigError if a package is missing that writes or runs ONNX files."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"--onnx: {' and '.join(missing)} must be installed for it; pip install {' '.join(PACKAGES)}")
+    """Raise ConfigError if a package is missing that writes or runs ONNX files, or does not fit the others."""
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"--onnx: {error.name} is not installed; {to_install(PACKAGES)}") from error
+        except Exception as error:  # whatever a library says that does not find what it needs in another
+            raise ConfigError(
+                f"--onnx: {name} cannot be loaded: {type(error).__name__}: {one_line(error)}; {to_install(PACKAGES)}"
+            ) from error
 
 
 class _Greedy(torch.nn.Module):

@@ -125,16 +125,16 @@ class Judge:
         try:
             best.offer(self._agent, evaluation, self._spec.schema, took, few)
         except OSError as error:
-            logger.warning("cannot write the best model, {}, the run goes on: {}", version, error)
+            logger.warning("cannot write the best model, of {}, the run goes on: {}", version, error)
         evaluation = dataclasses.replace(evaluation, best=best.score, best_version=best.version)
         try:
             add_line(self._results, {**dataclasses.asdict(evaluation), **took})
         except OSError as error:
             logger.warning("cannot write the evaluation of {}, the run goes on: {}", version, error)
         logger.info(
-            "update {:,} ({:,} env steps): {} {:.2f}, best {:.2f} of update {:,}; {} episodes in {:.1f} s{}",
-            version.update, evaluation.env_steps, named(name), evaluation.score, evaluation.best,
-            evaluation.best_version.update, episodes, took["seconds"],
+            "{} ({:,} env steps): {} {:.2f}, best {:.2f} of {}; {} episodes in {:.1f} s{}",
+            version, evaluation.env_steps, named(name), evaluation.score, evaluation.best,
+            evaluation.best_version, episodes, took["seconds"],
             f"; {self._thrown_away} more were thrown away, as the environment failed" if self._thrown_away else "",
         )  # fmt: skip
         return evaluation

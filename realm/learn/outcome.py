@@ -82,9 +82,9 @@ def is_judged(run_dir: Path) -> bool:
 
 def best_model(run_dir: Path) -> Saved | None:
     """The model that scored most in the run's evaluations; None as long as only the untrained policy was judged."""
-    if not _has_trained(last_evaluation(run_dir)):
-        return None
     for version, path in models_in(run_dir / BEST_FOLDER):
+        if version.update == 0 and not _has_trained(last_evaluation(run_dir)):
+            continue
         try:
             body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
             scored = Scored(str(body["statistic"]), float(body["score"]), *version)

@@ -227,7 +227,7 @@ class Trainer:
         """
         if self._good_updates >= _GOOD_UPDATES:
             self._restores = 0
-        what = f"the update after version {self.version} made the weights NaN or infinite ({spoiled})"
+        what = f"the update after {self.version} made the weights NaN or infinite ({spoiled})"
         if self._restores == _MAX_RESTORES:
             raise DivergedError(
                 f"{what}, and so it was after each of {_MAX_RESTORES} returns to a checkpoint, with fewer than "
@@ -246,7 +246,7 @@ class Trainer:
         self._restores, self._good_updates = self._restores + 1, 0
         self._meters.count("restored_updates")
         logger.warning(
-            "{}; training goes on as version {} with weights and optimizer of {} (return {} of {})",
+            "{}; training goes on as {} with weights and optimizer of {} (return {} of {})",
             what, self.next_version, newest.path, self._restores, _MAX_RESTORES,
         )  # fmt: skip
 
@@ -295,7 +295,7 @@ class Trainer:
         if self._sound != self.version and (spoiled := self._spoiled(saves=True)):
             self._unwritten = f"{spoiled} is not finite"
             self._advice = "choose a smaller learning rate"
-            logger.warning("checkpoint {} is not written: {}", self.version, self._unwritten)
+            logger.warning("the checkpoint of {} is not written: {}", self.version, self._unwritten)
             return None
         path = self._write(self._folder, self._keep)
         self._saved_at = time.monotonic()
@@ -309,7 +309,7 @@ class Trainer:
         self.save()
         if self._saved != self.version:
             raise UnsavedError(
-                f"{self._folder}: the last checkpoint {self.version} could not be written ({self._unwritten}), so "
+                f"{self._folder}: the last checkpoint, of {self.version}, could not be written ({self._unwritten}), so "
                 f"{self.env_steps - self._saved_env_steps} env steps of training since the newest good checkpoint are "
                 f"lost; {self._advice}"
             )
@@ -342,7 +342,7 @@ class Trainer:
             path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
         except OSError as error:
             self._unwritten, self._advice = str(error), "make room on this disk before the next start"
-            self._warn(f"checkpoint {self.version} could not be written, training goes on: {error}")
+            self._warn(f"the checkpoint of {self.version} could not be written, training goes on: {error}")
             path = None
         if path is not None:
             self._let_agent_write("saved", path)

@@ -44,7 +44,7 @@ def run(job: Job) -> None:
     publish(trainer.version, trainer.env_steps)
     link.env_steps = trainer.env_steps
     link.ready([to_pool, to_buffer], trainer.origin)
-    logger.info("training from version {}", trainer.version)
+    logger.info("training from {}", trainer.version)
     try:
         batches.request(trainer.version)
         while True:

@@ -121,7 +121,7 @@ def _shown(label: str) -> Iterator[Callable[[float, str], None]]:
             left = f"{took * (1 - share) / share:,.0f} s left" if known else "time left not known yet"
             if held:
                 held.back()
-            progress.update(task, completed=share, done=f"{done}, {left}" if known else done)
+            progress.update(task, completed=share, done=f"{done}, {left}")
             if not terminal and line.due():
                 print(f"{label}: {done}, {left}", file=sys.stderr, flush=True)
 

@@ -19,6 +19,8 @@ from realm.errors import plain
 if TYPE_CHECKING:
     from loguru import Record
 
+from realm.contract import Version
+
 Cell = tuple[str, str]
 """Label and text."""
 
@@ -101,12 +103,7 @@ def scores(status: Status) -> list[Cell]:
 
 def judged(scored: Scored) -> str:
     """A score and its model."""
-    return f"{scored.score:.1f}, model of {update_name(scored.epoch, scored.update)}"
-
-
-def update_name(epoch: int, update: int) -> str:
-    """A version in words."""
-    return f"update {update:,}" + (f" in epoch {epoch}" if epoch > 1 else "")
+    return f"{scored.score:.1f}, model of {Version(scored.epoch, scored.update)}"
 
 
 def named(statistic: str) -> str:

@@ -8,6 +8,7 @@ this, so it imports no torch. Atari's `id = "ALE/Pong-v5"` gives single grey fra
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -21,8 +22,9 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields
-from realm.errors import ConfigError, ContractError
+from realm.errors import ConfigError, ContractError, to_install
 
+_PIP = re.compile(r"pip install ([^`]+)")  # as gymnasium says it
 _MOST_COMBINATIONS = 4096
 _IMAGE_SIDE = 36  # smaller ones are no images to `realm.algorithms.networks.Encoder`
 _MOST_CHANNELS = 16
@@ -52,7 +54,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
         else:
             envs = _Envs([partial(gymnasium.make, name, **given)] * num_envs)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {error}") from error
+        text = _PIP.sub(lambda found: to_install(found[1].replace('"', "'")), str(error))
+        raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {env_id!r}: {str(error).splitlines()[0]}") from error
     envs = _with_own_actions(envs)

@@ -2,9 +2,9 @@
 
     python tools/bench/offpolicy_peers.py --env-steps 20000 --rounds 3 --cleanrl PATH/td3_continuous_action.py
 
-Each trains HalfCheetah-v5 (`pip install 'gymnasium[mujoco]' stable-baselines3`) in a process of its own, with the same
-settings: networks of 256 x 256, minibatches of 256, a gradient step for each env step after 1,000 random ones. Each
-runs with each number of `--threads`, and the ratio is between the best of each.
+Each trains HalfCheetah-v5 (requirements.local.txt: gymnasium[mujoco], stable-baselines3) in a process of its own, with
+the same settings: networks of 256 x 256, minibatches of 256, a gradient step for each env step after 1,000 random ones.
+Each runs with each number of `--threads`, and the ratio is between the best of each.
 CleanRL's script is taken as it is; a stand-in gives it the gym of its days. The environment itself is the clock, so
 imports do not count: the seconds from `--from-step` to `--env-steps` are scaled to 100,000.
 """

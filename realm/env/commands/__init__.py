@@ -111,7 +111,9 @@ def add_eval_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--all", action="store_true", help="every layout with as many treasures as [env] has")
     which.add_argument("--sets", action="store_true", help="every set of treasures")
     group.add_argument("--executed", action="store_true", help="compare with the oracle's own play, not its bound")
-    group.add_argument("--no-oracle", action="store_true", help="print statistics alone, without a comparison")
+    group.add_argument(
+        "--no-oracle", action="store_true", help="without a comparison; with --all the mean of all layouts, at once"
+    )
     group.add_argument("--worst", type=int, default=6, metavar="N", help="list and draw the N worst (default 6)")
     group.add_argument("--out", type=Path, help="draw the regrets and the worst routes to this .png")
 
@@ -125,7 +127,7 @@ def prepare_eval(options: argparse.Namespace, request: Request, episodes: int) -
     if every and request.episodes:
         raise ConfigError(f"--episodes {request.episodes}: cannot be given with --all or --sets")
     if options.no_oracle:
-        for name in ("all", "sets", "executed", "out"):
+        for name in ("executed", "out"):
             if getattr(options, name):
                 raise ConfigError(f"--no-oracle: cannot be given with --{name}, which compares with the oracle")
     if not 0 <= options.worst <= 60:

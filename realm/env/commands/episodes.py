@@ -8,18 +8,25 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from loguru import logger
 from numpy.typing import NDArray
 
 from realm.commands.files import writing
 from realm.config.load import RunConfig
-from realm.env import draw, options
+from realm.env import draw, options, physics
 from realm.env.draw import Recording
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError, UserError
-from realm.user import folder_of
+from realm.learn.evaluate import plays_layouts
+from realm.rollout.rounds import close
+from realm.user import folder_of, make_envs
 from realm.watch.progress import busy
 
+_OTHERS = (
+    "its environments are not those of Back to the Realm, which is all that `realm play` and `realm record` can show; "
+    "`realm eval` plays any environment"
+)
 PICTURES = (".gif", ".png", ".html")
 
 
@@ -71,6 +78,7 @@ def agent_episode(
     The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
     gives the same episode, since with treasures fixed nothing in it is random.
     """
+    _refuse_others(config, seed)
     if isinstance(names := config.env.get("map"), list):
         raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     env = fixed_options(config.env, treasures, random, seed)
@@ -85,6 +93,15 @@ def agent_episode(
             "[env], so it cannot be drawn"
         )
     return recording._replace(probability=thoughts[0], value=thoughts[1])
+
+
+def _refuse_others(config: RunConfig, seed: int) -> None:
+    """Refuse environments that cannot be the realm, before torch is loaded and kernels are compiled."""
+    envs = make_envs(config, 1, seed)
+    space = getattr(envs, "single_action_space", None)
+    close(envs)
+    if not plays_layouts(envs) and space != spaces.Discrete(physics.ACTIONS):
+        raise ConfigError(f"{config.app.algo}: {_OTHERS}")
 
 
 def _agent_plays(
@@ -107,10 +124,7 @@ def _agent_plays(
         player = load_player(config, find(folder, model), env, 1, seed)
     except UserError as error:
         if isinstance(error.__cause__, TypeError):  # the constructor has no such arguments
-            raise ConfigError(
-                f"{config.app.algo}: its environments do not take the options of Back to the Realm, which is all that "
-                "`realm play` and `realm record` can show; `realm eval` plays any environment"
-            ) from error
+            raise ConfigError(f"{config.app.algo}: {_OTHERS}") from error
         raise
     logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     envs = player.envs

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -47,9 +48,10 @@ class Played(NamedTuple):
 
 
 def evaluate(candidate: Candidate, options: argparse.Namespace) -> bool:
-    """Play, print and write; False, before any of that, where the oracle is not asked or cannot be."""
+    """Play, print and write; False, before any of that, where the oracle is not asked or cannot be, unless layouts are
+    asked for."""
     console = make_console()
-    if options.no_oracle:
+    if options.no_oracle and not (options.all or options.sets):
         return False
     if why := _unfit(candidate):
         asked = {name: getattr(options, name) for name in ("all", "sets", "executed", "out")}
@@ -62,8 +64,9 @@ def evaluate(candidate: Candidate, options: argparse.Namespace) -> bool:
     played = _play(candidate, options)
     kind = f"{title_of(candidate.checkpoint)}: {_kind(candidate, options, played)}"
     console.print(kind)
-    console.print(f"map {played.map.name}, {_places(played.layouts)}; {ORACLES[options.executed]}")
-    for view in _tables(played, console):
+    against = "without the oracle" if options.no_oracle else ORACLES[options.executed]
+    console.print(f"map {played.map.name}, {_places(played.layouts)}; {against}")
+    for view in _scores(played) if options.no_oracle else _tables(played, console):
         console.print(view)
     if played.worst:
         console.print(_worst_table(played))
@@ -103,7 +106,9 @@ def _play(candidate: Candidate, options: argparse.Namespace) -> Played:
         layouts = report.all_sets(env)
     else:
         layouts = report.sampled_layouts(env, candidate.episodes, request.seed)
-    if options.executed:
+    if options.no_oracle:
+        limits = Limits(np.full(len(layouts), np.nan), np.zeros(len(layouts), np.int64))
+    elif options.executed:
         with counting("the oracle's play", len(layouts), "layouts") as show:
             limits = report.executed_limits(map_, layouts, CACHE, show)
     else:
@@ -125,7 +130,7 @@ def _play(candidate: Candidate, options: argparse.Namespace) -> Played:
         [ROUNDS[explore] for explore in request.explores],
         rounds,
         [report.rows(layouts, outcome, limits) for outcome in rounds],
-        list(first.values())[: options.worst],
+        [] if options.no_oracle else list(first.values())[: options.worst],
     )
 
 
@@ -168,6 +173,12 @@ def _tables(played: Played, console: Console) -> list[Table]:
     if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
         return [whole]
     return [_table(played, group) for group in range(1 + len(played.names))]
+
+
+def _scores(played: Played) -> list[Table]:
+    """What needs no oracle, a table for each round."""
+    rounds = zip(played.names, played.tables, strict=True)
+    return [_table(played._replace(names=[name], tables=[rows]), 0) for name, rows in rounds]
 
 
 def _table(played: Played, group: int | None = None) -> Table:
@@ -223,23 +234,29 @@ def _worst_table(played: Played) -> Table:
 
 def _write_json(candidate: Candidate, options: argparse.Namespace, played: Played) -> None:
     explores = candidate.request.explores
+    no_oracle = ("regret", "worst_regret", "worst", "excess", "worst_excess") if options.no_oracle else ()
     rows = [
-        {"explore": explore, **row._asdict()}
+        {"explore": explore, **{key: value for key, value in row._asdict().items() if key not in no_oracle}}
         for explore, lines in zip(explores, played.tables, strict=True)
         for row in lines
     ]
-    more = {"map": played.map.name, "oracle": "executed" if options.executed else "bound", "table": rows}
-    columns = [_columns(played.layouts, outcome, played.limits) for outcome in played.rounds]
+    oracle = None if options.no_oracle else "executed" if options.executed else "bound"
+    more = {"map": played.map.name, "oracle": oracle, "table": rows}
+    columns = [
+        _columns(played.layouts, outcome, None if options.no_oracle else played.limits) for outcome in played.rounds
+    ]
     write_json(candidate, columns, more)
 
 
-def _columns(layouts: Sequence[Episode], outcome: Outcome, limits: Limits) -> dict[str, list[Any]]:
+def _columns(layouts: Sequence[Episode], outcome: Outcome, limits: Limits | None) -> dict[str, list[Any]]:
     """Column name -> a value for each episode of a round."""
     columns: dict[str, list[Any]] = {
         name: [getattr(layout, name) for layout in layouts] for name in ("start", "end", "max_step")
     }
     columns["treasure_id"] = [list(layout.treasure_id or ()) for layout in layouts]
     columns |= {name: values.tolist() for name, values in outcome.stats.items() if name not in ("layout", "turn")}
+    if limits is None:
+        return columns
     columns["oracle_score"] = limits.score.tolist()
     columns["oracle_steps"] = [int(steps) or None for steps in limits.steps]
     columns["regret"] = report.regret(outcome, limits).tolist()
