@@ -53,6 +53,34 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, "") == RunConfig(AppConfig(), {}, {}, {})
 
 
+def test_a_file_that_realm_wrote_and_that_lost_a_part_is_damaged(tmp_path: Path) -> None:
+    given = load(
+        tmp_path, "[app]\nmax_seconds = 7\n[env]\nspeed = 1.25\n[eval_env]\nspeed = 2\n[diy]\nlearning_rate = 0.0123\n"
+    )
+    whole = to_toml(given)
+    (tmp_path / "dos.toml").write_bytes(b"\xef\xbb\xbf" + whole.replace("\n", "\r\n").encode())
+    assert load_config(tmp_path / "dos.toml") == load(tmp_path, whole) == given
+    cuts = [*range(whole.index("\n[app]"), len(whole), 41), *range(len(whole) - 60, len(whole) - 1)]
+    for end in cuts:  # it is damaged, or no TOML any more
+        assert "x.toml:" in sentence(tmp_path, whole[:end])
+    half = sentence(tmp_path, whole[: whole.index("\ntrain_batch_size")])
+    assert half.startswith("x.toml: has lost its end, 'train_batch_size' among them, and Realm wrote all"), half
+    lines = whole.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if " = " in line:  # a line is missing anywhere
+            key = line.partition(" = ")[0]
+            text = sentence(tmp_path, "".join(lines[:number] + lines[number + 1 :]))
+            assert "has lost 1 of its" in text
+            assert f"{key!r} among them" in text or key in ("speed", "learning_rate")
+    assert load(tmp_path, whole.replace("speed = 2", "speed = 2\nmore = 3")).eval_env == {"speed": 2, "more": 3}
+
+
+def test_a_file_of_an_earlier_realm_may_lack_newer_keys(tmp_path: Path) -> None:
+    header = "# The effective configuration of this run, written by Realm.\n\n[app]\nmax_seconds = 7\n"
+    assert load(tmp_path, f"{header}\n[env]\n\n[eval_env]\n\n[diy]\n").app.max_seconds == 7
+    assert "has lost its end" in sentence(tmp_path, header)
+
+
 def test_every_key_says_what_it_means() -> None:
     (body,) = (one.body for one in ast.parse(inspect.getsource(AppConfig)).body if isinstance(one, ast.ClassDef))
     after = dict(itertools.pairwise(body))

@@ -25,6 +25,7 @@ from loguru import logger
 from test_checkpoint import Agent
 
 from realm.commands.main import main
+from realm.commands.resume import configuration_of
 from realm.config.flow import check_memory
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
@@ -302,6 +303,13 @@ def test_other_runs_can_still_be_stopped(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("text", ["", "\n# nothing\n", "[env]\nspeed = 1\n"])
+def test_an_empty_configuration_is_not_resumed_with_defaults(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config.toml: has no key 'algo', and Realm wrote all: the file is damaged"):
+        configuration_of(tmp_path, [])
 
 
 WAYS_OUT = {

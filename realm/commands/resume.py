@@ -39,6 +39,8 @@ def configuration_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     moved = Path(os.path.abspath(app.log_dir)) != folder.parent  # or the user stands elsewhere
     place = [f"log_dir={toml_value(str(folder.parent))}"] if moved else []
     config = load_config(file, [*overrides, f"run_name={toml_value(folder.name)}", *place], hyper_keys)
+    if "app.algo" not in config.places:
+        raise ConfigError(f"{file}: has no key 'algo', and Realm wrote all: the file is damaged; restore it")
     for package in {config.app.algo, config.app.app}:
         refuse_code_of_a_run(package, folder, folder.parent)
     check_resumed(config, overrides)

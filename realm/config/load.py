@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from realm.config.keys import CHECKS, IGNORED, SPELLINGS, AppConfig
-from realm.config.toml import MOST_DOTS, parse_value, read_toml, shown, toml_key, toml_value
+from realm.config.toml import MOST_BYTES, MOST_DOTS, parse_value, read_toml, shown, toml_key, toml_value
 from realm.config.values import convert, is_text
 from realm.errors import ConfigError, did_you_mean, one_line
+from realm.files import read_bytes
 
 EVAL_SEED = 2_000_000  # of `realm eval`: differs from the seeds of training and of choosing the best model
 
@@ -30,6 +31,9 @@ HINTS = typing.get_type_hints(AppConfig, include_extras=True)
 """Key of [app] -> its type."""
 
 T = TypeVar("T")
+
+_WRITTEN = "# The effective configuration of this run, written by Realm"
+_END = re.compile(r"^# end of its (\d+) keys\r?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def load_config(
     for name, value in tables.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{places[name]}: key {name!r}: not in a table; expected a line [app] above it")
+    _check_whole(Path(path), tables)
     in_file = tables.get("app", {}).get("algo", "diy")
     for text in overrides:
         _override(text, tables, places)
@@ -128,13 +133,30 @@ def to_toml(config: RunConfig, why: Mapping[str, str] | None = None) -> str:
 
     why: key of [app] -> the reason for a value that was "auto", written as a comment.
     """
-    lines = ["# The effective configuration of this run, written by Realm."]
+    lines = [f"{_WRITTEN}, with all keys: its last line counts them."]
     for name, table in config.tables().items():
         lines += ["", f"[{toml_key(name)}]"]
         for key, value in table.items():
             reason = why.get(key) if why and name == "app" else None
             lines.append(f"{toml_key(key)} = {toml_value(value)}{f'  # auto: {reason}' if reason else ''}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", f"# end of its {sum(map(len, config.tables().values()))} keys"]) + "\n"
+
+
+def _check_whole(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a file of `to_toml` that has lost keys or its end: a run would go on with defaults in their place."""
+    text = read_bytes(path, MOST_BYTES).decode("utf-8-sig", "replace")  # it has just been parsed
+    first, end = text.partition("\n")[0], _END.search(text)
+    if not first.startswith(_WRITTEN) or (first == f"{_WRITTEN}." and "env" in tables):  # of a Realm that counted none
+        return
+    there, missing = sum(map(len, tables.values())), [key for key in HINTS if key not in tables.get("app", {})]
+    if end and there >= int(end[1]):
+        return
+    lost = f"{int(end[1]) - there} of its {end[1]} keys" if end else "its end"
+    such = f", {missing[0]!r} among them" if missing else ""
+    raise ConfigError(
+        f"{path}: has lost {lost}{such}, and Realm wrote all: the file is damaged; restore it, or give the run its "
+        "settings anew with realm start --config FILE --set run_name=NAME"
+    )
 
 
 def settings_of(config: RunConfig) -> dict[str, str]:

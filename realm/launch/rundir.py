@@ -186,7 +186,7 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
             f"run directory {run_dir}: {owner} uses it; stop it with `realm stop all`, choose another run_name, or "
             "begin a new run with --fresh"
         ) from None
-    earlier = read_run(run_dir)
+    earlier = read_run(run_dir, logger.warning)
     for subfolder in ("log/tensorboard", "ckpt", "user_ckpt"):
         (run_dir / subfolder).mkdir(parents=True, exist_ok=True)
     # a damaged checkpoint counts, too: its number is taken
