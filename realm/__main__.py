@@ -1,6 +1,14 @@
 """`python -m realm`, and the installed command `realm`: see `realm/commands/main.py`."""
 
+import os
 import sys
+
+# `python -m` puts the current directory first, where a file of the user's may have the name of a module that is needed.
+# It comes back when the user's package is loaded (`realm/user.py: search_path`)
+if os.environ.get("PYTHONSAFEPATH") == "realm":  # what `realm/launch/environment.py: for_python` says is for us alone
+    del os.environ["PYTHONSAFEPATH"]
+elif sys.path[0] in ("", os.getcwd()) and not os.path.isdir(os.path.join(sys.path[0], "realm")):
+    del sys.path[0]
 
 from realm.launch.signals import make_sane
 

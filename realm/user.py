@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from realm.apart import apart
 from realm.config.keys import AppConfig
 from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
@@ -65,8 +67,9 @@ class Definition:
 def load_definition(algo: str) -> Definition:
     """Import `<algo>/feature/definition.py`."""
     module = _module(algo, "feature.definition", "make_envs(num_envs, seed, config, options) and spec(envs, config)")
+    make_envs = _function(module, "make_envs", "num_envs", "seed", "config", "options")
     return Definition(
-        make_envs=_function(module, "make_envs", "num_envs", "seed", "config", "options"),
+        make_envs=apart()(make_envs),
         spec=_function(module, "spec", "envs", "config"),
     )
 
@@ -97,8 +100,26 @@ def make_agent(config: RunConfig, spec: Spec, device: str, seed: int) -> Any:
 
 
 def search_path() -> list[str]:
-    """Where packages are looked up: in the current directory, on the Python path, and in what comes with Realm."""
-    return list(dict.fromkeys((os.getcwd(), *sys.path, str(BUILT_IN))))
+    """Where packages are looked up: in the current directory, on the Python path, and in what comes with Realm.
+
+    The standard library comes before all of them, and where a module of the user's has the name of one that Realm
+    needs, so does what is installed: `random.py` or `torch.py` of the user's would end in errors of Realm's.
+    """
+    here = os.getcwd()
+    rest = [place for place in sys.path if place not in ("", here)]
+    hidden = any(os.path.exists(os.path.join(here, f"{name}.py")) for name in _NEEDED)
+    first = [place for place in rest if place in _STANDARD or (hidden and place in _INSTALLED)]
+    return list(dict.fromkeys((*first, here, *rest, str(BUILT_IN))))
+
+
+_NEEDED = ("torch", "numpy", "gymnasium", "zmq", "msgspec", "loguru", "rich", "numba", "tensorboard", "psutil")
+_STANDARD = {
+    place
+    for place in sys.path
+    if any(place.startswith(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")) or place.endswith(".zip")
+    if "site-packages" not in place and "dist-packages" not in place
+}
+_INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
 def folder_of(algo: str) -> Path:
@@ -294,10 +315,13 @@ def _frozen(config: type[Any]) -> bool:
 
 
 def _module(algo: str, name: str, expected: str) -> ModuleType:
+    if f"{algo}.{name}" in sys.modules:  # the current directory may be a simulator's by now
+        return sys.modules[f"{algo}.{name}"]
     refuse_code_of_a_run(algo)
     sys.path[:] = search_path()
     try:
-        return importlib.import_module(f"{algo}.{name}")
+        with apart():
+            return importlib.import_module(f"{algo}.{name}")
     except ModuleNotFoundError as error:
         if error.name is not None and f"{algo}.{name}.".startswith(f"{error.name}."):
             raise _missing(algo, name, expected) from error

@@ -51,7 +51,7 @@ ALLOWED = {
 }
 """Which rooms a room may import from. Nothing in `realm/` imports a tenant, and the framework knows no game."""
 
-BASE = ("errors", "files", "jit", "netns")  # import nothing of the project
+BASE = ("apart", "errors", "files", "jit", "netns")  # import nothing of the project
 CONTRACT = ("contract", "chunk")  # what user code and framework share
 OWNERS = {
     "zmq": {"realm.wire.sockets", "realm.wire.door", "realm.wire.keys"},

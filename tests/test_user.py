@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
 from commands import realm
 
 from realm.errors import ConfigError, UserCodeError
-from realm.user import hyper_table, load_agent, load_definition, load_hyper, load_preferences, load_workflow
+from realm.user import (
+    hyper_table,
+    load_agent,
+    load_definition,
+    load_hyper,
+    load_preferences,
+    load_workflow,
+    search_path,
+)
 
 GOOD = {
     "__init__.py": "",
@@ -291,3 +300,16 @@ def test_a_package_below_the_runs_is_refused_without_any_mark(tmp_path: Path) ->
     assert code == 2
     assert "so no code is taken from there" in err
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["random", "queue", "logging", "numpy"])
+def test_a_file_of_the_users_hides_no_module_that_realm_needs(tmp_path, monkeypatch, name):
+    """Their own package still comes before what is installed, and before what comes with Realm."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text("LUCKY = 7")
+    (tmp_path / "diy").mkdir()
+    (tmp_path / "diy" / "__init__.py").write_text("")
+    found = PathFinder.find_spec(name, search_path())
+    assert found
+    assert not str(found.origin).startswith(str(tmp_path))
+    assert str(PathFinder.find_spec("diy", search_path()).origin).startswith(str(tmp_path))

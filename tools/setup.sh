@@ -79,14 +79,25 @@ if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
     fi
     echo "$own" > .venv/made-from-local
 fi
-if [ ! -e .venv/knows-checkout ]; then
+if [ ! -e .venv/knows-checkout2 ]; then
     # `import realm` and the command `realm` of this checkout, from any folder
     for site in .venv/lib/python3.*/site-packages; do
         echo ../../../.. > "$site/checkout.pth"
     done
-    printf '#!/bin/sh\nexec "$(dirname "$0")/python" -m realm "$@"\n' > .venv/bin/realm
+    # a script for sh and, below, for Python; not `-m`, which looks for modules where the user stands first
+    cat > .venv/bin/realm << 'END'
+#!/bin/sh
+'''exec' "$(dirname "$0")/python" "$0" "$@"
+' '''
+import sys
+
+from realm.__main__ import console
+
+if __name__ == "__main__":
+    sys.exit(console())
+END
     chmod +x .venv/bin/realm
-    touch .venv/knows-checkout
+    touch .venv/knows-checkout2
 fi
 exec 9>&-
 export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}"

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ from loguru import logger
 from rich.console import Console
 from rich.table import Table
 
+from realm.apart import apart
 from realm.commands.files import check_file, from_here, writing
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
@@ -73,6 +74,12 @@ class Candidate:
 
 def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
     """Play a checkpoint of `folder` (of checkpoints, or one itself), print the report, write the files."""
+    request = replace(request, json=request.json and request.json.absolute())
+    with apart(over=True):
+        _evaluate(config, folder, model, request)
+
+
+def _evaluate(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
     from realm.learn.checkpoint import find  # late: torch
 
     game = load_game(config.app.app)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import realm
+from realm.apart import apart
 from realm.commands.ending import called
 from realm.commands.files import writing
 from realm.commands.models import DEFAULT_CONFIG
@@ -51,7 +52,8 @@ def init(name: str, env: str, package: str) -> None:
         what = "Back to the Realm with the PPO of diy"
         texts, settings = _copied(BUILT_IN / "diy", "diy", name), _game_config(name)
     else:
-        package, spec = _fitting(package, env)
+        with apart(over=True):
+            package, spec = _fitting(package, env)
         name = name or _name_of(env)
         what = f"{env} with {package}"
         texts, settings = _package(name, package), _config(name, env, package, spec)

@@ -6,6 +6,7 @@ is left alone, so the same command goes on where an earlier one was stopped.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from realm.commands.train import set_options
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
+from realm.launch.environment import for_python
 from realm.launch.rundir import read_run
 from realm.launch.signals import ends
 from realm.learn.outcome import evaluated, is_judged, newest_model
@@ -88,7 +90,9 @@ def start_run(config: str, settings: Sequence[str]) -> int:
     before = {number: signal.signal(number, pass_on) for number in ends()}
     try:
         command = [sys.executable, "-m", "realm", "start", "--config", config, *set_options(settings)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, env=for_python(os.environ)
+        )
         if received:  # while it was being started
             process.send_signal(received[0])
         code = process.wait()

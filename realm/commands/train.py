@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from realm.apart import apart
 from realm.commands.ending import called, say_ending, stopping
 from realm.commands.models import DEFAULT_CONFIG, checkpoints_of
 from realm.config.load import EVAL_SEED, RunConfig
@@ -20,7 +21,7 @@ from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import ConfigError
 from realm.files import set_aside
 from realm.kaiwu.project import load
-from realm.launch.environment import enter_learner_environment, role_environment
+from realm.launch.environment import enter_learner_environment, for_python, role_environment
 from realm.launch.place import start_fork_server
 from realm.user import BUILT_IN, hyper_keys, load_preferences
 from realm.watch.status import say
@@ -60,7 +61,8 @@ def train(config: RunConfig, fresh: bool = False) -> int:
         from realm.launch.start import prepare
 
         prepared = prepare(config, decided, fresh)
-        end = local.run(prepared)
+        with apart(over=True):
+            end = local.run(prepared)
         say_ending(prepared.run_dir, end.status, 0)
         return 0
     _say_which(config)
@@ -124,7 +126,14 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
         raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
     command = [sys.executable, "-m", "realm", *words]
     with log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=for_python(os.environ),
+        )
     deadline, why = time.monotonic() + timeout_s, f"was not ready after {timeout_s:g} s"
     try:
         while process.poll() is None and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ must be ... (did you mean 'y'?)`. No content of a file is executed.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,6 +60,11 @@ class RunConfig:
     def settings(self) -> dict[str, Any]:
         """Every key as `--set` names it: those of [app] without their table."""
         return {shown((table, key)): value for table, values in self.tables().items() for key, value in values.items()}
+
+    def settled(self) -> RunConfig:
+        """A copy for a process whose current directory user code may change: the models' path is absolute."""
+        folder = self.app.preload_model_dir and os.path.abspath(self.app.preload_model_dir)
+        return dataclasses.replace(self, app=dataclasses.replace(self.app, preload_model_dir=folder))
 
     def evaluated(self) -> RunConfig:
         """A copy for evaluations, with `eval_env` merged into `env`; an empty list removes an option."""

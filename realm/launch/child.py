@@ -103,7 +103,7 @@ def run_role(args: ChildArgs) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     wishes = Wishes()
     listen(wishes.hear, but=[signal.SIGUSR1])
-    config = load_config(args.run_dir / "config.toml")
+    config = load_config(args.run_dir / "config.toml").settled()  # before user code may go elsewhere
     _log_to_stderr(config.app.level)
     # torch warns about read-only arrays, such as those from the wire; no code writes to them
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ")

@@ -9,9 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 
 from realm.config.plan import Plan
 from realm.roles.table import ROLES, holds_weights
+
+
+def for_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a new Python that imports Realm: it must not look into the current directory first, where a file of
+    the user's may have the name of a module that it needs. Whoever starts there takes PYTHONSAFEPATH away again."""
+    is_checkout = os.path.isdir("realm")  # perhaps Realm is found there and nowhere else
+    return {**environment, **({} if is_checkout else {"PYTHONSAFEPATH": "realm"})}
 
 
 def role_environment(role: str, plan: Plan) -> dict[str, str]:
@@ -52,4 +60,4 @@ def enter_learner_environment(plan: Plan) -> None:
     if environment != dict(os.environ) and not debugged:
         # an interpreter that starts would make a traceback of it; `make_sane` lets it through
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], for_python(environment))

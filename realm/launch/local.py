@@ -56,12 +56,13 @@ class End:
 
 def run(prepared: Prepared) -> End:
     """Train until a limit or a signal."""
+    title, prepared = str(prepared.run_dir), prepared.settled()
     config, plan, spec = prepared.config, prepared.plan, prepared.spec
     app = config.app
     hyper = hyper_of(config)
     board, played, trained = Board(), Meters(), Meters()
     record = partial(_record_end, prepared)
-    with _recorded(prepared), display(str(prepared.run_dir), STOPS, app.level) as show, listening(record) as wishes:
+    with _recorded(prepared), display(title, STOPS, app.level) as show, listening(record) as wishes:
         epoch = prepared.run_file.epoch
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
         enter(config, "local", prepared.run_dir)

@@ -30,6 +30,7 @@ import setproctitle
 from realm import netns
 from realm.errors import ConfigError, one_line
 from realm.launch import guard
+from realm.launch.environment import for_python
 from realm.launch.signals import held
 
 Argument = TypeVar("Argument")
@@ -127,7 +128,7 @@ def _tell_guard(process: BaseProcess) -> None:
 def _environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set this process's variables for the block, so that new processes inherit them."""
     before = dict(os.environ)
-    _set_environment(environment)
+    _set_environment(for_python(environment))
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import cast
 
 from loguru import logger
 
+from realm.apart import apart
 from realm.config.flow import check_memory, check_rows, check_warm_up
 from realm.config.load import RunConfig, load_config, settings_of, to_toml
 from realm.config.memory import usable_bytes
@@ -44,6 +45,12 @@ class Prepared:
     former_config: Path | None = None
     """The kept configuration of an earlier run in this directory, if it differed."""
 
+    def settled(self) -> Prepared:
+        """With absolute paths, for a process whose current directory user code may change."""
+        former = self.former_config and self.former_config.absolute()
+        config, run_dir = self.config.settled(), self.run_dir.absolute()
+        return dataclasses.replace(self, config=config, run_dir=run_dir, former_config=former)
+
     def put_back_config(self) -> None:
         """Restore the former configuration after a refused run: the directory's models still fit that one."""
         if self.former_config:
@@ -63,7 +70,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     gc.disable()  # imports make no garbage, and collections would take a tenth of the start
     hyper = hyper_of(config)
     config = dataclasses.replace(config, app=decided.app, hyper=hyper_table(hyper, config.hyper))
-    with busy(f"trying the package {config.app.algo}, which compiles it when it is new here"):
+    with busy(f"trying the package {config.app.algo}, which compiles it when it is new here"), apart(over=True):
         spec = try_user_code(config, hyper)
     gc.freeze()
     gc.enable()

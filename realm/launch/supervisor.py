@@ -307,8 +307,8 @@ class Supervisor:
             port = fixed_ports(self.app).get(role.name, 0)
         own_network = self._own_network and role.name == "buffer"
         arguments = ChildArgs(
-            role.name, role.index, role.incarnation, self.run_dir, self.run_file.run_id, self._server.address,
-            port, self.spec.schema, self._max_bytes, own_network, self._keys,
+            role.name, role.index, role.incarnation, self.run_dir.absolute(), self.run_file.run_id,
+            self._server.address, port, self.spec.schema, self._max_bytes, own_network, self._keys,
         )  # fmt: skip
         role.process = place(
             run_role,
