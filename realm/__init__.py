@@ -5,14 +5,13 @@ Importing it registers the game `Realm-v0` with gymnasium, which it does not loa
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # not from typing: until a command has imported this, Ctrl+C is a traceback
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from realm.learn.policy import TrainedPolicy
 
@@ -37,6 +36,9 @@ class _WithGymnasium:
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname != "gymnasium":
             return None
+        import importlib.util
+        from contextlib import suppress
+
         sys.meta_path.remove(self)
         try:
             spec = importlib.util.find_spec(fullname)

@@ -1,5 +1,6 @@
 """`python -m realm`, and the installed command `realm`: see `realm/commands/main.py`."""
 
+import _signal  # type: ignore[import-not-found]  # not `signal`, which imports more
 import os
 import sys
 
@@ -10,12 +11,14 @@ if os.environ.get("PYTHONSAFEPATH") == "realm":  # what `realm/launch/environmen
 elif sys.path[0] in ("", os.getcwd()) and not os.path.isdir(os.path.join(sys.path[0], "realm")):
     del sys.path[0]
 
-from realm.launch.signals import make_sane
-
 
 def console() -> int:
     """Run the command line of this process; returns the exit code."""
     try:
+        # Ctrl+C waits until `make_sane`: an import that it interrupts is a traceback
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])
+        from realm.launch.signals import make_sane
+
         make_sane()
         from realm.commands.main import main
 

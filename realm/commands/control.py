@@ -27,17 +27,19 @@ _STOP_WITHIN_S = 20.0
 
 
 def stop_all(log_dir: Path) -> int:
-    """End every living run below `log_dir`; returns 0 even if there is none."""
+    """End every living run below `log_dir`; returns 0 even if there is none, and 1 if one is another user's."""
+    code = 0
     living = [(path, run) for path, run in find_runs(log_dir, warn) if living_pids(run)]
     if not living:
         say(f"no living run below {log_dir}")
     for path, run in living:
         say(f"stopping {path} ...")
-        if run.lives():
-            with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
-                supervisor = psutil.Process(run.pid)
-                supervisor.terminate()  # it then ends its roles
-                supervisor.resume()  # if it was stopped with Ctrl+Z, it can notice now
+        try:
+            _ask_to_stop(run)
+        except psutil.AccessDenied:
+            say(f"error: {path}: is a run of another user, who alone can stop it")
+            code = 1
+            continue
         _wait_for_supervisor(run)
         _, alive = psutil.wait_procs(_processes(run), timeout=_STOP_WITHIN_S)
         for process in alive:
@@ -45,7 +47,16 @@ def stop_all(log_dir: Path) -> int:
             process.kill()
         psutil.wait_procs(alive, timeout=5)
         say(f"stopped {path}")
-    return 0
+    return code
+
+
+def _ask_to_stop(run: RunFile) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
+        if run.lives():
+            supervisor = psutil.Process(run.pid)
+            if run.state != "stopping":  # a second signal would end it at once
+                supervisor.terminate()  # it then ends its roles
+            supervisor.resume()  # if it was stopped with Ctrl+Z, it can notice now
 
 
 def _wait_for_supervisor(run: RunFile) -> None:
@@ -54,7 +65,8 @@ def _wait_for_supervisor(run: RunFile) -> None:
     while run.lives():
         if time.monotonic() - shown_at > 10:
             shown_at = time.monotonic()
-            say("  still stopping: the learner saves after its update")
+            late = f"`kill -9 {run.pid}` ends it without that"
+            say(f"  still stopping: the learner saves after its update; {late}")
         time.sleep(0.1)
 
 

@@ -65,7 +65,10 @@ def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
 
 def attach(run_dir: Path) -> int:
     """Show a living run as its own terminal does, until it ends."""
-    run = read_run(run_dir)
+    unreadable: list[str] = []
+    run = read_run(run_dir, unreadable.append)
+    if unreadable:
+        raise RunError(unreadable[0])
     if run is None or not run.lives():
         raise RunError(f"{run_dir}: does not run; `realm runs` lists all runs, and `realm resume` goes on with one")
     if not run.control:

@@ -134,7 +134,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
             start_new_session=True,
             env=for_python(os.environ),
         )
-    deadline, why = time.monotonic() + timeout_s, f"was not ready after {timeout_s:g} s"
+    deadline, why = time.monotonic() + timeout_s, f"was not ready after start_timeout_s = {timeout_s:g} s"
     try:
         while process.poll() is None and time.monotonic() < deadline:
             for run_dir, run in find_runs(folder):
@@ -158,7 +158,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
     if code is None:
         process.terminate()  # the supervisor ends its roles first
         try:
-            process.wait(2 * config.app.stop_timeout_s + 10)
+            process.wait(2 * config.app.stop_timeout_s + 3 * timeout_s + 10)  # a first update is waited for
         except subprocess.TimeoutExpired:
             process.kill()  # its roles notice and end
             process.wait()

@@ -108,9 +108,17 @@ def read_run(run_dir: Path, skipped: Callable[[str], None] | None = None) -> Run
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if skipped is not None:
-            reason = error.strerror if isinstance(error, OSError) else one_line(error)[:100]
-            skipped(f"{path}: skipped, it is not the run.json of a run ({reason})")
+            skipped(f"{path}: {_unreadable(path, error)}")
         return None
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    """Why a run.json tells nothing."""
+    if isinstance(error, PermissionError):
+        with suppress(OSError, KeyError):
+            return f"only its owner, {path.owner()}, can see this run or stop it"
+    reason = error.strerror if isinstance(error, OSError) else one_line(error)[:100]
+    return f"skipped, it is not the run.json of a run ({reason})"
 
 
 def living_pids(run: RunFile) -> list[int]:
@@ -120,8 +128,19 @@ def living_pids(run: RunFile) -> list[int]:
 
 
 def is_alive(pid: int, created: float, boot: str) -> bool:
-    """Whether exactly this process lives: the system uses pids again, so start time and boot must be the same."""
-    return created > 0 and boot == boot_id() and start_of(pid) == created
+    """Whether exactly this process lives: the system uses pids again, so start time and boot must be the same. Of
+    another user's process, which may be hidden from this one, only that there is one."""
+    return created > 0 and boot == boot_id() and (start_of(pid) == created or _is_hidden(pid))
+
+
+def _is_hidden(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return not os.access(f"/proc/{pid}/stat", os.R_OK)
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 def start_of(pid: int) -> float:
