@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,8 +18,10 @@ PATIENCE_S = 240.0  # a time-out for a loaded machine, not a speed
 class Run:
     """One `realm start` with the counting configuration, in a directory of its own."""
 
-    def __init__(self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT, variables=None):
-        """variables: of the environment, besides this process's."""
+    def __init__(
+        self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT, variables=None, launch=None
+    ):
+        """variables: of the environment, besides this process's. launch: called in the new process."""
         self.dir = tmp_path / "runs" / "one"
         self.output = tmp_path / "output.txt"
         command = [sys.executable, "-m", "realm", "start", "--config", config]
@@ -31,6 +34,7 @@ class Run:
             stdout=self.output.open("ab"),
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            preexec_fn=launch,
         )
 
     def __enter__(self):
@@ -106,6 +110,13 @@ class Run:
             return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run does not end\n{self.text()}") from None
+
+    def signal_all(self, number):
+        """Send a signal to every process of the run, children first, as systems end a job in any order."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        for pid in (*(one.pid for one in reversed(family)), self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def interrupt(self):
         self.process.send_signal(signal.SIGINT)

@@ -86,8 +86,8 @@ def test_a_run_file_made_by_somebody_else_stops_nobody(tmp_path, changes):
 def test_a_hangup_ends_one_process_with_a_checkpoint(tmp_path):
     with Run(tmp_path, LOCAL) as run:
         run.wait_trained(20)
-        run.process.send_signal(signal.SIGHUP)
-        run.process.send_signal(signal.SIGHUP)  # of the shell: no second wish
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):  # of the shell, of its session: no second wish
+            run.process.send_signal(number)
         assert run.finish() == 0, run.text()
         assert run.file()["cause"] == "SIGHUP received"
         last = int(re.findall(r"newest model +update ([\d,]+)", run.text())[-1].replace(",", ""))
@@ -110,10 +110,13 @@ def test_a_second_signal_ends_one_process_at_once(tmp_path, number):
         run.wait_for(lambda: run.checkpoints(), "the first checkpoint")
         wait_asleep(run)  # in `learn`, as nothing else lasts
         run.process.send_signal(number)
+        run.wait_for(lambda: run.file()["state"] == "stopping", "it is stopping")
         time.sleep(0.5)
         assert run.process.poll() is None
         run.process.send_signal(number)
         assert run.finish() == -number, run.text()
+        ended = "and again: ended at once, without a last checkpoint"
+        assert (run.file()["state"], run.file()["cause"]) == ("failed", f"{number.name} received, {ended}")
 
 
 @pytest.mark.system
@@ -228,17 +231,45 @@ def gone(processes):
         time.sleep(0.05)
 
 
-@pytest.mark.system
-def test_all_processes_end_with_the_worker_and_with_the_run(tmp_path):
-    """Also stopped ones, and the children of environments: no supervisor is there any more to end them."""
+def families(tmp_path):
+    """Write a package whose workers' environments start a process; return the settings with which a run finds it."""
     package = tmp_path / "families"
     shutil.copytree(ROOT / "tests" / "counting", package)
     definition = package / "feature" / "definition.py"
     line = "    return CountingEnvs(num_envs"
     child = "    if num_envs > 1:\n        import subprocess\n        subprocess.Popen(['sleep', '1000'])\n"
     definition.write_text(definition.read_text().replace(line, child + line))
-    variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with Run(tmp_path, NATIVE, "algo=families", "restart_budget=3", variables=variables) as run:
+    return (NATIVE, "algo=families", "restart_budget=3"), {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+@pytest.mark.system
+def test_a_signal_to_the_whole_job_ends_it_in_order(tmp_path):
+    """Started by one that blocks and ignores what it can, without descriptors 0 to 2. No role counts as crashed."""
+
+    def launch():
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        for number in range(3):
+            os.close(number)
+
+    settings, variables = families(tmp_path)
+    with Run(tmp_path, *settings, "dump_model_freq=1000000", variables=variables, launch=launch) as run:
+        run.wait_running()
+        time.sleep(1.0)  # there are updates to lose
+        run.signal_all(signal.SIGTERM)
+        assert run.finish() == 0, run.text()
+        assert run.file()["cause"].startswith("SIGTERM received")
+        assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
+        assert {role["incarnation"] for role in run.file()["roles"].values()} == {1}
+        assert run.processes() == []
+
+
+@pytest.mark.system
+def test_all_processes_end_with_the_worker_and_with_the_run(tmp_path):
+    """Also stopped ones, and the children of environments: no supervisor is there any more to end them."""
+    settings, variables = families(tmp_path)
+    with Run(tmp_path, *settings, variables=variables) as run:
         run.wait_running()
         children = psutil.Process(run.pid("aisrv-0")).children()
         assert len(children) == 1
