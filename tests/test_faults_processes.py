@@ -231,7 +231,7 @@ def gone(processes):
         time.sleep(0.05)
 
 
-def families(tmp_path):
+def with_children(tmp_path):
     """Write a package whose workers' environments start a process; return the settings with which a run finds it."""
     package = tmp_path / "families"
     shutil.copytree(ROOT / "tests" / "counting", package)
@@ -253,7 +253,7 @@ def test_a_signal_to_the_whole_job_ends_it_in_order(tmp_path):
         for number in range(3):
             os.close(number)
 
-    settings, variables = families(tmp_path)
+    settings, variables = with_children(tmp_path)
     with Run(tmp_path, *settings, "dump_model_freq=1000000", variables=variables, launch=launch) as run:
         run.wait_running()
         time.sleep(1.0)  # there are updates to lose
@@ -268,7 +268,7 @@ def test_a_signal_to_the_whole_job_ends_it_in_order(tmp_path):
 @pytest.mark.system
 def test_all_processes_end_with_the_worker_and_with_the_run(tmp_path):
     """Also stopped ones, and the children of environments: no supervisor is there any more to end them."""
-    settings, variables = families(tmp_path)
+    settings, variables = with_children(tmp_path)
     with Run(tmp_path, *settings, variables=variables) as run:
         run.wait_running()
         children = psutil.Process(run.pid("aisrv-0")).children()

@@ -150,7 +150,7 @@ class AppConfig:
     start_timeout_s: Seconds = 120.0
     """The run stops if a role is not ready after this time."""
     stop_timeout_s: Seconds = 10.0
-    """A role that still runs this long after it was asked to stop is killed."""
+    """A role that still runs this long after it was asked to stop is killed; the learner may end its update first."""
     bind_host: Address = "127.0.0.1"
     """Address on which the roles listen. Other machines reach it unless it is loopback; then keys_dir must be set."""
     keys_dir: Folder = ""

@@ -108,15 +108,21 @@ class Wishes:
 
     def __init__(self) -> None:
         self.first, self.at_once = 0, False
+        self._first_at = 0.0
         self._since: dict[int, float] = {}
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
         """Note a signal. Two of a kind within a moment are one wish, as `timeout` and other wrappers send them; and so
         is a warning before a limit with the SIGTERM that follows it."""
-        self.first = self.first or number
         now = time.monotonic()
+        if not self.first:
+            self.first, self._first_at = number, now
         if number in _WISHES and now - self._since.setdefault(number, now) > _SAME_S:
             self.at_once = True
+
+    def settled(self) -> bool:
+        """Whether one came, and what comes now is another wish: who has seen the run stop may ask again."""
+        return self.first != 0 and time.monotonic() - self._first_at > _SAME_S
 
 
 @contextmanager

@@ -128,7 +128,7 @@ class Supervisor:
 
     def _heed_signals(self) -> None:
         """End the run in order after one signal, at once after a second."""
-        if self._wishes.first:
+        if self._wishes.settled():
             self.stop(called(self._wishes.first), 0)
         if self._wishes.at_once:
             self._kill_all()
@@ -346,7 +346,8 @@ class Supervisor:
                 heed_silence(role, self.app, self._update_s(role), self._log(role))
 
     def _role_ended(self, role: Role, code: int) -> None:
-        self._heed_signals()  # one that came before this end: then the role is not started again
+        if self._wishes.first:  # it came before this end: then the role is not started again
+            self.stop(called(self._wishes.first), 0)
         if self._stopping_since is not None:
             trained, began = role.name == "learner" and role.state == "ready", role.state != "starting"
             role.state = "ended"

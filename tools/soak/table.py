@@ -158,6 +158,12 @@ FAULTS: dict[str, Fault] = {
         tests=(f"{MODELS}::test_a_disk_that_is_full_when_a_run_stops",
                f"{MODELS}::test_a_last_checkpoint_that_does_not_fit"),
     ),
+    "F36": Fault("a stop in the first update", tests=(f"{LIFE}::test_a_long_update_is_waited_for",)),
+    "F37": Fault(
+        "signals to a whole job, and what launchers leave behind",
+        tests=("test_signals.py", f"{PROCESSES}::test_a_signal_to_the_whole_job_ends_it_in_order",
+               f"{LIFE}::test_a_run_under_nohup_outlives_its_terminal", f"{LIFE}::test_stopped_while_starting"),
+    ),
     "F38": Fault(
         "roles that hold Python's lock, children in sessions of their own",
         tests=("test_place.py::test_everything_ends_with_the_process_that_placed_it",),
