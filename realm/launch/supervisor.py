@@ -131,6 +131,8 @@ class Supervisor:
         if self._wishes.settled():
             self.stop(called(self._wishes.first), 0)
         if self._wishes.at_once:
+            if self._roles["learner", 0].process is not None:
+                self.cause += ", and again: ended at once, without a last checkpoint"
             self._kill_all()
 
     def stop(self, cause: str, exit_code: int) -> None:
