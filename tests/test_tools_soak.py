@@ -74,15 +74,33 @@ def looks(*pss):
 
 
 def test_what_counts_as_flat_and_as_noise():
-    assert hour.slope(looks(0, 500, 100, 100, 100, 100), "pss_mb") == pytest.approx(0, abs=1e-6)
-    growing, scores = looks(*range(100, 200, 5)), {"faulty": (100.0, 1.0), "clean": (101.0, 1.0)}
-    assert hour.slope(growing, "pss_mb") == pytest.approx(300)
-    assert "score 100.0" in hour.judged(scores, 0.0, growing, growing, minutes=3)
-    assert hour.judged({**scores, "faulty": (80.0, 1.0)}, 20.0, growing, growing, minutes=3)  # it still climbs
+    flat = [*range(0, 1000, 100), *[500] * 10]  # ten minutes of growth, and then none
+    assert hour.slope(list(enumerate(flat))) == pytest.approx(0, abs=1e-6)
+    assert hour.slope([(minute, 5.0 * minute) for minute in range(20)]) == pytest.approx(300)
+    assert hour.slope([(minute / 2, 5.0 * minute) for minute in range(20, 40)]) == pytest.approx(600)
+    for short in (range(15), range(10, 14), range(3), range(0)):  # the warm-up of a run is no slope
+        assert hour.slope([(minute, 5.0 * minute) for minute in short]) is None
+    few, growing, scores = (
+        looks(*range(12)),
+        looks(*range(100, 200, 5)),
+        {"faulty": (100.0, 1.0), "clean": (101.0, 1.0)},
+    )
+    text = hour.judged(scores, 0.0, few, few)
+    assert "score 100.0" in text
+    assert "an hour" not in text
+    assert "an hour pss_mb +0.0, handles" in hour.judged(scores, 0.0, looks(*flat), few)
+    assert hour.judged({**scores, "faulty": (80.0, 1.0)}, 20.0, few, few)  # it still climbs
     with pytest.raises(FaultFailed, match="'pss_mb'"):
-        hour.judged(scores, 0.0, growing, growing, minutes=60)
+        hour.judged(scores, 0.0, growing, growing)
     with pytest.raises(FaultFailed, match="a score of 80"):
-        hour.judged({**scores, "faulty": (80.0, 1.0)}, 5.0, growing, growing, minutes=3)
+        hour.judged({**scores, "faulty": (80.0, 1.0)}, 5.0, few, few)
+
+
+def test_the_memory_of_each_process_has_a_row():
+    row = {"process": "learner-0", "first_mb": 380.4, "last_mb": 381.0, "mb_per_h": 2.41}
+    lines = report.memory({"memory": {"memory": [row]}, "F1 kill_worker": {}})
+    assert lines[-2] == "| learner-0 | 380 | 381 | +2.4 |"
+    assert report.memory({"F26 random_faults": {"memory": []}}) == []
 
 
 def test_recovery_is_a_median_and_the_greatest():

@@ -14,7 +14,6 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -34,8 +33,9 @@ EVENT_S = (4.0, 20.0)  # between two events
 FREEZE_S = (1.0, 40.0)
 KILLS = 0.7  # of the events of a role; the others are freezes
 LOOK_S = 5.0
-GROWTH_MB_PER_H = 200.0  # a slope below this counts as flat; told only of runs of half an hour or more
-FEW_MINUTES = 30.0
+WARM_UP_MIN = 10.0  # no slope begins earlier: memory grows while a run warms up
+LEAST_MIN = 5.0  # that a slope is made of
+GROWTH_MB_PER_H = 200.0  # a slope below this counts as flat
 
 
 @dataclass
@@ -183,7 +183,7 @@ def random_faults(ground: Ground) -> Outcome:
         require(run.finish() == 0, run.text())
         clean = run.dir
     scores = {name: score(path) for name, path in (("faulty", faulty), ("clean", clean))}
-    text = judged(scores, last_gain(clean), looks, clean_looks, ground.minutes)
+    text = judged(scores, last_gain(clean), looks, clean_looks)
     bad = sum(done.bad.values())
     lost = (
         f"{restarts} restarts counted of {kills} kills, {bad:,} bad frames of {bad:,}, {done.wrong_passwords} wrong "
@@ -195,6 +195,31 @@ def random_faults(ground: Ground) -> Outcome:
         f"strangers, {bad:,} bad frames"
     )
     return Outcome(injected, kills + freezes, lost, done.recovery_s)
+
+
+def undisturbed(ground: Ground) -> Outcome:
+    """A run that nobody touches: the memory of each of its processes."""
+    seen: dict[tuple[str, int], list[tuple[float, float]]] = {}  # label and pid -> minute and MB
+    with trained(ground, "undisturbed", ()) as run:
+        run.wait_updates(2)
+        begin = time.monotonic()
+        while (minute := (time.monotonic() - begin) / 60) < ground.minutes:
+            ground.show(f"minute {minute:.1f} of {ground.minutes:g}, undisturbed")
+            for label in (SUPERVISOR, *run.labels()):
+                seen.setdefault((label, pid := run.pid_of(label)), []).append((minute, memory_mb(pid)))
+            time.sleep(LOOK_S)
+        require(run.interrupt() == 0, run.text())
+    memory = []
+    for (label, _), samples in sorted(seen.items()):
+        after = [mb for minute, mb in samples if minute >= WARM_UP_MIN]
+        if (growth := slope(samples)) is not None:  # else it was started again
+            memory.append({"process": label, "first_mb": after[0], "last_mb": after[-1], "mb_per_h": growth})
+    grown = [one["process"] for one in memory if one["mb_per_h"] > GROWTH_MB_PER_H]
+    require(not grown, f"{grown} grow: {memory}")
+    told = f"{len(memory)} processes, {sum(one['last_mb'] for one in memory):.0f} MB in all"
+    if not memory:
+        told = f"too short for a slope, which takes {WARM_UP_MIN + LEAST_MIN:g} minutes"
+    return Outcome(f"{ground.minutes:g} minutes undisturbed", 0, told, [], memory)
 
 
 def score(run: Path) -> tuple[float, float]:
@@ -219,32 +244,37 @@ def last_gain(run: Path) -> float:
     return max(0.0, float(last.mean() - before.mean())) if len(before) and len(last) else 0.0
 
 
-def slope(looks: list[Look], name: str) -> float:
-    """Growth an hour over the second half: of the first one much is a beginning."""
-    half = looks[len(looks) // 2 :]
-    if len(half) < 3:
-        return 0.0
-    values = [getattr(one, name) for one in half]
-    return float(60 * np.polyfit([one.minutes for one in half], values, 1)[0])
+def slope(samples: list[tuple[float, float]]) -> float | None:
+    """Growth an hour of (minute, value), by least squares over what came after minute ten. None for a shorter run: the
+    beginning of a run tells nothing of its hour."""
+    after = [sample for sample in samples if sample[0] >= WARM_UP_MIN]
+    if len(after) < 3 or after[-1][0] - after[0][0] < LEAST_MIN - 2 * LOOK_S / 60:
+        return None
+    return float(60 * np.polyfit(*zip(*after, strict=True), 1)[0])
 
 
-def judged(
-    scores: dict[str, tuple[float, float]], gain: float, looks: list[Look], clean: list[Look], minutes: float
-) -> str:
+def slopes(looks: list[Look]) -> dict[str, float]:
+    """What grows an hour in all processes together; empty for a short run."""
+    found = {
+        name: slope([(one.minutes, getattr(one, name)) for one in looks]) for name in ("pss_mb", "handles", "threads")
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def judged(scores: dict[str, tuple[float, float]], gain: float, looks: list[Look], clean: list[Look]) -> str:
     """A sentence on scores and on what the runs needed. Raises FaultFailed. gain: of `last_gain`."""
     (faulty, faulty_se), (well, well_se) = scores["faulty"], scores["clean"]
     # of the points, of another training, and of the place on the curve
     noise = 3 * math.hypot(faulty_se, well_se) + 0.02 * abs(well) + gain
     require(faulty >= well - noise, f"a score of {faulty:.1f}, the clean run has {well:.1f}, noise {noise:.1f}")
-    told: dict[str, Any] = {name: slope(looks, name) for name in ("pss_mb", "handles", "threads")}
-    if minutes >= FEW_MINUTES:
-        limits = {"pss_mb": GROWTH_MB_PER_H, "handles": 20, "threads": 5}
-        grown = [name for name, limit in limits.items() if told[name] > limit]
-        require(not grown, f"{grown} grow: {told} an hour; clean: {[slope(clean, name) for name in told]}")
-    slopes = ", ".join(f"{name} {value:+.1f}" for name, value in told.items())
+    told = slopes(looks)
+    limits = {"pss_mb": GROWTH_MB_PER_H, "handles": 20, "threads": 5}
+    grown = [name for name, value in told.items() if value > limits[name]]
+    require(not grown, f"{grown} grow: {told} an hour; clean: {slopes(clean)}")
+    growth = "; an hour " + ", ".join(f"{name} {value:+.1f}" for name, value in told.items()) if told else ""
     last, first = looks[-1], clean[-1] if clean else looks[-1]
     return (
-        f"score {faulty:.1f} ± {faulty_se:.1f}, clean run {well:.1f} ± {well_se:.1f} (noise {noise:.1f}); an hour "
-        f"{slopes}; at the end {last.pss_mb:.0f} MB, {last.handles} handles, {last.threads} threads, clean "
+        f"score {faulty:.1f} ± {faulty_se:.1f}, clean run {well:.1f} ± {well_se:.1f} (noise {noise:.1f}){growth}"
+        f"; at the end {last.pss_mb:.0f} MB, {last.handles} handles, {last.threads} threads, clean "
         f"{first.pss_mb:.0f}, {first.handles}, {first.threads}"
     )

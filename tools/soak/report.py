@@ -55,8 +55,24 @@ def text(results: dict[str, Any]) -> str:
             lines.append(
                 f"| {name} | {cell(entry['injected'])} | {entry['times']:,} | {cell(entry['lost'])} | {recovery} |"
             )
-    lines += ["", *covered(parts), *doors(parts.get("fuzz", {})), *made(parts)]
+    lines += ["", *memory(parts), *covered(parts), *doors(parts.get("fuzz", {})), *made(parts)]
     return "\n".join(lines) + "\n"
+
+
+def memory(parts: dict[str, Any]) -> list[str]:
+    """What each process of an undisturbed run grows by."""
+    rows = [row for entry in parts.values() for row in entry.get("memory", ())]
+    if not rows:
+        return []
+    lines = [
+        "## Memory", "",
+        "Of each process of a run that nobody disturbs, with its share of what processes have in common; MB. Growth is",
+        "a least-squares line through all that was measured after minute ten.", "",
+        "| process | minute 10 | end | growth an hour |", "|---|---:|---:|---:|",
+    ]  # fmt: skip
+    for row in rows:
+        lines.append(f"| {row['process']} | {row['first_mb']:.0f} | {row['last_mb']:.0f} | {row['mb_per_h']:+.1f} |")
+    return [*lines, ""]
 
 
 def covered(parts: dict[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Does every fault to real runs, plays broken input at every door, and writes what came of it to docs/reliability.md.
 
     tools/soak.sh                                  all, with 60 minutes of random faults: about three hours
-    tools/soak.sh --only F27 F22                   some faults; `fuzz` is the broken input
+    tools/soak.sh --only F27 F22                   some faults; `fuzz` is the broken input, `memory` an undisturbed run
     tools/soak.sh --minutes 3 --no-tests           a look at everything but the tests
 
 Parts that are finished are in --out and are not done again; --again does them again. A part that failed is. The report
@@ -26,11 +26,12 @@ from realm.errors import ConfigError
 from tests import fuzz
 from tests.cluster import ROOT
 from tools import common
-from tools.soak import report
+from tools.soak import hour, report
 from tools.soak.table import FAULTS
 from tools.soak.victim import Ground
 
 FUZZ, FUZZ_MINUTES = "fuzz", 7.0
+MEMORY = "memory"
 TESTS_MINUTES = 0.3  # of one entry of a fault
 REPORT = ROOT / "docs" / "reliability.md"
 
@@ -44,9 +45,11 @@ class Part:
 
 def parts_of(args: argparse.Namespace) -> list[Part]:
     """In the order of their names: each fault's injections, then its tests."""
-    wanted = args.only or [*FAULTS, FUZZ]
-    if unknown := set(wanted) - set(FAULTS) - {FUZZ}:
-        raise ConfigError(f"--only {' '.join(sorted(unknown))}: unknown; must be F1 to F{len(FAULTS)} or {FUZZ}")
+    wanted = args.only or [*FAULTS, MEMORY, FUZZ]
+    if unknown := set(wanted) - {*FAULTS, MEMORY, FUZZ}:
+        raise ConfigError(
+            f"--only {' '.join(sorted(unknown))}: unknown; must be F1 to F{len(FAULTS)}, {MEMORY} or {FUZZ}"
+        )
     parts = []
     for name, fault in FAULTS.items():
         if name not in wanted:
@@ -56,6 +59,8 @@ def parts_of(args: argparse.Namespace) -> list[Part]:
             parts.append(Part(f"{name} {inject.__name__}", minutes, injection(args, inject)))
         if fault.tests and not args.no_tests:
             parts.append(Part(f"{name} tests", TESTS_MINUTES * len(fault.tests), tests(fault.tests)))
+    if MEMORY in wanted:
+        parts.append(Part(MEMORY, args.minutes, injection(args, hour.undisturbed)))
     if FUZZ in wanted:
         parts.append(Part(FUZZ, FUZZ_MINUTES * args.cases / 100_000, fuzzing(args)))
     return parts
@@ -131,8 +136,10 @@ def do_all(parts: list[Part], args: argparse.Namespace) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="FAULT", help="names like F27, or fuzz (default: all)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of random faults in F26 (default 60)")
+    parser.add_argument("--only", nargs="+", metavar="FAULT", help="names like F27, memory or fuzz (default: all)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="of random faults in F26, and of memory (default 60)"
+    )
     parser.add_argument("--cases", type=int, default=100_000, help="of broken input (default 100000)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run, repeatable")

@@ -46,6 +46,8 @@ class Outcome:
     times: int
     lost: str
     recovery_s: list[float] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    """Of each process: process, first_mb and last_mb after minute ten, mb_per_h."""
 
 
 @dataclass(frozen=True)
