@@ -13,6 +13,7 @@ from tools.soak.victim import Ground, Outcome
 
 PROCESSES, SOCKETS, MODELS = "test_faults_processes.py", "test_faults_sockets.py", "test_faults_models.py"
 LIFE, ERRORS, COUNTING = "test_system_lifecycle.py", "test_system_errors.py", "test_system_counting.py"
+HOSTILE = "test_hostile.py"
 WIRE, VERBS, BUFFER, CHECKPOINT = "test_wire.py", "test_verbs.py", "test_buffer.py", "test_checkpoint.py"
 
 
@@ -167,6 +168,21 @@ FAULTS: dict[str, Fault] = {
     "F38": Fault(
         "roles that hold Python's lock, children in sessions of their own",
         tests=("test_place.py::test_everything_ends_with_the_process_that_placed_it",),
+    ),
+    "F39": Fault(
+        "little memory, few files, long names",
+        tests=(f"{HOSTILE}::test_a_run_in_a_narrow_place", f"{HOSTILE}::test_a_file_is_read_with_the_memory_that_it_needs",
+               "test_place.py::test_a_folder_for_sockets_has_a_short_name"),
+    ),
+    "F41": Fault(
+        "a run folder that leads out of itself or steers the terminal",
+        tests=(f"{HOSTILE}::test_a_run_folder_that_leads_out_of_itself_is_refused",
+               f"{HOSTILE}::test_a_resume_touches_no_other_run", f"{HOSTILE}::test_nothing_of_a_run_steers_the_terminal"),
+    ),
+    "F42": Fault(
+        "half a configuration",
+        tests=("test_config.py::test_a_file_that_realm_wrote_and_that_lost_a_part_is_damaged",
+               f"{HOSTILE}::test_an_empty_configuration_is_not_resumed_with_defaults"),
     ),
     "F43": Fault(
         "a debugger in one process",
