@@ -7,14 +7,17 @@ does not help: the configuration, the user's code or a file must change first. A
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
 import shlex
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 
 class UserError(ValueError):
@@ -99,6 +102,23 @@ def place_of(error: BaseException, after: Path | None = None) -> str:
         if path.is_absolute() and not any(folder in path.resolve().parents for folder in _LIBRARIES):
             return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def place_of_call() -> str:
+    """`file:line` in the user's code from which Realm was called; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_absolute() and not any(folder in path.resolve().parents for folder in _LIBRARIES):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def place_of_function(function: Callable[..., Any]) -> str:
+    """`file:line` where a function of the user's begins."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def place_in(folder: Path, error: BaseException) -> str:

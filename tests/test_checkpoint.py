@@ -26,7 +26,7 @@ from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Lear
 from realm.errors import CheckpointError, ContractError, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.checkpoint import acting, find, load, load_bytes, load_newest, restore, save, to_bytes
-from realm.learn.trainer import Trainer, complete
+from realm.learn.trainer import Trainer, _checked, complete
 from realm.roles.learner import check_yields
 from realm.watch.meters import Meters
 
@@ -777,3 +777,9 @@ def test_random_numbers_that_cannot_be_restored(tmp_path: Path, broken: Any) -> 
     found = load(save(tmp_path, one, Version(1, 0), 0, "s", 1))
     with pytest.raises(CheckpointError, match=r"state.pt: its random numbers cannot be restored"):
         restore(one, dataclasses.replace(found, state={**found.state, "python_rng": broken}))
+
+
+@pytest.mark.parametrize("given", [None, {"loss": 1.0}, (1.0, None), ({}, None, 3), 3.0])
+def test_learn_that_returns_something_else_is_named_with_its_line(given: Any) -> None:
+    with pytest.raises(UserCodeError, match=r"^agent\.py:7: Agent\.learn returned \w+; it must be \(metrics, prior"):
+        _checked(given, "agent.py:7")

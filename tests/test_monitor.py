@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loguru import logger
 
 from realm.config.load import load_config
 from realm.watch import tensorboard
@@ -32,7 +34,7 @@ def test_totals_stay_and_means_start_anew() -> None:
     meters.count("rounds")
     meters.count("items", 5)
     meters.put("loss", 1.0)
-    meters.put_all({"loss": 3.0, "kl": 0.5})
+    meters.put_all({"loss": 3.0, "kl": 0.5}, "")
     assert meters.snapshot() == ({"rounds": 1, "items": 5}, {"loss": [4.0, 2], "kl": [0.5, 1]})
     meters.count("rounds", 2)
     meters.put("kl", 2.0)
@@ -267,3 +269,20 @@ print("loaded", sorted({{"tensorflow", "torch"}} & set(sys.modules)))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "loaded []\n", done.stderr
     assert scalars(tmp_path) == {"x": [(1, 1.0)]}
+
+
+@pytest.mark.parametrize("value", [10**400, "high", None, 1j, [1, 2], np.zeros(2), object()])
+def test_a_metric_that_is_no_number_is_left_out_and_named_with_the_users_line(value):
+    said, meters = [], Meters()
+    number = logger.add(said.append, format="{message}")
+    try:
+        for _ in range(2):
+            meters.put("score", value)
+            meters.put_all({"loss": value, "kl": 0.5}, "agent.py:7")
+    finally:
+        logger.remove(number)
+    assert meters.snapshot()[1] == {"kl": [1.0, 2.0]}
+    by_monitor, by_learn = said
+    kind = type(value).__name__
+    assert re.match(rf".*test_monitor\.py:\d+: the metric 'score' is of {kind} and left out: ", by_monitor)
+    assert by_learn.startswith(f"agent.py:7: the metric 'loss' is of {kind} and left out: ")

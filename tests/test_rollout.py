@@ -378,6 +378,18 @@ def test_a_vector_that_always_fails_ends_the_worker():
     assert len(made) == 3
 
 
+@pytest.mark.parametrize(
+    "score", [10**400, 10**5000, "high", None, 1j, [1, 2], object()], ids=lambda value: type(value).__name__
+)
+def test_a_statistic_that_is_no_number_is_named_with_the_users_class(score):
+    class Scored(Counter):
+        def step(self, action):
+            return self.observe(), 1.0, True, False, {"episode": {"score": score}}
+
+    with pytest.raises(RunError, match=r"test_rollout\.py:\d+: .*Scored\.step returned info\['episode'\]\['score'\]"):
+        play(lambda seed: SyncVectorEnv([lambda: Scored({}, [])] * 2), 3)
+
+
 class OldReset(Counter):
     def reset(self):
         return self.observe()

@@ -19,14 +19,14 @@ from loguru import logger
 from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
-from realm.errors import LEFT_DEBUGGER, CheckpointError, RunError, UserError, one_line
+from realm.errors import LEFT_DEBUGGER, CheckpointError, RunError, UserError, one_line, place_of_function
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
 from realm.learn.outcome import is_judged
 from realm.learn.trainer import Trainer, begin
 from realm.roles.job import seed_of
-from realm.rollout.rounds import RestartingEnvs, close, rounds
+from realm.rollout.rounds import ENDLESS, RestartingEnvs, close, rounds
 from realm.user import enter, hyper_of, load_definition, load_workflow, make_agent
 from realm.watch.board import Board
 from realm.watch.curves import Curves
@@ -89,11 +89,15 @@ def run(prepared: Prepared) -> End:
         context = WorkflowContext(spec, hyper, seed, 0, 1, played, loop.tick, loop.add, loop.save, loop.update)
         board.trains_since = time.monotonic()
         try:
+            workflow, idle = load_workflow(app.algo), False
             with suppress(Stopped):
-                for items in rounds(load_workflow(app.algo), envs, policy, context, plan.max_version_lag is not None):
+                for items in rounds(workflow, envs, policy, context, plan.max_version_lag is not None):
                     loop.add(items)
+                idle = not trained.totals["updates"]
             trainer.save_last()  # not after an error: a resume must not get half-updated weights
             buffer.close()
+            if idle:
+                raise RunError(f"{place_of_function(workflow)}: workflow ended before an update was made; {ENDLESS}")
             with suppress(Stopped):
                 loop.judge_last()
         finally:

@@ -27,6 +27,7 @@ from realm.launch.signals import Wishes, called, listen, name_of
 from realm.launch.start import Prepared
 from realm.learn.outcome import is_judged, newest_model
 from realm.roles.table import ROLES, SERVERS, holds_weights, processes
+from realm.rollout.rounds import ENDLESS
 from realm.user import has_enter
 from realm.watch.board import Board
 from realm.watch.curves import Curves
@@ -37,6 +38,7 @@ from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
+_ENDED = "all workflows have ended"
 _FROZEN_S = 5.0  # no turn of the loop takes as long
 _OPTIONAL_STOPS_S = 2.0
 _ASKED_AGAIN_S = 5.0
@@ -116,6 +118,8 @@ class Supervisor:
         self._curves.close()
         if self._last_model == "saved" and not is_judged(self.run_dir):
             logger.warning("the last model has not been judged")
+        if self.cause == _ENDED and not self.board.total("learner", "updates"):
+            self.cause, self._exit_code = f"{_ENDED} before an update was made; a workflow {ENDLESS[3:]}", 1
         self.run_file.cause = self.cause
         self.run_file.note_score(self.status())
         self._set_state("stopped" if self._exit_code == 0 else "failed")
@@ -368,7 +372,7 @@ class Supervisor:
             role.state = "finished"
             logger.info("{}: its workflow has ended", role.label)
             if all(one.state in ("finished", "stopped") for one in self._roles.values() if one.name == "aisrv"):
-                self.stop("all workflows have ended", 0)
+                self.stop(_ENDED, 0)
         elif code == EXIT_STOPPED:
             role.state = "ended"
             self._fail(role, f"{role.label} ended by itself ({self._log(role)})", 1)

@@ -25,9 +25,9 @@ from realm.contract import (
     WorkflowContext,
     check_arrays,
 )
-from realm.errors import UserCodeError
+from realm.errors import UserCodeError, place_of_function
 from realm.rollout.returned import check_action_space, check_envs
-from realm.rollout.rounds import RestartingEnvs, rounds
+from realm.rollout.rounds import ENDLESS, RestartingEnvs, rounds
 from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow, make_envs
 from realm.watch.meters import Meters
 
@@ -89,7 +89,9 @@ def _try_workflow(config: RunConfig, hyper: Any, spec: Spec, envs: _TriedEnvs) -
     update = _enough if config.app.wrapper_type == "local" else None
     context = WorkflowContext(spec, hyper, seed, 0, 1, Meters(), policy.tick, _enough, lambda: None, update)
     with suppress(_EnoughError), calling(config, "workflow", "train_workflow"):
-        next(rounds(load_workflow(config.app.algo), envs, policy, context), None)
+        workflow = load_workflow(config.app.algo)
+        if next(rounds(workflow, envs, policy, context), None) is None:
+            raise UserCodeError(f"{place_of_function(workflow)}: workflow ended without a round; {ENDLESS}")
 
 
 def _enough(*_: Any) -> None:

@@ -9,11 +9,11 @@ get no number: the trainer goes back to the newest checkpoint.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from loguru import logger
@@ -30,7 +30,7 @@ from realm.contract import (
     arrays_to_chunk,
     arrays_to_transitions,
 )
-from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError
+from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError, place_of_function
 from realm.learn import checkpoint
 from realm.learn.outcome import models_in
 from realm.watch.meters import Meters
@@ -62,6 +62,7 @@ class Trainer:
         """folder: where checkpoints lie (`ckpt/`); dump_freq: updates between two, 0 is one a minute; keep: how
         many stay."""
         self.agent = agent
+        self._learns_at = place_of_function(agent.learn)
         self.version = Version(0, 0)
         self.env_steps = 0
         self.memory_size = 0
@@ -169,7 +170,9 @@ class Trainer:
         info = replace(info, env_steps=self.env_steps + steps, version=self.version, stale=stale)
         self.agent.model.train()
         try:
-            metrics, priorities = complete(self.agent.learn(self._batch(items), info), go_out)
+            metrics, priorities = _checked(
+                complete(self.agent.learn(self._batch(items), info), go_out), self._learns_at
+            )
             self._check_finite()
             if priorities is not None:
                 priorities = _checked_priorities(priorities, len(items["worker"]))
@@ -187,7 +190,7 @@ class Trainer:
             self._number_weights(0)
             self._save_due()
         meters = self._meters
-        meters.put_all(metrics)
+        meters.put_all(metrics, self._learns_at)
         meters.put("sample_reuse", float(info.times_sampled.mean()))
         version = items["version"].reshape(-1, 2)
         meters.put("versions_in_batch", float(len(np.unique(version[:, 0] << 32 | version[:, 1]))))
@@ -381,6 +384,16 @@ def complete(learning: Learned | Generator[None, None, Learned], go_out: Callabl
             learned: Learned = end.value
             return learned
     raise ContractError("learn yielded twice in one update; it must yield once at most, where its weights may go out")
+
+
+def _checked(learned: Any, where: str) -> Learned:
+    """What `learn` returned. Raises UserCodeError if it is something else than metrics and priorities."""
+    if not (isinstance(learned, tuple | list) and len(learned) == 2 and isinstance(learned[0], Mapping)):
+        raise UserCodeError(
+            f"{where}: Agent.learn returned {type(learned).__name__}; it must be (metrics, priorities), a dict of "
+            "numbers and an array or None"
+        )
+    return cast(Learned, learned)
 
 
 def _checked_priorities(priorities: Array, count: int) -> Array:

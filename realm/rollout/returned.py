@@ -156,6 +156,14 @@ def _is_of(space: Any, array: Array) -> bool:
     return bool(((chosen >= 0) & (chosen < getattr(space, "nvec", 2))).all())
 
 
+def check_statistics(env: Any, info: Any) -> None:
+    """Check what one environment says of an episode that has ended: gymnasium could not gather other things."""
+    statistics = info.get("episode") if isinstance(info, dict) else None
+    for name, value in statistics.items() if isinstance(statistics, dict) else ():
+        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+            raise _wrong(env, "step", f"info['episode'][{name!r}]", value, "must be a number")
+
+
 def _leaves(env: Any, method: str, name: str, space: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
     """Name, space and value of each array in an observation; other spaces than those of arrays are not looked at."""
     if isinstance(space, spaces.Dict):
@@ -196,7 +204,10 @@ def shown(value: Any) -> str:
     if isinstance(value, np.ndarray) and value.size != 1:
         bad = f" with NaN or infinity at {np.argwhere(~np.isfinite(value))[0].tolist()}" if _has_nan(value) else ""
         return f"{value.dtype}{list(value.shape)}{bad}"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # a number of thousands of digits, or a class whose repr is wrong
+        text = f"{type(value).__name__} ({type(error).__name__} in its repr)"
     return text if len(text) <= 60 else f"{text[:60]}... ({type(value).__name__})"
 
 

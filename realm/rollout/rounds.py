@@ -12,7 +12,6 @@ without a good episode in between, the failure is raised.
 
 from __future__ import annotations
 
-import inspect
 import time
 import traceback
 from bdb import BdbQuit
@@ -36,10 +35,11 @@ from realm.contract import (
     check_arrays,
     chunk_to_arrays,
 )
-from realm.errors import ContractError, RunError, UserCodeError, UserError
+from realm.errors import ContractError, RunError, UserCodeError, UserError, place_of_function
 from realm.rollout import returned
 
 MOST_FAILURES = 3
+ENDLESS = "it must yield rounds until the run ends, as in `while True`"
 _MOST_BAD_STEPS = 1000  # of a row whose own episode does not end
 _PAUSE_S = 1.0  # before the second restart in a row; the first comes at once
 _WARN_EVERY_S = 60.0
@@ -136,6 +136,8 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = returned.step_five(self.env, self.env.step(action))
             returned.check_one(self.env, "step", obs)
             returned.check_scalars(self.env, reward, terminated, truncated)
+            if terminated or truncated:
+                returned.check_statistics(self.env, info)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -346,8 +348,7 @@ def rounds(
             context.update(kept, info)
 
     own = replace(context, add=add, update=update if context.update else None)
-    code = inspect.unwrap(workflow).__code__
-    where = f"{code.co_filename}:{code.co_firstlineno}: workflow yielded"
+    where = f"{place_of_function(workflow)}: workflow yielded"
     for given in workflow(envs, policy, own):
         items = chunk_to_arrays(given) if isinstance(given, Chunk) else given
         worker = items.get("worker") if isinstance(items, dict) else None

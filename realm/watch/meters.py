@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from loguru import logger
 
 from realm.contract import Array
+from realm.errors import one_line, place_of_call
 
 _RESERVOIR = 4096
 
@@ -26,22 +28,31 @@ class Meters:
         self.totals: dict[str, float] = defaultdict(float)
         self._sums: dict[str, list[float]] = {}
         self._timings: dict[str, list[float]] = defaultdict(list)
+        self._left_out: set[str] = set()
         self._lock = threading.Lock()
 
     def count(self, name: str, amount: float = 1) -> None:
         self.totals[name] += amount
 
-    def put(self, name: str, value: float) -> None:
-        """Add one observation to a mean."""
-        value = float(value)  # users pass tensors and NumPy scalars, too
+    def put(self, name: str, value: float, where: str = "") -> None:
+        """Add one observation to a mean. where: `file:line` of the user's that a warning names; "": who called."""
+        try:
+            value = float(value)  # users pass tensors and NumPy scalars, too
+        except Exception as error:  # whatever else it is: a curve is not worth a run
+            if name not in self._left_out:
+                self._left_out.add(name)
+                where = where or place_of_call()
+                what = f"the metric {name!r} is of {type(value).__name__} and left out"
+                logger.warning("{}: {}: {}; it must be a number", where, what, one_line(error))
+            return
         with self._lock:
             entry = self._sums.setdefault(name, [0.0, 0.0])
             entry[0] += value
             entry[1] += 1
 
-    def put_all(self, values: Mapping[str, float]) -> None:
+    def put_all(self, values: Mapping[str, float], where: str) -> None:
         for name, value in values.items():
-            self.put(name, value)
+            self.put(name, value, where)
 
     def timing(self, name: str, seconds: float) -> None:
         """Add one observation of a duration; becomes `<name>_median_ms` and `<name>_p99_ms`."""
@@ -58,7 +69,7 @@ class Meters:
         self.count("episodes", int(mask.sum()))
         for name, values in info["episode"].items():
             for value in np.asarray(values)[mask]:
-                self.put(f"episode/{name}", float(value))
+                self.put(f"episode/{name}", value)
 
     def snapshot(self) -> tuple[dict[str, float], dict[str, list[float]]]:
         """(totals so far, name -> [sum, count] since the last snapshot)."""
