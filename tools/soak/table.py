@@ -171,13 +171,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "F39": Fault(
         "little memory, few files, long names",
-        tests=(f"{HOSTILE}::test_a_run_in_a_narrow_place", f"{HOSTILE}::test_a_file_is_read_with_the_memory_that_it_needs",
+        tests=(f"{HOSTILE}::test_a_run_in_a_narrow_place",
+               f"{HOSTILE}::test_a_file_is_read_with_the_memory_that_it_needs",
                "test_place.py::test_a_folder_for_sockets_has_a_short_name"),
     ),
     "F41": Fault(
         "a run folder that leads out of itself or steers the terminal",
         tests=(f"{HOSTILE}::test_a_run_folder_that_leads_out_of_itself_is_refused",
-               f"{HOSTILE}::test_a_resume_touches_no_other_run", f"{HOSTILE}::test_nothing_of_a_run_steers_the_terminal"),
+               f"{HOSTILE}::test_a_resume_touches_no_other_run",
+               f"{HOSTILE}::test_nothing_of_a_run_steers_the_terminal"),
     ),
     "F42": Fault(
         "half a configuration",
