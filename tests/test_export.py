@@ -184,6 +184,7 @@ def test_a_policy_acts_on_one_observation_and_on_many(tmp_path: Path, monkeypatc
         (seen[0, :3], "state must be float32"),
         ({"other": seen}, "the observations lack state"),
         (seen.astype(np.int64), "state must be float32"),
+        (None, "state must be float32"),
     ):
         with pytest.raises(ContractError, match=text):
             policy.act(wrong)

@@ -188,7 +188,7 @@ def test_an_observation_outside_its_space_is_named(space: spaces.Space[Any], giv
     with pytest.raises(UserCodeError, match=re.escape(f"Odd.reset returned {text}")):
         try_user_code(RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}), load_config_class(algo)())
     if not isinstance(space, spaces.MultiBinary):
-        with pytest.raises(ContractError, match=r"the observation '.*' is .*, which is not of"):
+        with pytest.raises(ContractError, match=r"the observation '.*' of Odd.*-v0 is .*, which is not of"):
             make_vec(1, {"id": env}, "").reset()
 
 

@@ -126,7 +126,7 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
         raise ConfigError(f"--env {env}: {error}") from error
     envs.reset(seed=0)
     if "legal" not in specs[package].obs and "action_mask" in (getattr(envs.unwrapped, "told", None) or ()):
-        print(
+        say(
             f"note: {env} tells the legal actions in info['action_mask'], which nothing reads; a wrapper that puts "
             "them into the observation, as its key 'action_mask', makes a mask of them (docs/your-own.md)"
         )

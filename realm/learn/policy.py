@@ -48,7 +48,7 @@ class TrainedPolicy:
         Raises ContractError for other shapes.
         """
         arrays, one = self._arrays(obs)
-        count = len(next(iter(arrays.values())))
+        count = len(np.atleast_1d(next(iter(arrays.values()))))
         check_arrays(arrays, self.spec.obs, (count,), "the observations")
         begin = np.arange(count) >= self._begun if first is None else np.reshape(first, count).astype(np.bool_)
         self._begun = max(self._begun, count)
@@ -95,7 +95,9 @@ class TrainedPolicy:
         arrays = {name: np.asarray(obs[name]) for name in fields}
         # gymnasium's environments give float64 where the packages of the zoo take float32
         return {
-            name: array.astype(fields[name].dtype, copy=False) if array.dtype.kind == "f" else array
+            name: array.astype(fields[name].dtype)
+            if array.dtype.kind == "f" == np.dtype(fields[name].dtype).kind
+            else array
             for name, array in arrays.items()
         }
 

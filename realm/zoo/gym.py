@@ -66,9 +66,11 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
     if not single.keys() - {MASK}:
         raise ConfigError(f"the observation space is {envs.single_observation_space}; it must have more than a mask")
 
+    labels = {name: f"the observation {name!r} of {env_id}" for name in parts}
+
     def observed(obs: Any) -> Arrays:
         return {
-            name: _part(obs, path) > 0 if name == MASK else _numbers(space, _part(obs, path), name)
+            name: _part(obs, path) > 0 if name == MASK else _numbers(space, _part(obs, path), labels[name])
             for name, (path, space) in parts.items()
         }
 
@@ -234,7 +236,7 @@ def _mask_space(part: tuple[_Path, Any], action: Any) -> spaces.Box:
     return spaces.Box(0, 1, wanted, np.bool_)  # type: ignore[arg-type]  # its stubs know numbers alone
 
 
-def _numbers(space: Any, array: Array, name: str) -> Array:
+def _numbers(space: Any, array: Array, label: str) -> Array:
     """array: [E, ...] of `space`. Returns [E, ...] with one axis more at least. Raises ContractError for a choice that
     is not of the space."""
     if isinstance(space, _CHOICES):
@@ -242,7 +244,7 @@ def _numbers(space: Any, array: Array, name: str) -> Array:
         chosen = (array - space.start).reshape(len(array), -1)
         if ((chosen < 0) | (chosen >= counts)).any():
             wrong = array[((chosen < 0) | (chosen >= counts)).any(-1)][0]
-            raise ContractError(f"the observation {name!r} is {wrong}, which is not of {space}")
+            raise ContractError(f"{label} is {wrong}, which is not of {space}")
         hot = np.zeros((len(array), int(counts.sum())), np.float32)
         np.put_along_axis(hot, (chosen + np.cumsum([0, *counts[:-1]])).astype(np.int64), 1.0, axis=1)
         return hot
