@@ -70,7 +70,7 @@ def test_a_run_that_cannot_be_asked_hides_no_other(tmp_path: Path, monkeypatch: 
         assert (seen.status, seen.trouble) == (None, f"its supervisor cannot be asked: {error}")
         assert str(error) in _lines_of(seen, 80)[1]
         monkeypatch.setattr("realm.launch.rundir.RunFile.lives", lambda self: True)
-        monkeypatch.setattr("realm.commands.status.read_run", lambda path: run)
+        monkeypatch.setattr("realm.commands.status.read_run", lambda path, skipped=None: run)
         with pytest.raises(RunError, match=str(error)):
             attach(tmp_path)
 
