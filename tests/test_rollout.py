@@ -19,6 +19,7 @@ from diy.train_workflow import workflow
 from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.errors import RunError, UserCodeError
 from realm.rollout import rounds as rollout
+from realm.rollout.returned import check_envs
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.watch.meters import Meters
 
@@ -376,6 +377,29 @@ def test_a_vector_that_always_fails_ends_the_worker():
     with pytest.raises(RunError, match=r"the vector of 3 environments failed 3 times in a row.*ValueError: broken"):
         play(lambda seed: Vector(3, {4: ValueError("broken")}, made), 9)
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("name", ["final_obs", "final_observation"])
+def test_a_vector_that_resets_in_the_step_of_an_end_is_refused(name):
+    def make(seed):
+        envs = Vector(3, {}, [])
+        envs.faults = {1: (envs.observe(), ONES, ~NONE, NONE, {name: np.zeros((3, 2))})}
+        return envs
+
+    with pytest.raises(
+        RunError, match=r"test_rollout\.py:\d+: Vector\.step gave the last observation of an episode in"
+    ):
+        play(make, 2)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"render_modes": []}, None])
+def test_a_vector_that_does_not_say_how_it_resets_is_asked(metadata):
+    envs = Vector(3, {}, [])
+    envs.metadata = metadata
+    with pytest.raises(UserCodeError, match=r"Vector, whose metadata does not say how it resets; .*NEXT_STEP"):
+        check_envs(envs, 3)
+    envs.metadata = {"autoreset_mode": "NextStep"}
+    check_envs(envs, 3)
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,17 @@ SAME_STEP = f'{MADE[:-1].replace("return", "envs =")}\n    envs.metadata["autore
             "make_envs returned CountingEnvs with autoreset mode SameStep; it must",
         ),
         (
+            MADE,
+            SAME_STEP.replace("AutoresetMode.SAME_STEP", "None") + "    return envs\n",
+            "make_envs returned CountingEnvs, whose metadata does not say how it resets; if the step after",
+        ),
+        (
             "ActionSpec(n=1000)",
             "ActionSpec(n=9)",
             "spec returned ActionSpec(n=9), but the environments' action space is",
         ),
     ],
-    ids=["single", "same step", "action"],
+    ids=["single", "same step", "unsaid", "action"],
 )
 def test_environments_that_cannot_be_trained_on(tmp_path, mode, old, new, text):
     package = tmp_path / "wrong"

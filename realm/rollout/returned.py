@@ -35,10 +35,17 @@ def check_envs(envs: Any, number: int) -> None:
         )
     mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
     mode = getattr(mode, "value", mode)
-    if mode not in (None, "NextStep"):
+    next_step = "gymnasium.vector.AutoresetMode.NEXT_STEP"
+    if mode is None:
+        raise UserCodeError(
+            f"make_envs returned {name}, whose metadata does not say how it resets; if the step after an episode's end "
+            f'is its reset, set metadata["autoreset_mode"] = {next_step}; if it resets in the step that ends an '
+            "episode, it must wait for the next one, or the last observation of an episode would be lost"
+        )
+    if mode != "NextStep":
         raise UserCodeError(
             f"make_envs returned {name} with autoreset mode {mode}; it must be NEXT_STEP, so that the last observation "
-            "of an episode is seen: autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+            f"of an episode is seen: autoreset_mode={next_step}"
         )
 
 
@@ -88,6 +95,12 @@ def check_step(env: Any, reward: Any, terminated: Any, truncated: Any, info: Any
         raise _wrong(env, "step", "reward", reward, "must be finite")
     if not isinstance(info, dict):
         raise _wrong(env, "step", "info", info, "must be a dict")
+    if "final_obs" in info or "final_observation" in info:
+        raise UserCodeError(
+            f"{_place(env, 'step')} gave the last observation of an episode in info, so its observation is that of the "
+            "next episode already; it must reset in the step after an episode's end, which is what its metadata says "
+            "(AutoresetMode.NEXT_STEP)"
+        )
     mask = info.get("_episode")
     if mask is None or not np.any(mask):
         return
