@@ -20,6 +20,7 @@ from loguru import logger
 
 from realm.config.keys import AppConfig
 from realm.launch import guard
+from realm.launch.signals import name_of
 from realm.roles.table import ROLES
 
 _SPARE = 300  # thousandths of all memory that a spare role counts as larger
@@ -158,4 +159,4 @@ def spare(pid: int) -> None:
 
 
 def signal_name(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"killed by {name_of(-code)}" if code < 0 else f"exit code {code}"
