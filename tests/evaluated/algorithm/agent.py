@@ -9,13 +9,13 @@ from tests.counting.algorithm.agent import Agent as CountingAgent
 class Agent(CountingAgent):
     def __init__(self, spec, config, device, seed):
         super().__init__(spec, config, device, seed)
-        torch.nn.init.zeros_(self.model.bias)
+        torch.nn.init.zeros_(self.model[0].bias)
 
     def predict(self, obs, context):
         action, extra = super().predict(obs, context)
-        return np.where(context.explore > 0, action, int(self.model.bias.item())), extra
+        return np.where(context.explore > 0, action, int(self.model[0].bias.item())), extra
 
     def learn(self, batch, info):
         self.check(batch, info)
-        torch.nn.init.constant_(self.model.bias, self.updates)
+        torch.nn.init.constant_(self.model[0].bias, self.updates)
         return {"checked_rows": float(batch.valid.size)}, None
