@@ -27,7 +27,7 @@ from hypothesis.extra import numpy as hnp
 from zmq.utils.monitor import recv_monitor_message
 
 from realm.contract import Array, Version
-from realm.wire import sockets
+from realm.wire import sockets, unfinished
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.sockets import Client, Server, Traffic, Waker, wait_any
 
@@ -737,6 +737,38 @@ def test_many_large_messages_end_no_connection(server: Server, client: Client, m
     assert server.traffic.bad_frames == {}
     assert client.traffic.resent == other.traffic.resent == 0
     other.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody looks at connections")
+def test_of_strangers_that_only_connect_the_oldest_leave(server: Server, client: Client) -> None:
+    """Who has asked something stays, and who knocks behind them is let in."""
+    ask(client, server)
+    port, most = int(server.address.rpartition(":")[2]), unfinished.MOST_STRANGERS
+    strangers = []
+    for _ in range(3 * most):
+        strangers.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+        strangers[-1].setblocking(False)
+        serve(server)
+
+    def gone(stranger: socket.socket) -> bool:
+        try:
+            return not stranger.recv(100)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    oldest = strangers[:most]
+    until(lambda: serve(server) or all(gone(one) for one in oldest))
+    assert len(server._unfinished._strangers) <= most + 1
+    other = Client(dataclasses.replace(CODEC, sender="aisrv-9"), server.address)
+    ask(other, server)
+    ask(client, server)
+    assert (client.traffic.resent, other.traffic.resent) == (0, 0)
+    assert not client._disconnected
+    other.close()
+    for one in strangers:
+        one.close()
 
 
 def test_a_flood_leaves_the_server_time_for_other_work(server: Server, client: Client) -> None:

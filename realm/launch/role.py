@@ -52,6 +52,7 @@ class Role:
     named: bool = False  # as silent, or as slow to start
     restarts: deque[tuple[float, float]] = field(default_factory=deque)  # when, and the learner's updates by then
     restart_at: float = 0.0
+    no_room_since: float = 0.0  # the system has no file handle, or no memory, for its process; 0: it has
     bound: tuple[bytes, int] | None = None  # peer and question that wait for the orders
     next: tuple[bytes, int] | None = None  # peer and question that wait for a command
     report_seq: int = 0

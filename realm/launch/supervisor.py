@@ -7,6 +7,7 @@ higher incarnation. When its restart budget is used up, the whole run stops with
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
 _ENDED = "all workflows have ended"
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # it comes and goes
 _FROZEN_S = 5.0  # no turn of the loop takes as long
 _OPTIONAL_STOPS_S = 2.0
 _ASKED_AGAIN_S = 5.0
@@ -299,7 +301,8 @@ class Supervisor:
         try:
             self._spawn(role)
         except OSError as error:
-            raise ConfigError(f"{role.label} cannot be started: {error}") from error
+            if not self._waits_for_room(role, error):
+                raise ConfigError(f"{role.label} cannot be started: {error}") from error
 
     def _spawn(self, role: Role) -> None:
         role.incarnation += 1
@@ -325,6 +328,7 @@ class Supervisor:
             imports_torch=holds_weights(role.name, self.plan) or (role.name == "aisrv" and self._workers_import),
             own_network=own_network,
         )
+        role.no_room_since = 0.0
         if ROLES[role.name].spare:
             spare(pid(role))
         self._write_run_file()
@@ -398,10 +402,24 @@ class Supervisor:
         try:
             self._spawn(role)
         except (ConfigError, OSError) as error:
+            if isinstance(error, OSError) and self._waits_for_room(role, error):
+                return
             self._fail(role, f"{role.label} cannot be started again: {error}", 1)
             return
         if role.name == "buffer":
             self._tell_workers("buffer_restarted")
+
+    def _waits_for_room(self, role: Role, error: OSError) -> bool:
+        """Whether a role that the system has no room for is tried again in a second: strangers at a port may hold file
+        handles, until they are thrown out."""
+        now = time.monotonic()
+        role.no_room_since = role.no_room_since or now
+        if error.errno not in _NO_ROOM or now - role.no_room_since > self.app.start_timeout_s:
+            return False
+        if role.no_room_since == now:
+            logger.warning("{} cannot be started: {}; trying it again each second", role.label, error.strerror)
+        role.state, role.restart_at = "waiting", now + 1.0
+        return True
 
     def _fail(self, role: Role, cause: str, exit_code: int) -> None:
         """Give up a role: this ends the run, unless the role is optional."""

@@ -13,6 +13,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,9 +135,11 @@ class Link:
         for name in traffic[0] if traffic else ():
             self.meters.totals[f"wire/{name}"] = sum(totals[name] for totals in traffic)
         self.meters.totals["pid"] = os.getpid()
-        self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
-        self.meters.totals["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-        self.meters.totals["cpu_s"] = sum(self._process.cpu_times()[:2])
+        with suppress(OSError, psutil.Error):  # no file handle is left to read it with: a report without it is better
+            self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self.meters.totals["peak_mb"] = used.ru_maxrss / 2**10
+        self.meters.totals["cpu_s"] = used.ru_utime + used.ru_stime
         report = Report(self.role, self.index, self.env_steps, *self.meters.snapshot())
         self._client.ask("report", dataclasses.asdict(report))
 

@@ -297,10 +297,15 @@ class Lines:
 
     def _accept(self) -> None:
         """Let somebody in as far as to say a key."""
-        connection, _ = self._listener.accept()
-        connection.setblocking(False)
         if len(self._strangers) >= _MOST_STRANGERS:
             self._turn_away(next(iter(self._strangers)))
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it is gone, or no file handle is left
+            for fd in list(self._strangers):
+                self._turn_away(fd)
+            return
+        connection.setblocking(False)
         self._strangers[connection.fileno()] = connection, time.monotonic() + _HELLO_S
         self._selector.register(connection, _READ)
 

@@ -174,6 +174,7 @@ class Server(Socket):
             self.close()
             raise OSError(error.errno, f"cannot listen on {host}:{port}: {error}") from error
         self.address = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._unfinished.port = int(self.address.rpartition(":")[2])
 
     def close(self) -> None:
         door.forget(self._domain)
@@ -220,7 +221,7 @@ class Server(Socket):
         return int(self._latest.get(zmq.SRCFD))
 
     def _look_at_connections(self) -> None:
-        """End those whose message does not end."""
+        """End those of strangers that are too many, and those whose message does not end."""
         while (event := self._next_event()) is not None:
             act = self._unfinished.accepted if event["event"] == zmq.EVENT_ACCEPTED else self._unfinished.closed
             act(event["value"])

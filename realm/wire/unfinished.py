@@ -1,4 +1,8 @@
-"""Messages that do not end: a server ends the connection of a peer that sends part after part of one message.
+"""Connections that a server ends: of strangers, when there are too many, and of peers whose message does not end.
+
+A stranger is who has not sent a message yet. It may open connections and say nothing; each takes a file handle, and
+ZeroMQ lets in as many as come within the time of a handshake. So the oldest are ended. Realm's own clients connect
+again. A peer may send part after part of one message.
 
 Called by `sockets.py: Server` alone. ZeroMQ limits the size of a part but not the number of parts, and keeps all of
 them until the last one arrives. So the server compares what the kernel has received on each connection with what
@@ -7,7 +11,6 @@ ZeroMQ handed over. Only on Linux, whose TCP_INFO counts the bytes; elsewhere no
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import sys
@@ -17,6 +20,8 @@ from dataclasses import dataclass
 
 _EVERY_S = 0.02
 _SLACK_BYTES = 1 << 20
+MOST_STRANGERS = 64
+"""Of one server: fewer than the 300 files that a batch system may allow, and far more than a run has clients."""
 _INFO_BYTES, _RECEIVED = 256, struct.Struct("@Q")
 _RECEIVED_AT = 128  # tcpi_bytes_received in struct tcp_info of linux/tcp.h
 
@@ -34,20 +39,24 @@ class Unfinished:
 
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: the largest message that is expected; `most_bytes` may be changed later."""
-        self.most_bytes = most_bytes
+        self.most_bytes, self.port = most_bytes, 0
         self.suspects = False
         """Whether `handed_over` wants to be called."""
         self._connections: dict[int, _Connection] = {}  # by file descriptor
+        self._strangers: dict[int, None] = {}  # those that have sent no message, the oldest first
         self._looked_at = 0.0
 
     def accepted(self, fd: int) -> None:
-        self._connections[fd] = _Connection()
+        self.closed(fd)
+        self._connections[fd], self._strangers[fd] = _Connection(), None
 
     def closed(self, fd: int) -> None:
         self._connections.pop(fd, None)
+        self._strangers.pop(fd, None)
 
     def handed_over(self, fd: int) -> None:
         """A whole message came from this connection."""
+        self._strangers.pop(fd, None)
         if fd in self._connections:
             self._connections[fd].suspect = False
 
@@ -60,11 +69,15 @@ class Unfinished:
         return True
 
     def look(self) -> int:
-        """End the connections that hold more than one message can have; how many. Call it when no message waits.
+        """End strangers that are too many, and the connections that hold more than one message can have; how many of
+        the latter. Call it when no message waits.
 
         A connection that received much is a suspect first, so that messages are only asked for their connection while
         there are suspects. It is ended when it sends as much again without one whole message.
         """
+        for fd in list(self._strangers)[:-MOST_STRANGERS]:
+            _with_socket(fd, self._end)
+            self.closed(fd)
         ended, most = 0, self.most_bytes + self.most_bytes // 4 + _SLACK_BYTES
         for fd, connection in list(self._connections.items()):
             received = _with_socket(fd, _received)
@@ -74,17 +87,18 @@ class Unfinished:
                 continue
             connection.since, connection.suspect = received, True
             if was_suspect:
-                _with_socket(fd, _end)
+                _with_socket(fd, self._end)
                 self.closed(fd)
                 ended += 1
-        self.suspects = any(connection.suspect for connection in self._connections.values())
+        self.suspects = bool(self._strangers) or any(one.suspect for one in self._connections.values())
         return ended
 
-
-def _end(connection: socket.socket) -> None:
-    """Shut it down: ZeroMQ then closes it, with a reset, and forgets the parts of an unfinished message."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.shutdown(socket.SHUT_RDWR)
+    def _end(self, connection: socket.socket) -> None:
+        """Shut it down: ZeroMQ then closes it, with a reset, and forgets the parts of an unfinished message."""
+        if connection.getsockname()[1] != self.port:  # ZeroMQ has just closed it, and this is another one
+            return
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _received(connection: socket.socket) -> int:
@@ -96,7 +110,12 @@ def _received(connection: socket.socket) -> int:
 def _with_socket(fd: int, call: Callable[[socket.socket], int | None]) -> int:
     """Call with the socket of this descriptor, which ZeroMQ may close at any time; 0 if it is none any more."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            return call(connection) or 0
+        connection = socket.socket(fileno=fd)  # no copy: there may be no file handle left
     except OSError:
         return 0
+    try:
+        return call(connection) or 0
+    except OSError:
+        return 0
+    finally:
+        connection.detach()
