@@ -205,8 +205,7 @@ class Server(Socket):
                 if self._unfinished.due():
                     self._look_at_connections()
                 break
-            if self._unfinished.suspects:
-                self._unfinished.handed_over(self._connection())
+            self._unfinished.handed_over(self._connection())
             peer = bytes(buffers[0])
             try:
                 return peer, self.codec.decode(buffers[1:])

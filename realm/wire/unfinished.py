@@ -40,23 +40,20 @@ class Unfinished:
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: the largest message that is expected; `most_bytes` may be changed later."""
         self.most_bytes, self.port = most_bytes, 0
-        self.suspects = False
-        """Whether `handed_over` wants to be called."""
-        self._connections: dict[int, _Connection] = {}  # by file descriptor
-        self._strangers: dict[int, None] = {}  # those that have sent no message, the oldest first
+        self._connections: dict[int, _Connection] = {}  # by file descriptor, the oldest first
+        self._known: set[int] = set()  # those that have sent a message, which may be heard of before the connection
         self._looked_at = 0.0
 
     def accepted(self, fd: int) -> None:
-        self.closed(fd)
-        self._connections[fd], self._strangers[fd] = _Connection(), None
+        self._connections[fd] = _Connection()
 
     def closed(self, fd: int) -> None:
         self._connections.pop(fd, None)
-        self._strangers.pop(fd, None)
+        self._known.discard(fd)
 
     def handed_over(self, fd: int) -> None:
         """A whole message came from this connection."""
-        self._strangers.pop(fd, None)
+        self._known.add(fd)
         if fd in self._connections:
             self._connections[fd].suspect = False
 
@@ -72,10 +69,10 @@ class Unfinished:
         """End strangers that are too many, and the connections that hold more than one message can have; how many of
         the latter. Call it when no message waits.
 
-        A connection that received much is a suspect first, so that messages are only asked for their connection while
-        there are suspects. It is ended when it sends as much again without one whole message.
+        A connection that received much is a suspect first. It is ended when it sends as much again without one whole
+        message.
         """
-        for fd in list(self._strangers)[:-MOST_STRANGERS]:
+        for fd in [fd for fd in self._connections if fd not in self._known][:-MOST_STRANGERS]:
             _with_socket(fd, self._end)
             self.closed(fd)
         ended, most = 0, self.most_bytes + self.most_bytes // 4 + _SLACK_BYTES
@@ -90,7 +87,6 @@ class Unfinished:
                 _with_socket(fd, self._end)
                 self.closed(fd)
                 ended += 1
-        self.suspects = bool(self._strangers) or any(one.suspect for one in self._connections.values())
         return ended
 
     def _end(self, connection: socket.socket) -> None:
