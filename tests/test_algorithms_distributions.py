@@ -27,7 +27,7 @@ def acted(distribution: Distribution, outputs: torch.Tensor, explore: float | Ar
     explores = np.broadcast_to(np.asarray(explore, np.float32), len(outputs))
     action, extra = distribution.act(outputs, {}, explores, torch.Generator().manual_seed(1))
     drawn = extra.get("drawn", action)
-    assert drawn is distribution.drawn(cast(Chunk, type("Batch", (), {"action": action, "extra": extra})))
+    assert drawn is distribution.raw_action(cast(Chunk, type("Batch", (), {"action": action, "extra": extra})))
     return action, extra["log_prob"], torch.from_numpy(drawn)
 
 
