@@ -275,3 +275,36 @@ def test_a_run_without_memory_waits_and_goes_on(tmp_path: Path, group: Path) -> 
         run.wait_trained(before[-1][1] + 40)
         assert run.interrupt() == 0, run.text()
         assert {role["incarnation"] for role in run.file()["roles"].values()} == {1}, run.text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a folder cannot be followed")
+@pytest.mark.parametrize("how", ["renamed", "moved", "twice", "deleted", "replaced"])
+def test_a_runs_folder_that_is_renamed_or_deleted_while_it_runs(tmp_path: Path, how: str, logged: list[str]) -> None:
+    folder, other = tmp_path / "runs" / "one", tmp_path / "elsewhere"
+    folder.mkdir(parents=True)
+    other.mkdir()
+    watch = Resources(folder)
+    watch._follow()
+    assert not logged
+    if how == "deleted":
+        folder.rmdir()
+    else:
+        new = folder.rename(other / "b" if how == "moved" else folder.with_name("two"))
+    if how == "replaced":
+        folder.mkdir()
+    watch._follow()
+    if how == "twice":
+        new = new.rename(other / "c")
+        folder.unlink()
+        watch._follow()
+    if how in ("deleted", "replaced"):
+        assert watch.gone.startswith(
+            f"{folder}: this run's folder was {'deleted' if how == 'deleted' else 'renamed to'}"
+        )
+        return
+    (folder / "file").write_text("x")
+    assert (new / "file").read_text() == "x"
+    assert not watch.gone
+    assert logged[0].startswith(f"WARNING {folder}: this run's folder was renamed to ")
+    watch._follow()
+    assert len(logged) == (2 if how == "twice" else 1)

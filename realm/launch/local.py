@@ -195,7 +195,7 @@ class _Loop:
                 "env steps yielded so far)", still_s, actions, played,
             )  # fmt: skip
         board.count(trainer.env_steps, self.buffer.new_env_steps)
-        self._limit = app.limit_reached(board.env_steps, board.training_s)
+        self._limit = app.limit_reached(board.env_steps, board.training_s) or self.resources.gone
         if self._limit or self.wishes.first:
             raise Stopped
 

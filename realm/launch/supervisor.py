@@ -189,6 +189,8 @@ class Supervisor:
         alive = {role.label: pid(role) for role in self._roles.values() if role.process is not None}
         if self._resources.look({"supervisor": self.run_file.pid} | alive):
             self._command(self._roles["buffer", 0], "hold")
+        if self._resources.gone:
+            self.stop(self._resources.gone, 1)
 
     # --- messages
 

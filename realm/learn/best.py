@@ -58,7 +58,7 @@ class BestModel:
             "version": list(evaluation.version), "env_steps": evaluation.env_steps, "statistic": evaluation.statistic,
             "score": evaluation.score, "means": evaluation.means, "setting": self._setting, "few": few, **extra,
         }  # fmt: skip
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         version = evaluation.version
         path = self._folder / f"model.ckpt-{version.epoch}-{version.update}.json"
         replace_file(path, json.dumps(body, indent=1).encode())

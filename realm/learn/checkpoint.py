@@ -133,7 +133,7 @@ def save(
         "sha256": {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()},
     }
     manifest["digest"] = _digest(manifest)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not its parents: they are gone only while somebody renames the run
     for left in folder.glob(".*-model.ckpt-*"):  # drafts of a process that was killed while saving
         shutil.rmtree(left, ignore_errors=True)
     final = folder / f"model.ckpt-{version.epoch}-{version.update}"

@@ -7,7 +7,9 @@ system (`read`). What to say and what to do is decided by plain functions of the
 from __future__ import annotations
 
 import math
+import os
 import resource
+import sys
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -122,6 +124,31 @@ class Resources:
         self._bad: dict[str, str] = {}
         self._holding = self._told = False
         self._told_at = -math.inf
+        self._folder = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
+        self.gone = ""
+        """Why nothing more can be kept of this run; then it ends."""
+
+    def _follow(self) -> None:
+        """Where somebody has renamed the run's folder, lay a link at its old name: every process goes on to write into
+        the one folder."""
+        if self._folder is None or self.gone:
+            return
+        held = os.fstat(self._folder)
+        with suppress(OSError):
+            if os.path.samestat(held, os.stat(self._run_dir)):
+                return
+        now = os.readlink(f"/proc/self/fd/{self._folder}")
+        try:
+            if held.st_nlink == 0:
+                self.gone = f"{self._run_dir}: this run's folder was deleted while it ran"
+                return
+            os.symlink(now, self._run_dir)
+            logger.warning(
+                "{}: this run's folder was renamed to {}; it goes on there, and the link that is now at the old name "
+                "leads there: remove it when the run has ended", self._run_dir, now,
+            )  # fmt: skip
+        except OSError as error:
+            self.gone = f"{self._run_dir}: this run's folder was renamed to {now}, and {error.strerror} at its old name"
 
     def look(self, pids: Mapping[str, int], holds: bool = True) -> bool:
         """Once a second: warn of what runs out, and rotate the logs. Return whether the workers must wait now.
@@ -130,6 +157,7 @@ class Resources:
         """
         if not self._due.due():
             return False
+        self._follow()
         try:
             now = read(self._run_dir, pids)
         except OSError:  # the disk does not answer, or the folder is gone: whoever writes there tells the user
