@@ -15,10 +15,13 @@ import torch
 from corridor import ACTIONS, STATES, Training, context, copied
 from torch import Tensor, nn
 
+from realm.algorithms.batch import Batch, of_a_pass
+from realm.algorithms.losses import Loss, Outputs, ppo_losses
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
+from realm.algorithms.reconstruction import Decoder, reconstruction
 from realm.algorithms.settings import Settings
-from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, chunk_to_arrays
+from realm.contract import Array, Arrays, Chunk, Field, Learned, PredictContext, SampleInfo, chunk_to_arrays
 
 TINY = Settings(
     minibatch_size=64, lr_start=3e-3, lr_end=1e-3, gamma_start=0.9, gamma_end=0.9, advantage="gae",
@@ -483,3 +486,143 @@ def test_the_policy_that_acted_is_known_where_it_is_the_one_that_learns(fields: 
         learned.append(agent.model.state_dict())
     for name, value in learned[0].items():
         torch.testing.assert_close(learned[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+# ---- what is chosen in the settings ----
+
+
+@pytest.mark.parametrize(("advantage", "lam"), [("delta", 0.0), ("returns", 1.0)])
+def test_advantages_of_one_step_and_of_returns(advantage: str, lam: float) -> None:
+    chunk, known = recorded(3)[2], []
+    for fields in ({"advantage": advantage, "lam": 0.5}, {"advantage": "gae", "lam": lam}):
+        agent = make_agent(dataclasses.replace(TINY, value_source="learner", **fields))
+        batch = agent.ppo.estimate(chunk, agent.config.schedule(0), stale=False)
+        known.append((batch.advantage, batch.target))
+    assert all(torch.equal(one, two) for one, two in zip(*known, strict=True))
+
+
+def test_advantages_are_normalised_over_the_batch_or_each_minibatch() -> None:
+    nothing, advantage = torch.zeros(3), torch.tensor([2.0, 4.0, 6.0])
+    minibatch = Batch({}, None, nothing, nothing, nothing, nothing, advantage, nothing)
+    for over, want in (("batch", -4.0), ("minibatch", -2.0)):
+        settings = dataclasses.replace(TINY, normalise_over=over, normalise_advantage="std")
+        loss = ppo_losses(settings)[0].function(minibatch, Outputs(proximal_log_ratio=nothing))
+        assert float(loss) == pytest.approx(want)
+        agent, chunk = make_agent(settings), recorded(1)[0]
+        batch = agent.ppo.estimate(chunk, settings.schedule(0), stale=False)
+        assert batch.valid is not None
+        assert (float(batch.advantage[batch.valid].std()) == pytest.approx(1.0)) == (over == "batch")
+
+
+def test_a_pass_takes_each_row_once_or_draws_as_many() -> None:
+    settings, generator = dataclasses.replace(TINY, minibatch_size=30), torch.Generator().manual_seed(1)
+    for minibatches, once in (("permuted", True), ("drawn", False)):
+        parts = of_a_pass(100, 100, dataclasses.replace(settings, minibatches=minibatches), generator)
+        assert [len(part) for part in parts] == [34, 33, 33]
+        assert (len(torch.cat(parts).unique()) == 100) == once
+        agent = make_agent(dataclasses.replace(TINY, minibatches=minibatches))
+        assert learn(agent, recorded(1)[0])["skipped"] == 0
+    assert [len(part) for part in of_a_pass(3, 100, settings, generator)] == [1, 1, 1]  # of chunks there are fewer
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_advantages_may_be_estimated_again_in_each_pass(threads: int) -> None:
+    config = dataclasses.replace(TINY, value_source="learner", epochs=3, advantage="vtrace", minibatch_size=30)
+    torch.set_num_threads(threads)
+    chunk, ends = recorded(3)[2], []
+    for again, epochs in ((False, 1), (True, 1), (False, 3), (True, 3)):
+        agent = make_agent(dataclasses.replace(config, estimate_each_pass=again, epochs=epochs))
+        asked = []
+
+        def critic(obs: Obs, asked: list[bool] = asked, critic: Any = agent.model.critic) -> Tensor:
+            asked.append(torch.is_grad_enabled())
+            return critic(obs)  # type: ignore[no-any-return]
+
+        agent.model.critic = critic  # type: ignore[method-assign]
+        assert learn(agent, chunk, update=1)["skipped"] == 0
+        assert asked.count(False) == (epochs if again else 1)
+        ends.append(weights(agent))
+    assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
+    assert not all(torch.equal(x, ends[3][name]) for name, x in ends[2].items())
+
+
+def test_settings_that_do_not_go_together_are_one_sentence() -> None:
+    for fields, sentence in (
+        ({"minibatches": "some"}, "ppo.minibatches is 'some', it must be one of 'permuted', 'drawn'"),
+        ({"normalise_over": "all"}, "ppo.normalise_over is 'all', it must be one of 'batch', 'minibatch'"),
+        ({"estimate_each_pass": True}, "ppo.estimate_each_pass is True, it must be false if value_source is 'actor'"),
+    ):
+        with pytest.raises(ValueError, match=f"^{sentence}$"):
+            dataclasses.replace(TINY, **fields)
+
+
+# ---- further losses ----
+
+
+class Features(Net):
+    """A shared trunk that gives its features for further losses."""
+
+    def __init__(self) -> None:
+        super().__init__(shared=True)
+        fields = {"features": Field((STATES,), "float32"), "legal": Field((ACTIONS,), "bool")}
+        self.decoder = Decoder(fields, 16)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor, Obs]:  # type: ignore[override]
+        features = self.actor_body(obs["features"])
+        return self.actor_head(features), self.critic_head(features).squeeze(-1), {"features": features}
+
+
+def test_a_further_loss_is_descended_and_has_a_curve() -> None:
+    told = {}
+    for coefficient in (0.0, 10.0):
+        torch.manual_seed(1)
+        agent = make_agent(dataclasses.replace(TINY, shared_trunk=True))
+        agent.model = net = Features()
+        agent.ppo = PPO(
+            net, agent.config, torch.device("cpu"), 3, losses=[reconstruction(net.decoder, coefficient)],
+            layer="actor_body.0.weight",
+        )  # fmt: skip
+        training = Training(agent)
+        stream = training.play(encode)
+        told[coefficient] = [training.learn(next(stream)) for _ in range(30)]
+    first, last = told[10.0][0], told[10.0][-1]
+    assert last["reconstruction_loss"] < 0.2 * first["reconstruction_loss"]
+    assert told[0.0][-1]["reconstruction_loss"] > 0.5 * told[0.0][0]["reconstruction_loss"]
+    assert told[0.0][0]["reconstruction_loss_grad_norm"] == 0 < first["reconstruction_loss_grad_norm"]
+    assert {"policy_loss_grad_norm", "entropy_grad_norm", "value_loss_grad_norm"} <= last.keys()
+
+
+@pytest.mark.parametrize("of_critic", [False, True])
+def test_the_norm_of_a_gradient_is_that_of_the_term_in_the_sum(of_critic: bool) -> None:
+    body = "critic_body" if of_critic else "actor_body"
+
+    def size(minibatch: Batch, outputs: Outputs) -> Tensor:
+        return (outputs.value if of_critic else outputs.policy).square().mean()
+
+    losses = [Loss("one", size, of_critic=of_critic), Loss("three", size, lambda now: 3.0, of_critic)]
+    metrics = learn(make_agent(losses=losses, layer=f"{body}.0.weight"), recorded(1)[0])
+    assert metrics["three"] == pytest.approx(metrics["one"])  # a curve is without the coefficient
+    assert metrics["three_grad_norm"] == pytest.approx(3 * metrics["one_grad_norm"], rel=1e-4) != 0
+    assert ("policy_loss_grad_norm" in metrics) != of_critic  # of the part of the network that has the layer
+    with pytest.raises(ValueError, match=r"^the network has no parameter 'body'; it has actor_body\.0\.weight, "):
+        make_agent(layer="body")
+
+
+# ---- modes ----
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_only_gradient_steps_are_made_in_training_mode(threads: int) -> None:
+    torch.set_num_threads(threads)
+    config = dataclasses.replace(TINY, value_source="learner", decoupled=True, minibatch_size=30)
+    agent = make_agent(config)
+    agent.model.actor_body[1], agent.model.critic_body[1] = norms = nn.BatchNorm1d(16), nn.BatchNorm1d(16)
+    agent.ppo = PPO(agent.model, config, torch.device("cpu"), 3)
+    training, batches, chunk = Training(agent, 1), 0, recorded(3)[2]
+    parts = max(1, round(int(chunk.valid.sum()) / 30))
+    for _ in range(3):
+        training.learn(chunk)
+        batches += config.epochs * parts
+        agent.predict({name: x[:, 0] for name, x in chunk.obs.items()}, context(8))
+        assert [int(norm.num_batches_tracked) for norm in norms] == [batches, batches]
+        assert not agent.model.training

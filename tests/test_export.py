@@ -179,6 +179,7 @@ def test_a_policy_acts_on_one_observation_and_on_many(tmp_path: Path, monkeypatc
     assert [int(policy.act(one)) for one in seen.astype(np.float64)] == many.tolist()
     context = PredictContext(np.arange(20), np.ones(20, np.bool_), np.zeros(20, np.float32))
     assert policy.player.agent.predict({"state": seen}, context)[0].tolist() == many.tolist()
+    assert not any(module.training for module in policy.player.agent.model.modules())  # and so it is exported
     env.step(policy.act(seen[0]))
     for wrong, text in (
         (seen[0, :3], "state must be float32"),

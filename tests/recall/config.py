@@ -8,6 +8,7 @@ from realm.algorithms.settings import Settings
 class Config(Settings):
     table: ClassVar[str] = "recall"
     remember: bool = True
+    reward_scale: float = 1.0
     hidden: int = 64
     chunk_length: int = 16
     shared_trunk: bool = True

@@ -7,14 +7,15 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 
-WAIT = 12
-
 
 class Recall(gymnasium.Env[Any, Any]):
-    """One of two cues is shown at first; after WAIT steps the action that names it is worth 1, the other nothing."""
+    """One of two cues is shown at first; after `wait` steps the action that names it is worth 1, the other nothing."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)  # the cue, whether it is shown, whether it is asked for
     action_space = spaces.Discrete(2)
+
+    def __init__(self, wait: int = 12) -> None:
+        self.wait = wait
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -22,13 +23,13 @@ class Recall(gymnasium.Env[Any, Any]):
         return self.look(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        asked = self.at == WAIT
+        asked = self.at == self.wait
         self.at += 1
         return self.look(), float(asked and action == self.cue), asked, False, {}
 
     def look(self) -> Any:
         shown = self.at == 0
-        return np.array([(2 * self.cue - 1) * shown, shown, self.at == WAIT], np.float32)
+        return np.array([(2 * self.cue - 1) * shown, shown, self.at == self.wait], np.float32)
 
 
 def blind_pole() -> gymnasium.Env[Any, Any]:
