@@ -51,7 +51,7 @@ class Noisy(Agent):
         np.random.seed(seed)
 
     def learn(self, batch, info):
-        learned = yield from self.ppo.update(batch)
+        learned = yield from self.ppo.update(batch, info)
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight.add_(torch.rand(()) * np.random.normal() * random.random(), alpha=1e-3)
@@ -177,7 +177,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_says_so(folder: Path) -> 
     assert 'changed since its last start: level: "INFO" -> "DEBUG"\n' in said
     assert said.count("changed since") == 2
     at = f"runs/halves/ckpt/model.ckpt-1-{UPDATES} (update {UPDATES}, {half.env_steps} env steps)"
-    assert f"training goes on from {at}" in said
+    assert at in said
 
     one, other = newest(runs / "whole"), newest(runs / "halves")
     assert (one.version, other.version) == ((1, 2 * UPDATES), (2, 2 * UPDATES))
