@@ -21,7 +21,7 @@ PLACES = {
     "reset": (DEFINITION, "        self.count[:] = 0\n", "self.num_envs > 1", "aisrv"),
     "step": (DEFINITION, "        reset = self.ended.copy()\n", "self.count[0, 0] > 200", "aisrv"),
     "predict": (AGENT, '        count = obs["count"][:, 0]\n', "len(context.first) > 1", "actor"),
-    "learn": (AGENT, "        self.check(batch, info)\n", "self.updates > 20", "learner"),
+    "learn": (AGENT, "        self.check(batch, info)\n", "info.version.update > 20", "learner"),
 }
 """Place -> file, the line before which it hangs, when, and the role in whose process that is."""
 
