@@ -54,8 +54,8 @@ def test_debug_run_fails_if_the_agent_restores_wrongly(tmp_path):
     subprocess.run(["cp", "-r", str(ROOT / "tests" / "counting"), str(package)], check=True)
     agent = package / "algorithm" / "agent.py"
     text = agent.read_text()
-    assert "self.updates, self.env_steps = state" in text
-    agent.write_text(text.replace("self.updates, self.env_steps = state", "self.model.bias.data += 1.0; _ = state"))
+    assert "self.env_steps = state" in text
+    agent.write_text(text.replace("self.env_steps = state", "self.model[0].bias.data += 1.0; _ = state"))
     done = subprocess.run(
         [sys.executable, str(ROOT / "train_test.py"), "--config", str(ROOT / "conf" / "smoke.toml"),
          "--set", "algo=forgetful", "--set", "log_dir=runs", "--set", "max_env_steps=2000"],
