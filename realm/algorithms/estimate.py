@@ -16,6 +16,7 @@ from realm.algorithms.batch import Batch, Rows, normalised, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.losses import Network
 from realm.algorithms.networks import Obs
+from realm.algorithms.normalise import returns_of
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SideBySide
 from realm.contract import Array, Chunk
@@ -54,6 +55,8 @@ def estimate(
         value = _in_halves(cut, side, of_critic, network.critic)
     if not of_learner:
         value = torch.cat([here(chunk.extra["value"]), value], dim=1)
+    moments = returns_of(network, settings)
+    value = value if moments is None else moments.unscaled(value)
     advantage, target = _advantages(chunk, settings, now, here, value, proximal - log_prob)
     if settings.normalise_over == "batch":
         advantage[valid] = normalised(advantage[valid], settings)

@@ -21,6 +21,7 @@ from realm.algorithms.adam import Adam
 from realm.algorithms.batch import Batch, normalised
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.networks import Obs
+from realm.algorithms.normalise import Moments, returns_of
 from realm.algorithms.settings import Schedule, Settings
 
 Metrics = dict[str, Tensor]  # of a gradient step: f32 [] each, or f32 [n], which `means` reduces
@@ -46,6 +47,8 @@ class Network(Protocol):
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def get_submodule(self, target: str) -> nn.Module: ...
 
     def train(self, mode: bool = True) -> Any: ...
 
@@ -80,11 +83,13 @@ class Part(NamedTuple):
     policy: bool
     critic: bool
     layer: nn.Parameter | None  # where the length of the gradient of each loss is measured
+    returns: Moments | None  # in whose deviations the critic estimates
 
 
 def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer: str) -> list[Part]:
     """One, or two that share no weights. losses: besides those of PPO; layer: the name of a parameter, or empty"""
-    every, names = [*ppo_losses(settings), *losses], dict(network.named_parameters())
+    moments = returns_of(network, settings)
+    every, names = [*ppo_losses(settings, moments), *losses], dict(network.named_parameters())
     if layer and layer not in names:
         raise ValueError(f"the network has no parameter {layer!r}; it has {', '.join(names)}")
     parts = []
@@ -93,24 +98,25 @@ def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer
         trained = [loss for loss in every if settings.shared_trunk or loss.of_critic == critic]
         if own:
             at = names[layer] if any(x is names.get(layer) for x in own) else None
-            parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, critic or settings.shared_trunk, at))
+            of_value = critic or settings.shared_trunk
+            parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, of_value, at, moments))
     return parts
 
 
 def outputs_of(part: Part, network: Network, distribution: Distribution, minibatch: Batch) -> Outputs:
     """Forward n rows through this part of the network."""
-    obs, rows = minibatch.obs, minibatch.rows
+    obs, rows, real = minibatch.obs, minibatch.rows, part.returns.unscaled if part.returns else lambda value: value
     if not part.policy:
-        return Outputs(value=rows(network.critic(obs)))
+        return Outputs(value=real(rows(network.critic(obs))))
     output, value, *more = network(obs) if part.critic else (network.actor(obs), None)
     output, masks = rows(output), {"legal": rows(obs["legal"])} if "legal" in obs else {}
     log_prob, entropy = distribution.log_prob_and_entropy(output, masks, minibatch.raw_action)
     ratios = log_prob - minibatch.log_prob, log_prob - minibatch.proximal_log_prob
     further = {name: rows(x) for name, x in more[0].items()} if more else {}
-    return Outputs(output, entropy, *ratios, _NOTHING if value is None else rows(value), further)
+    return Outputs(output, entropy, *ratios, _NOTHING if value is None else real(rows(value)), further)
 
 
-def ppo_losses(settings: Settings) -> list[Loss]:
+def ppo_losses(settings: Settings, moments: Moments | None) -> list[Loss]:
     """The clipped surrogate, the entropy bonus and the critic's error."""
 
     def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
@@ -125,7 +131,8 @@ def ppo_losses(settings: Settings) -> list[Loss]:
         ).mean()
 
     def value(minibatch: Batch, outputs: Outputs) -> Tensor:
-        return returns.value_loss(outputs.value, minibatch.target, minibatch.value, settings.value_clip).mean()
+        error = returns.value_loss(outputs.value, minibatch.target, minibatch.value, settings.value_clip).mean()
+        return error if moments is None else error / moments.deviation**2
 
     return [
         Loss("policy_loss", policy),

@@ -164,9 +164,10 @@ class Critic(nn.Module):
 class Deviations(nn.Module):
     """Puts the logs of standard deviations, which no observation changes, behind means f32 [n, A]: f32 [n, 2 A]."""
 
-    def __init__(self, actions: int) -> None:
+    def __init__(self, actions: int, log_std: float = 0.0) -> None:
+        """log_std: at first."""
         super().__init__()
-        self.log_std = nn.Parameter(torch.zeros(actions))
+        self.log_std = nn.Parameter(torch.full((actions,), log_std))
 
     def forward(self, mean: Tensor) -> Tensor:
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)

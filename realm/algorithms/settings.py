@@ -69,6 +69,10 @@ class Settings(Checked):
     estimate_each_pass: bool = False  # estimate both again before each further pass, by the critic as it is then
     value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
 
+    # running moments, in the model's `observations` and `returns` (`normalise.py`)
+    normalise_obs: bool = False  # the network sees floats less their mean, in standard deviations
+    normalise_returns: bool = False  # the critic estimates returns less their mean, in standard deviations
+
     # the objective
     clip: float = 0.2  # PPO's clip range of the probability ratio
     decoupled: bool = False  # clip around the policy at the start of the update instead of the one that acted
@@ -107,6 +111,8 @@ class Settings(Checked):
             not self.estimate_each_pass or self.value_source == "learner",
             "false if value_source is 'actor'",
         )
+        of_learner = self.value_source == "learner"
+        self.check("normalise_returns", not self.normalise_returns or of_learner, "false if value_source is 'actor'")
         self.check("decoupled", not vtrace or not self.decoupled, "false if advantage is 'vtrace'")
         self.check_least(("total_env_steps", "epochs", "minibatch_size"), 1)
         self.check_share(("gamma_start", "gamma_end", "lam"))

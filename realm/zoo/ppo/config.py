@@ -10,6 +10,9 @@ from realm.algorithms.settings import Settings
 class Config(Settings):
     table: ClassVar[str] = "ppo"
     hidden: int = 64  # width of the two hidden layers of actor and critic
+    activation: str = "tanh"  # between them: "tanh" or "relu"
+    orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
+    log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
     chunk_length: int = 128
     gamma_start: float = 0.99
     gamma_end: float = 0.99
@@ -22,4 +25,5 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_choices({"activation": ("tanh", "relu")})
         self.check_apart()

@@ -1,0 +1,120 @@
+"""What a network learns of its data besides weights: running mean and variance, of observations and of returns.
+
+They are buffers of the model, so they have a version and travel, are saved, resumed and exported with the weights.
+`learn` of an agent updates them from each batch before it uses the batch; whoever acts reads them only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from realm.algorithms.batch import Batch, tensor
+from realm.algorithms.networks import Obs
+from realm.algorithms.settings import Settings
+from realm.contract import Chunk, Fields
+
+if TYPE_CHECKING:
+    from realm.algorithms.losses import Network
+
+_EPS = 1e-8  # below the variance of anything that is not constant
+
+
+class Moments(nn.Module):
+    """Mean and variance of all rows so far, each number of a row by itself; float64, since 1e6 + noise has to fit.
+
+    Rows are merged by counts (Chan, Golub and LeVeque 1979): exact for batches of any size.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def learn(self, rows: Tensor) -> None:
+        """rows: [n, *shape]."""
+        n = len(rows)
+        if n == 0:
+            return
+        rows = rows.double()
+        mean, variance = rows.mean(0), rows.var(0, correction=0)
+        total = self.count + n
+        ahead = mean - self.mean
+        between = ahead**2 * (self.count * n / total)
+        self.variance.copy_((self.variance * self.count + variance * n + between) / total)
+        self.mean += ahead * (n / total)
+        self.count.copy_(total)
+
+    @property
+    def deviation(self) -> Tensor:
+        """f64 [*shape], above 0 also where all rows are the same."""
+        return (self.variance + _EPS).sqrt()
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """x [..., *shape] less the mean, in deviations, f32. The difference is one in float64: of noise on 1e6 float32
+        keeps nothing."""
+        return ((x - self.mean) / self.deviation).float()
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """What `scaled` made x of, f32."""
+        return (x * self.deviation + self.mean).float()
+
+
+class Observations(nn.Module):
+    """Observations of floats with mean 0 and deviation 1, cut at `clip` deviations. Images, masks and whole numbers
+    stay as they are."""
+
+    def __init__(self, fields: Fields, clip: float = 10.0) -> None:
+        super().__init__()
+        self._clip = clip
+        self._names = sorted(name for name, field in fields.items() if field.dtype.startswith("float"))
+        # by number: a name of a module may hold no dot
+        self.moments = nn.ModuleList(Moments(fields[name].shape) for name in self._names)
+
+    def of_names(self) -> list[tuple[str, Moments]]:
+        return [(name, cast(Moments, moments)) for name, moments in zip(self._names, self.moments, strict=True)]
+
+    def learn(self, obs: Obs) -> None:
+        """obs: name -> [n, ...]. Raises ValueError that names a number that is not finite; then nothing is learned."""
+        for name in self._names:
+            finite = torch.isfinite(obs[name])
+            if not finite.all():
+                row, *place = (~finite).nonzero()[0].tolist()
+                raise ValueError(f"observation {name}{place} is {obs[name][(row, *place)]}, it must be finite")
+        for name, moments in self.of_names():
+            moments.learn(obs[name])
+
+    def forward(self, obs: Obs) -> Obs:
+        """name -> [n, ...], floats as f32."""
+        seen = dict(obs)
+        for name, moments in self.of_names():
+            seen[name] = moments.scaled(obs[name]).clamp(-self._clip, self._clip)
+        return seen
+
+
+def learn_observations(network: Network, settings: Settings, chunk: Chunk) -> None:
+    """With `normalise_obs`: learn the moments of the valid rows of B chunks, in the network's `observations`."""
+    if settings.normalise_obs:
+        observations = cast(Observations, network.get_submodule("observations"))
+        device = next(observations.buffers()).device
+        observations.learn({name: tensor(x[:, :-1][chunk.valid], device) for name, x in chunk.obs.items()})
+
+
+def returns_of(network: Network, settings: Settings) -> Moments | None:
+    """With `normalise_returns`: the moments in the network's `returns`. Its critic estimates returns less their mean,
+    in deviations."""
+    return cast(Moments, network.get_submodule("returns")) if settings.normalise_returns else None
+
+
+def learn_returns(moments: Moments | None, batch: Batch) -> None:
+    """Learn the moments of the critic's targets of a batch."""
+    if moments is not None:
+        moments.learn(batch.target[batch.valid])
