@@ -159,6 +159,11 @@ FAULTS: dict[str, Fault] = {
         tests=(f"{MODELS}::test_a_disk_that_is_full_when_a_run_stops",
                f"{MODELS}::test_a_last_checkpoint_that_does_not_fit"),
     ),
+    "F35": Fault(
+        "one environment of many fails",
+        tests=("test_rollout.py::test_a_row_of_a_vector_is_lost_alone_until_its_episode_ends",
+               "test_rollout.py::test_a_run_goes_on_after_a_failure"),
+    ),
     "F36": Fault("a stop in the first update", tests=(f"{LIFE}::test_a_long_update_is_waited_for",)),
     "F37": Fault(
         "signals to a whole job, and what launchers leave behind",
@@ -175,6 +180,10 @@ FAULTS: dict[str, Fault] = {
                f"{HOSTILE}::test_a_file_is_read_with_the_memory_that_it_needs",
                "test_place.py::test_a_folder_for_sockets_has_a_short_name"),
     ),
+    "F40": Fault(
+        "strangers that only open connections",
+        tests=(f"{WIRE}::test_of_strangers_that_only_connect_the_oldest_leave",),
+    ),
     "F41": Fault(
         "a run folder that leads out of itself or steers the terminal",
         tests=(f"{HOSTILE}::test_a_run_folder_that_leads_out_of_itself_is_refused",
@@ -190,5 +199,10 @@ FAULTS: dict[str, Fault] = {
         "a debugger in one process",
         tests=("test_terminal.py::test_the_lines_give_way_to_whoever_reads",
                "test_terminal.py::test_breakpoints_in_a_run_of_one_process"),
+    ),
+    "F44": Fault(
+        "an evaluator without a core",
+        tests=("test_evaluator.py::test_starving_is_not_silence",
+               "test_evaluator.py::test_who_shares_a_core_waits_for_it"),
     ),
 }  # fmt: skip
