@@ -352,7 +352,7 @@ class FedLines(Fed):
 def predict(cases: Cases, folder: Path) -> None:
     """The actor's port and its lines, behind its real loop and the counting agent."""
     plan, spec = counting()
-    weights = checkpoint.to_bytes(torch.nn.Linear(1, 1))
+    weights = checkpoint.to_bytes(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1)))
     fed = FedLines(cases, data_codec(spec), spec)
     with contextlib.suppress(Stopped):
         actor.run(FedJob(fed, config_of(folder), plan, spec, weights))  # type: ignore[arg-type]

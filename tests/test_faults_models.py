@@ -281,7 +281,7 @@ def test_a_last_checkpoint_that_does_not_fit(small: Path) -> None:
     for batch in given:
         one.update(*batch)
     fill(small)
-    with pytest.raises(UnsavedError, match=r"small/ckpt: the last checkpoint .* No space left .* 12 env steps"):
+    with pytest.raises(UnsavedError, match=r"small/ckpt: the last checkpoint, .*No space left .* 12 env steps"):
         one.save_last()
     (small / "filler").unlink()
     one.save_last()

@@ -37,7 +37,7 @@ def a_run(folder: Path, env_steps: int, cause: str, score: float | None = None, 
     checkpoint(folder / "ckpt", 1, 7, env_steps)
     run = {"run_id": "x", "pid": 1, "created": 1.0, "state": state, "cause": cause, "statistic": "return"}
     (folder / "run.json").write_text(json.dumps({**run, "score": score}))
-    (folder / "config.toml").write_text(f'[app]\nrun_name = "{folder.name}"\nmax_env_steps = 1000\n')
+    (folder / "config.toml").write_text(f'[app]\nalgo = "diy"\nrun_name = "{folder.name}"\nmax_env_steps = 1000\n')
     return folder
 
 
@@ -73,7 +73,8 @@ def test_the_table_of_seeds(tmp_path: Path) -> None:
         ["mean", "15.0"], ["least", "10.0"], ["greatest", "20.0"],
     ]  # fmt: skip
     for folder, last in zip(folders, (30.0, 40.0), strict=True):
-        lines = ({"statistic": "score", "best": 50.0 + score, "score": score} for score in (1.0, last))
+        every = ((1, 1.0), (2, last))
+        lines = ({"statistic": "score", "best": 50.0 + score, "score": score, "version": [1, n]} for n, score in every)
         (folder / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     said = "\n".join(seed_table(folders))
     assert "score of evaluations:" in said

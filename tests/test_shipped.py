@@ -32,6 +32,7 @@ def make_run(folder: Path, *settings: str, schema: str = "") -> Path:
     spec = definition.spec(envs, hyper)
     envs.close()
     agent = load_agent("diy")(spec, hyper, "cpu", 0)
+    folder.mkdir()
     checkpoint.save(folder / "ckpt", agent, Version(1, 3), 100, schema or spec.schema, keep=1)
     (folder / "config.toml").write_text(to_toml(config))
     return folder
