@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -34,7 +34,7 @@ def apart(over: bool = False) -> Iterator[None]:
     """
     with ExitStack() as back:
         if over:
-            back.callback(_set_environment, dict(os.environ))
+            back.callback(set_environment, dict(os.environ))
             back.callback(os.chdir, os.getcwd())
         os.umask(umask := os.umask(0o077))
         back.callback(os.umask, umask)
@@ -52,10 +52,11 @@ def apart(over: bool = False) -> Iterator[None]:
         yield
 
 
-def _set_environment(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Have these variables and no others."""
+    for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(environment)
 
 
 def _set_signals(before: dict[int, Any]) -> None:

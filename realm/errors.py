@@ -97,28 +97,30 @@ def place_of(error: BaseException, after: Path | None = None) -> str:
         return place_in(_HERE, error)
     frames = traceback.extract_tb(error.__traceback__)
     made = [i for i, frame in enumerate(frames) if Path(frame.filename) == after]
-    for frame in reversed(frames[made[-1] if made else 0 :]):
-        path = Path(frame.filename)
-        if path.is_absolute() and not any(folder in path.resolve().parents for folder in _LIBRARIES):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
+    own = (frame for frame in reversed(frames[made[-1] if made else 0 :]) if _is_users(frame.filename))
+    return next((f"{frame.filename}:{frame.lineno}" for frame in own), "")
 
 
 def place_of_call() -> str:
     """`file:line` in the user's code from which Realm was called; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_absolute() and not any(folder in path.resolve().parents for folder in _LIBRARIES):
-            return f"{path}:{frame.f_lineno}"
+        if _is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
+def _is_users(filename: str) -> bool:
+    """Whether code is neither Realm's nor installed."""
+    path = Path(filename)
+    return path.is_absolute() and not any(folder in path.resolve().parents for folder in _LIBRARIES)
+
+
 def place_of_function(function: Callable[..., Any]) -> str:
-    """`file:line` where a function of the user's begins."""
+    """`file:line` where a function of the user's begins, also below its decorators."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
 def place_in(folder: Path, error: BaseException) -> str:

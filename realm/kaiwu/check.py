@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from realm.errors import UserCodeError, UserError
+from realm.errors import UserCodeError, UserError, place_of_function
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import describe, merge, record_fields
-from realm.kaiwu.methods import checked_answers, place_of, plain
+from realm.kaiwu.methods import checked_answers, plain
 from realm.kaiwu.process import begin, in_project
 
 _PROBES = 20  # steps: a list of whole numbers may hold others later
@@ -72,7 +72,7 @@ def _check_codec(definition: code.Definition, dim: int) -> None:
             again = np.asarray(definition.encode(definition.decode(np.zeros(dim, np.float32))))
     except Exception:
         return
-    place = place_of(definition.encode)
+    place = place_of_function(definition.encode)
     if again.ndim != 1 or again.dtype.kind not in "biuf":
         raise UserCodeError(
             f"{place}: SampleData2NumpyData must give numbers in one row, got {again.dtype}{list(again.shape)}"
@@ -97,16 +97,16 @@ def _probe(definition: code.Definition) -> dict[str, Any]:
     for _ in range(_PROBES):
         with code.calling("trying observation_process"):
             record = observe(definition, raw, env_info)
-        _note(obs, record, f"{place_of(definition.observation_process)}: ObsData")
+        _note(obs, record, f"{place_of_function(definition.observation_process)}: ObsData")
         with code.calling("trying Agent.predict"):
             (answer,) = checked_answers(type(agent).predict, plain(agent, "predict", [record]), 1)
-        _note(act, answer, f"{place_of(type(agent).predict)}: ActData")
+        _note(act, answer, f"{place_of_function(type(agent).predict)}: ActData")
         with code.calling("trying action_process"):
             action = int(definition.action_process(answer))
         try:
             _, raw, _, terminated, truncated, env_info = game.step(action)
         except ValueError as error:
-            raise UserCodeError(f"{place_of(definition.action_process)}: action_process: {error}") from error
+            raise UserCodeError(f"{place_of_function(definition.action_process)}: action_process: {error}") from error
         if terminated or truncated:
             raw = game.reset()
     return {"obs": obs, "act": act}

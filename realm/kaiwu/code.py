@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from realm.errors import UserCodeError, UserError, one_line, place_in
+from realm.errors import UserCodeError, UserError, one_line, place_in, place_of_function
 from realm.kaiwu import surface
-from realm.kaiwu.methods import METHODS, is_wrapped, place_of
+from realm.kaiwu.methods import METHODS, is_wrapped
 from realm.kaiwu.process import current, in_project
 
 FUNCTIONS = ("observation_process", "action_process", "SampleData2NumpyData", "NumpyData2SampleData")
@@ -110,8 +110,8 @@ def load_workflow() -> Callable[..., Any]:
         )
     if inspect.isgeneratorfunction(inspect.unwrap(workflow)):
         raise UserCodeError(
-            f"{place_of(workflow)}: workflow has a yield, so calling it runs nothing; move the yield into a function "
-            "of its own"
+            f"{place_of_function(workflow)}: workflow has a yield, so calling it runs nothing; move the yield "
+            "into a function of its own"
         )
     return workflow
 

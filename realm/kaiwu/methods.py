@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from realm.errors import UserCodeError
+from realm.errors import UserCodeError, place_of_function
 
 METHODS = ("predict", "exploit", "learn", "save_model", "load_model")
 
@@ -90,18 +90,12 @@ def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return next(iter(kwargs.values())) if kwargs else []
 
 
-def place_of(function: Callable[..., Any]) -> str:
-    """`file:line` of a function of the project, also below its decorators."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
-
-
 def checked_answers(function: Callable[..., Any], answers: Any, wanted: int) -> Any:
     """What predict or exploit returned. Raises UserCodeError if that is no list of `wanted` ActData."""
     if isinstance(answers, (list, tuple)) and len(answers) == wanted:
         return answers
     got = f"{len(answers)} things" if isinstance(answers, (list, tuple)) else type(answers).__name__
     raise UserCodeError(
-        f"{place_of(function)}: Agent.{function.__name__} got {wanted} ObsData and returned {got}; it must return a "
-        "list of as many ActData (predict_batch_size bounds how many it gets)"
+        f"{place_of_function(function)}: Agent.{function.__name__} got {wanted} ObsData and returned {got}; it must "
+        "return a list of as many ActData (predict_batch_size bounds how many it gets)"
     )

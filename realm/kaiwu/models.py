@@ -15,9 +15,9 @@ from typing import Any
 
 from loguru import logger
 
-from realm.errors import ConfigError, UserCodeError
+from realm.errors import ConfigError, UserCodeError, place_of_function
 from realm.kaiwu.code import calling
-from realm.kaiwu.methods import place_of, plain
+from realm.kaiwu.methods import plain
 from realm.kaiwu.process import current
 
 NEWEST = -1
@@ -65,8 +65,9 @@ def save(agent: Any, folder: Path, number: int) -> bool:
         logger.warning("model {} could not be saved, training goes on: {}", number, error)
         return False
     if not files_of(folder, number):
+        place = place_of_function(type(agent).save_model)
         raise UserCodeError(
-            f"{place_of(type(agent).save_model)}: save_model wrote no file with model.ckpt-{number} in its name into "
+            f"{place}: save_model wrote no file with model.ckpt-{number} in its name into "
             f"the folder {folder} that it was given; it must write one or more, like f'{{path}}/model.ckpt-{{id}}.pkl'"
         )
     return True

@@ -21,12 +21,12 @@ import numpy as np
 from loguru import logger
 
 from realm.contract import NO_VERSION, Array, Arrays, SampleInfo, Version, WorkflowContext
-from realm.errors import UserCodeError, UserError
+from realm.errors import UserCodeError, UserError, place_of_function
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
-from realm.kaiwu.methods import Side, act_as, checked_answers, first, inside, place_of
+from realm.kaiwu.methods import Side, act_as, checked_answers, first, inside
 from realm.kaiwu.models import NEWEST, numbers_in
 from realm.kaiwu.process import current
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor
@@ -309,7 +309,7 @@ class _WorkerSide(_Calls):
         return array
 
     def _about(self, fault: str) -> str:
-        return f"{place_of(self._definition.encode)}: SampleData2NumpyData {fault}"
+        return f"{place_of_function(self._definition.encode)}: SampleData2NumpyData {fault}"
 
     def choose(self, agent: Any, number: int) -> None:
         self._chosen = number

@@ -132,8 +132,8 @@ def run_role(args: ChildArgs) -> int:
     except Stopped:
         pass
     except (_NoTerminalError, BdbQuit) as error:  # the latter from a process that an environment started
-        where = place_in(folder_of(config.app.algo).resolve(), error) or place_in(Path.cwd(), error)
-        cause, code = f"{where or 'user code'}: {_WANTS_TERMINAL}", EXIT_USER
+        where = _place(error, folder_of(config.app.algo)) or "user code"
+        cause, code = f"{where}: {_WANTS_TERMINAL}", EXIT_USER
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     except (UserError, RunError) as error:
         cause, code, trace = str(error), error.exit_code, _last_lines(error.__cause__)  # its text names the place
@@ -182,10 +182,15 @@ def _loop_of(role: str) -> Callable[[Job], None]:
 
 def _one_line(error: Exception, package: Path) -> str:
     """The error and its place: the deepest line of the user's, or else the deepest of all."""
-    place = place_of(error) or place_in(package.resolve(), error)
+    place = _place(error, package)
     if not place and (frames := traceback.extract_tb(error.__traceback__)):
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
     return f"{type(error).__name__}: {one_line(error)}{f' ({place})' if place else ''}"
+
+
+def _place(error: BaseException, package: Path) -> str:
+    """The deepest line of the user's; the package may be installed."""
+    return place_of(error) or place_in(package.resolve(), error)
 
 
 def _last_lines(error: BaseException | None) -> str:

@@ -30,6 +30,11 @@ def stat(pid: int) -> tuple[int, int, str] | None:
     return None if state in "ZX" else (int(rest[0]), int(rest[2]), rest[18])
 
 
+def when_parent_ends(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent ends, even if it is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def family(roots: Collection[int]) -> dict[int, int]:
     """pid -> session of these processes and sessions that live, and of all their descendants."""
     found: dict[int, int] = {}
@@ -63,7 +68,7 @@ def kill(roots: Collection[int]) -> set[int]:
 def main() -> None:
     """Read `pid start` lines until their sender is gone; then end those that live."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a batch system sends them to all processes
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # if somebody has stopped this process
+    when_parent_ends(signal.SIGCONT)  # if somebody has stopped this process
     told = [line.split() for line in sys.stdin]
     until = time.monotonic() + _MOST_S
     roots = {int(pid) for pid, start in told if (known := stat(int(pid))) and known[2] == start}

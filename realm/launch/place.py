@@ -8,7 +8,6 @@ because none of them works in a fork once in use. Only Linux has the fork server
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import random
@@ -28,6 +27,7 @@ from typing import TypeVar
 import setproctitle
 
 from realm import netns
+from realm.apart import set_environment
 from realm.errors import ConfigError, one_line
 from realm.launch import guard
 from realm.launch.environment import for_python
@@ -35,7 +35,6 @@ from realm.launch.signals import held
 
 Argument = TypeVar("Argument")
 
-_PR_SET_PDEATHSIG = 1
 _GUARD_S = 3.0  # for the guard, which also finds children in sessions of their own
 _PRELOADED = "realm.launch.preload"
 _MOST_SOCKET_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of a folder in which it makes its socket
@@ -128,17 +127,11 @@ def _tell_guard(process: BaseProcess) -> None:
 def _environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set this process's variables for the block, so that new processes inherit them."""
     before = dict(os.environ)
-    _set_environment(for_python(environment))
+    set_environment(for_python(environment))
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(environment: Mapping[str, str]) -> None:
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
+        set_environment(before)
 
 
 def _main(
@@ -156,7 +149,7 @@ def _main(
         os.dup2(output, number)
     os.close(output)
     setproctitle.setproctitle(f"realm {title}")  # before the variables change: it finds argv by them
-    _set_environment(environment)
+    set_environment(environment)
     if own_network:
         netns.prepare()  # before there is a second thread
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -172,12 +165,6 @@ def _open_log(log: Path) -> int:
     """Open a log to append to it. In a run's folder that somebody else made, it may be a link or a pipe: refused."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(log, flags, 0o666)
-
-
-def when_parent_ends(number: signal.Signals) -> None:
-    """Linux: have the kernel send this process a signal when its parent ends, even if it is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _differ() -> None:

@@ -7,7 +7,7 @@ import signal
 
 import setproctitle
 
-from realm.launch.place import when_parent_ends
+from realm.launch.guard import when_parent_ends
 
 os.setsid()  # terminal signals go to the supervisor, which ends its roles in order; others are held back (`place`)
 when_parent_ends(signal.SIGKILL)  # its forks hold its pipe, so a stopped one would keep it alive

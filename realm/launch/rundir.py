@@ -26,6 +26,7 @@ from loguru import logger
 from realm.config.keys import LONGEST_NAME, AppConfig
 from realm.errors import ConfigError, one_line
 from realm.files import read_json, replace_file
+from realm.launch import guard
 from realm.learn.outcome import models_in
 from realm.watch.status import Status
 
@@ -145,26 +146,14 @@ def _is_hidden(pid: int) -> bool:
 
 def start_of(pid: int) -> float:
     """When a living process started, in a unit that steps of the wall clock do not move; 0 if it does not live."""
-    return _ticks_of(pid) if sys.platform == "linux" else _time_of(pid)
-
-
-def _ticks_of(pid: int) -> float:
-    """Linux: clock ticks since the boot."""
-    try:
-        # the name in parentheses may hold anything; after it come the state and the fields from number 4
-        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (OSError, ValueError):
-        return 0.0
-    return 0.0 if state in (b"Z", b"X") else float(rest[18])  # field 22
-
-
-def _time_of(pid: int) -> float:
-    """Elsewhere: seconds of the wall clock."""
-    try:
-        process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except (psutil.Error, ValueError, OverflowError):
-        return 0.0
+    if sys.platform != "linux":  # seconds of the wall clock
+        try:
+            process = psutil.Process(pid)
+            return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        except (psutil.Error, ValueError, OverflowError):
+            return 0.0
+    known = guard.stat(pid)
+    return float(known[2]) if known else 0.0  # clock ticks since the boot
 
 
 def boot_id() -> str:
