@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.batch import Batch, tensor
+from realm.algorithms.batch import Batch
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Chunk, Fields
@@ -19,7 +19,7 @@ from realm.contract import Chunk, Fields
 if TYPE_CHECKING:
     from realm.algorithms.losses import Network
 
-_EPS = 1e-8  # below the variance of anything that is not constant
+_EPS = 1e-12  # far below the variance of what is not constant
 
 
 class Moments(nn.Module):
@@ -44,7 +44,7 @@ class Moments(nn.Module):
         n = len(rows)
         if n == 0:
             return
-        rows = rows.double()
+        rows = rows.to(self.mean.device, torch.float64)
         mean, variance = rows.mean(0), rows.var(0, correction=0)
         total = self.count + n
         ahead = mean - self.mean
@@ -61,11 +61,11 @@ class Moments(nn.Module):
     def scaled(self, x: Tensor) -> Tensor:
         """x [..., *shape] less the mean, in deviations, f32. The difference is one in float64: of noise on 1e6 float32
         keeps nothing."""
-        return ((x - self.mean) / self.deviation).float()
+        return ((x.double() - self.mean) / self.deviation).float()
 
     def unscaled(self, x: Tensor) -> Tensor:
         """What `scaled` made x of, f32."""
-        return (x * self.deviation + self.mean).float()
+        return (x.double() * self.deviation + self.mean).float()
 
 
 class Observations(nn.Module):
@@ -75,16 +75,16 @@ class Observations(nn.Module):
     def __init__(self, fields: Fields, clip: float = 10.0) -> None:
         super().__init__()
         self._clip = clip
-        self._names = sorted(name for name, field in fields.items() if field.dtype.startswith("float"))
+        self.names = sorted(name for name, field in fields.items() if field.dtype.startswith("float"))
         # by number: a name of a module may hold no dot
-        self.moments = nn.ModuleList(Moments(fields[name].shape) for name in self._names)
+        self.moments = nn.ModuleList(Moments(fields[name].shape) for name in self.names)
 
     def of_names(self) -> list[tuple[str, Moments]]:
-        return [(name, cast(Moments, moments)) for name, moments in zip(self._names, self.moments, strict=True)]
+        return [(name, cast(Moments, moments)) for name, moments in zip(self.names, self.moments, strict=True)]
 
     def learn(self, obs: Obs) -> None:
         """obs: name -> [n, ...]. Raises ValueError that names a number that is not finite; then nothing is learned."""
-        for name in self._names:
+        for name in self.names:
             finite = torch.isfinite(obs[name])
             if not finite.all():
                 row, *place = (~finite).nonzero()[0].tolist()
@@ -104,8 +104,8 @@ def learn_observations(network: Network, settings: Settings, chunk: Chunk) -> No
     """With `normalise_obs`: learn the moments of the valid rows of B chunks, in the network's `observations`."""
     if settings.normalise_obs:
         observations = cast(Observations, network.get_submodule("observations"))
-        device = next(observations.buffers()).device
-        observations.learn({name: tensor(x[:, :-1][chunk.valid], device) for name, x in chunk.obs.items()})
+        rows = {name: chunk.obs[name][:, :-1][chunk.valid] for name in observations.names}
+        observations.learn({name: torch.from_numpy(x) for name, x in rows.items()})
 
 
 def returns_of(network: Network, settings: Settings) -> Moments | None:
