@@ -46,8 +46,10 @@ def apart(over: bool = False) -> Iterator[None]:
             back.callback(setattr, sys, name, getattr(sys, name))
         if not over:
             back.callback(_set_logs, dict(_log_core.handlers))
-        before = (list(warnings.filters), np.geterr(), locale.setlocale(locale.LC_NUMERIC))
-        back.callback(_set_rest, *before, sys.getrecursionlimit(), gc.isenabled())
+        back.callback(_set_warnings, list(warnings.filters))
+        back.enter_context(np.errstate())
+        back.callback(locale.setlocale, locale.LC_NUMERIC, locale.setlocale(locale.LC_NUMERIC))
+        back.callback(_set_interpreter, sys.getrecursionlimit(), gc.isenabled())
         back.callback(_set_torch, _torch_state())
         yield
 
@@ -91,14 +93,15 @@ def _set_logs(before: dict[int, Any]) -> None:
         _log_core.min_level = min(handler.levelno for handler in _log_core.handlers.values())
 
 
-def _set_rest(filters: list[Any], errors: Any, numbers: str, recursion: int, collects: bool) -> None:
-    # what user code does not want to see stays unseen, but a warning must not become an error of Realm's
-    fresh = [one for one in warnings.filters if one[0] == "error" and one not in filters]
-    if fresh:
-        warnings.filters = [one for one in warnings.filters if one not in fresh]
+def _set_warnings(before: list[Any]) -> None:
+    """What user code does not want to see stays unseen, but no warning becomes an error of Realm's."""
+    kept = [rule for rule in warnings.filters if rule[0] != "error" or rule in before]
+    if len(kept) < len(warnings.filters):
+        warnings.filters = kept
         warnings._filters_mutated()  # type: ignore[attr-defined]  # as warnings.catch_warnings does
-    np.seterr(**errors)
-    locale.setlocale(locale.LC_NUMERIC, numbers)
+
+
+def _set_interpreter(recursion: int, collects: bool) -> None:
     sys.setrecursionlimit(max(recursion, sys.getrecursionlimit()))
     if collects:
         gc.enable()

@@ -7,9 +7,11 @@ is the project's own. An agent without modules travels as the files that its `sa
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,9 +212,14 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 def _is_of_project(thing: Any) -> bool:
     """Whether its class is one of the project's own."""
-    config = current().config
     top = (getattr(type(thing), "__module__", "") or "").partition(".")[0]
-    return top == config.package or (config.root / top).is_dir() or (config.root / f"{top}.py").is_file()
+    return _is_in(current().config.root, top)
+
+
+@functools.cache
+def _is_in(root: Path, module: str) -> bool:
+    """Whether a project has this module; kept, as each `learn` asks it of every object of an agent."""
+    return (root / module).is_dir() or (root / f"{module}.py").is_file()
 
 
 def _as_it_was(value: Any) -> Any:

@@ -55,14 +55,13 @@ def family(roots: Collection[int]) -> dict[int, int]:
     return found
 
 
-def kill(roots: Collection[int]) -> set[int]:
-    """Kill these processes and their families; return those of them that led a session."""
+def kill(roots: Collection[int]) -> dict[int, int]:
+    """Kill these processes and their families; return them as `family` does."""
     found = family(roots)
     for pid in found:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    # not every session that one of them was in: a process that has just begun is still in the supervisor's
-    return {pid for pid, session in found.items() if pid == session}
+    return found
 
 
 def main() -> None:
@@ -72,8 +71,10 @@ def main() -> None:
     told = [line.split() for line in sys.stdin]
     until = time.monotonic() + _MOST_S
     roots = {int(pid) for pid, start in told if (known := stat(int(pid))) and known[2] == start}
-    while family(roots) and time.monotonic() < until:
-        roots |= kill(roots)  # one that a dead parent has just started is found by its session
+    while (killed := kill(roots)) and time.monotonic() < until:
+        # a process that a dead parent has just started is found by its session. Only the sessions that they led: one
+        # that has just begun is still in the supervisor's
+        roots |= {pid for pid, session in killed.items() if pid == session}
         time.sleep(0.02)
 
 

@@ -107,7 +107,7 @@ def run(prepared: Prepared) -> End:
             close(envs)
             loop.close()
     updates = int(board.total("learner", "updates"))
-    status = board.status("stopped", plan.capacity if _is_used(buffer) else 0, app.max_env_steps, app.max_seconds)
+    status = loop.status("stopped")
     prepared.run_file.cause = loop.cause
     prepared.run_file.note_score(status)
     prepared.run_file.write_or_warn(prepared.run_dir)
@@ -183,8 +183,7 @@ class _Loop:
         self.played.totals["actions"] = self.policy.actions
         if self._shown.due():
             _report(board, trainer, self.played, self.trained, self.buffer)
-            capacity = prepared.plan.capacity if _is_used(self.buffer) else 0
-            self.show(board.status("running", capacity, app.max_env_steps, app.max_seconds))
+            self.show(self.status("running"))
             # nobody here could wait for memory
             self.resources.look({"the run": prepared.run_file.pid}, holds=False)
         self.curves.write_due(board)
@@ -198,6 +197,11 @@ class _Loop:
         self._limit = app.limit_reached(board.env_steps, board.training_s) or self.resources.gone
         if self._limit or self.wishes.first:
             raise Stopped
+
+    def status(self, state: str) -> Status:
+        """The run at this moment."""
+        app, capacity = self.prepared.config.app, self.prepared.plan.capacity if _is_used(self.buffer) else 0
+        return self.board.status(state, capacity, app.max_env_steps, app.max_seconds)
 
     def judge_last(self) -> None:
         """Evaluate the model with which the run has reached its last env step, unless that has just been done."""

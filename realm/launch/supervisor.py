@@ -148,7 +148,7 @@ class Supervisor:
             self.cause, self._exit_code = cause, exit_code
             learner = self._roles["learner", 0]
             back = learner.state not in ("starting", "bound", "waiting")
-            if exit_code == 0 and not back and learner.incarnation > (learner.process is not None):
+            if exit_code == 0 and not back and learner.restarts:
                 self._exit_code = 1
                 self.cause += f"; the learner had ended and was not back yet: {self._lost()}"
             self._set_state("stopping")

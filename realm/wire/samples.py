@@ -91,9 +91,8 @@ class BatchReader:
         )
         items = {name[5:]: array for name, array in reply.arrays.items() if name.startswith("item.")}
         if self._once:
-            for worker, *origin in zip(
-                *(items[name].tolist() for name in ("worker", "incarnation", "seq")), strict=True
-            ):
+            rounds = zip(*(items[name].tolist() for name in ("worker", "incarnation", "seq")), strict=True)
+            for worker, *origin in set(rounds):  # a round has many rows
                 self._had[str(worker)] = max(self._had.get(str(worker), origin), origin)
         return items, info
 
