@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from realm.commands.files import from_here
@@ -18,8 +17,7 @@ from realm.watch.status import Status, clock, in_columns, in_rows, named, say, s
 def say_ending(run_dir: Path, status: Status, code: int) -> None:
     """Print it to stderr. code: the run's exit code."""
     width = shutil.get_terminal_size((120, 24)).columns
-    with suppress(OSError):  # the terminal is closed
-        say(*ending(run_dir, status, code, width), to_stderr=True)
+    say(*ending(run_dir, status, code, width), to_stderr=True)
 
 
 def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:

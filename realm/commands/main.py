@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -49,29 +48,24 @@ def main(argv: list[str]) -> int:
         return 0
     except (UserError, RunError) as error:
         text = str(error)
-        _say(f"error: {text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + '...'}")
+        say(f"error: {text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + '...'}", to_stderr=True)
         return error.exit_code
     except Exception as error:
         from realm.commands.doctor import misfit
 
         what = f"{type(error).__name__}: {one_line(error)}"
         if unfit := misfit():  # then no traceback tells more
-            _say(f"error: {what}; packages do not fit each other: {unfit}")
+            say(f"error: {what}; packages do not fit each other: {unfit}", to_stderr=True)
         elif isinstance(error, ImportError):  # of a library: what user code imports is named where that happens
-            _say(f"error: {what}; a package is missing or broken: `realm doctor` tells which")
+            say(f"error: {what}; a package is missing or broken: `realm doctor` tells which", to_stderr=True)
         else:
             raise
         return UserError.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted", to_stderr=True)
         return 130
     finally:
         _flush()
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal is closed
-        say(line, to_stderr=True)
 
 
 def _flush() -> None:

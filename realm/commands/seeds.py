@@ -6,21 +6,18 @@ is left alone, so the same command goes on where an earlier one was stopped.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realm.commands.train import set_options
+from realm.commands.train import set_options, start_realm
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserError
-from realm.launch.environment import for_python
 from realm.launch.rundir import read_run
 from realm.launch.signals import ends
 from realm.learn.outcome import evaluated, is_judged, newest_model
@@ -89,10 +86,7 @@ def start_run(config: str, settings: Sequence[str]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in ends()}
     try:
-        command = [sys.executable, "-m", "realm", "start", "--config", config, *set_options(settings)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, env=for_python(os.environ)
-        )
+        process = start_realm(["start", "--config", config, *set_options(settings)])
         if received:  # while it was being started
             process.send_signal(received[0])
         code = process.wait()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from loguru import logger
 
@@ -109,6 +110,14 @@ def set_options(settings: Sequence[str]) -> list[str]:
     return [word for text in settings for word in ("--set", text)]
 
 
+def start_realm(words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "realm", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True, env=for_python(os.environ),
+    )  # fmt: skip
+
+
 def start_detached(words: Sequence[str], config: RunConfig) -> int:
     """Start the command `realm WORDS` in a new session, and wait until its run is ready or has ended."""
     from realm.launch.rundir import find_runs
@@ -124,16 +133,8 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
         place = config.places.get("app.log_dir", "[app]")
         reason = f"{error.filename}: {error.strerror}"
         raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
-    command = [sys.executable, "-m", "realm", *words]
     with log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=for_python(os.environ),
-        )
+        process = start_realm(words, log)
     deadline, why = time.monotonic() + timeout_s, f"was not ready after start_timeout_s = {timeout_s:g} s"
     try:
         while process.poll() is None and time.monotonic() < deadline:

@@ -213,7 +213,8 @@ def _attributes(thing: Any) -> dict[str, Any]:
 def _is_of_project(thing: Any) -> bool:
     """Whether its class is one of the project's own."""
     top = (getattr(type(thing), "__module__", "") or "").partition(".")[0]
-    return _is_in(current().config.root, top)
+    config = current().config
+    return top == config.package or _is_in(config.root, top)
 
 
 @functools.cache

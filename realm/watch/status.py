@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -164,8 +165,12 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) ->
 
 
 def say(*printed: str, to_stderr: bool = False) -> None:
-    """Print lines, at once. Commands print by it alone, so that no name and no text of a file steers the terminal."""
-    print(*map(plain, printed), sep="\n", file=sys.stderr if to_stderr else None, flush=True)
+    """Print lines, at once. Commands print by it alone, so that no name and no text of a file steers the terminal.
+
+    Raises OSError if nobody reads the output; what goes to stderr is lost then.
+    """
+    with suppress(OSError) if to_stderr else nullcontext():
+        print(*map(plain, printed), sep="\n", file=sys.stderr if to_stderr else None, flush=True)
 
 
 def log_plainly() -> None:
