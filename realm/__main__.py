@@ -4,16 +4,23 @@ import _signal  # type: ignore[import-not-found]  # not `signal`, which imports 
 import os
 import sys
 
+try:
+    _here = os.getcwd()
+except FileNotFoundError:
+    _here = ""
 # `python -m` puts the current directory first, where a file of the user's may have the name of a module that is needed.
 # It comes back when the user's package is loaded (`realm/user.py: search_path`)
 if os.environ.get("PYTHONSAFEPATH") == "realm":  # what `realm/launch/environment.py: for_python` says is for us alone
     del os.environ["PYTHONSAFEPATH"]
-elif sys.path[0] in ("", os.getcwd()) and not os.path.isdir(os.path.join(sys.path[0], "realm")):
+elif sys.path[0] in ("", _here) and not os.path.isdir(os.path.join(sys.path[0], "realm")):
     del sys.path[0]
 
 
 def console() -> int:
     """Run the command line of this process; returns the exit code."""
+    if not _here:
+        print("error: the current directory was deleted; go to one that is there", file=sys.stderr)
+        return 2
     try:
         # Ctrl+C waits until `make_sane`: an import that it interrupts is a traceback
         _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster import ROOT
+from commands import end, start
 
 from realm.commands import main as cli
 from realm.commands.parser import Parser
@@ -151,3 +152,9 @@ def test_tab_completes_commands_runs_and_files(
 
 def test_a_parser_of_a_command_is_one_of_ours() -> None:
     assert all(isinstance(parser, Parser) for parser in leaves(cli._parser()))
+
+
+def test_a_current_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    gone = "import os, runpy; os.rmdir(os.getcwd()); runpy.run_module('realm', run_name='__main__')"
+    said = "error: the current directory was deleted; go to one that is there\n"
+    assert end(start("-c", gone, cwd=tmp_path)) == (2, "", said)
