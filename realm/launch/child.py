@@ -131,19 +131,8 @@ def run_role(args: ChildArgs) -> int:
         run(job)
     except Stopped:
         pass
-    except (_NoTerminalError, BdbQuit) as error:  # the latter from a process that an environment started
-        where = _place(error, folder_of(config.app.algo)) or "user code"
-        cause, code = f"{where}: {_WANTS_TERMINAL}", EXIT_USER
-        logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
-    except (UserError, RunError) as error:
-        cause, code, trace = str(error), error.exit_code, _last_lines(error.__cause__)  # its text names the place
-        logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
-    except ImportError as error:  # no restart helps
-        cause = f"{_one_line(error, folder_of(config.app.algo))}; `realm doctor` tells which packages do not fit"
-        code, trace = EXIT_USER, _last_lines(error)
-        logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
-    except Exception as error:  # top of the process: log it and set the exit code
-        cause, code, trace = _one_line(error, folder_of(config.app.algo)), EXIT_FAILED, _last_lines(error)
+    except (Exception, _NoTerminalError) as error:  # top of the process: log it and set the exit code
+        cause, code, trace = _ending(error, folder_of(config.app.algo))
         logger.error("{} ends: {}\n{}", name, cause, traceback.format_exc())
     link.close(cause, trace)
     logger.info("{} ended: {}; totals {}", name, cause, {k: round(v, 3) for k, v in sorted(link.meters.totals.items())})
@@ -180,17 +169,19 @@ def _loop_of(role: str) -> Callable[[Job], None]:
     raise ValueError(f"there is no role {role!r}")
 
 
-def _one_line(error: Exception, package: Path) -> str:
-    """The error and its place: the deepest line of the user's, or else the deepest of all."""
-    place = _place(error, package)
+def _ending(error: BaseException, package: Path) -> tuple[str, int, str]:
+    """Cause, exit code and the last lines of the traceback of a role that an error ends."""
+    if isinstance(error, UserError | RunError):  # its text names the place
+        return str(error), error.exit_code, _last_lines(error.__cause__)
+    place = place_of(error) or place_in(package.resolve(), error)  # the package may be installed
+    if isinstance(error, _NoTerminalError | BdbQuit):  # the latter from a process that an environment started
+        return f"{place or 'user code'}: {_WANTS_TERMINAL}", EXIT_USER, ""
     if not place and (frames := traceback.extract_tb(error.__traceback__)):
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
-    return f"{type(error).__name__}: {one_line(error)}{f' ({place})' if place else ''}"
-
-
-def _place(error: BaseException, package: Path) -> str:
-    """The deepest line of the user's; the package may be installed."""
-    return place_of(error) or place_in(package.resolve(), error)
+    cause = f"{type(error).__name__}: {one_line(error)}{f' ({place})' if place else ''}"
+    if isinstance(error, ImportError):  # no restart helps
+        return f"{cause}; `realm doctor` tells which packages do not fit", EXIT_USER, _last_lines(error)
+    return cause, EXIT_FAILED, _last_lines(error)
 
 
 def _last_lines(error: BaseException | None) -> str:

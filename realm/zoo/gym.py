@@ -175,7 +175,8 @@ def _whole(space: Any) -> tuple[Any, list[int]]:
         return low, [int(high) - int(one) + 1 for one, high in zip(low.flat, space.high.flat, strict=True)]
     if isinstance(space, spaces.MultiBinary):
         return 0, [2] * int(np.prod(space.shape))
-    return np.asarray(space.start, np.int64), np.ravel(_counts(space)).tolist()
+    counts = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return np.asarray(space.start, np.int64), np.ravel(counts).tolist()
 
 
 # ---- observations ----
@@ -217,7 +218,7 @@ def _part(obs: Any, path: _Path) -> Array:
 def _number_space(space: Any) -> spaces.Box:
     """The space of what `_numbers` gives: images as they are but with channels last, f64 as f32, choices one-hot."""
     if isinstance(space, _CHOICES):
-        return spaces.Box(0.0, 1.0, (int(np.sum(_counts(space))),), np.float32)
+        return spaces.Box(0.0, 1.0, (sum(_whole(space)[1]),), np.float32)
     if isinstance(space, spaces.MultiBinary):
         return spaces.Box(0, 1, space.shape, np.int8)
     with np.errstate(over="ignore"):
@@ -240,12 +241,11 @@ def _numbers(space: Any, array: Array, label: str) -> Array:
     """array: [E, ...] of `space`. Returns [E, ...] with one axis more at least. Raises ContractError for a choice that
     is not of the space."""
     if isinstance(space, _CHOICES):
-        counts = np.ravel(_counts(space))
-        chosen = (array - space.start).reshape(len(array), -1)
-        if ((chosen < 0) | (chosen >= counts)).any():
-            wrong = array[((chosen < 0) | (chosen >= counts)).any(-1)][0]
-            raise ContractError(f"{label} is {wrong}, which is not of {space}")
-        hot = np.zeros((len(array), int(counts.sum())), np.float32)
+        start, counts = _whole(space)
+        chosen = (array - start).reshape(len(array), -1)
+        if (wrong := (chosen < 0) | (chosen >= counts)).any():
+            raise ContractError(f"{label} is {array[wrong.any(-1)][0]}, which is not of {space}")
+        hot = np.zeros((len(array), sum(counts)), np.float32)
         np.put_along_axis(hot, (chosen + np.cumsum([0, *counts[:-1]])).astype(np.int64), 1.0, axis=1)
         return hot
     array = array if array.ndim > 1 else array[:, None]
@@ -257,10 +257,6 @@ def _numbers(space: Any, array: Array, label: str) -> Array:
         if array.ndim == 4 and array.shape[1] <= _MOST_CHANNELS:
             return np.ascontiguousarray(np.moveaxis(array, 1, -1))
     return array
-
-
-def _counts(space: Any) -> Any:
-    return space.n if isinstance(space, spaces.Discrete) else space.nvec
 
 
 def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
