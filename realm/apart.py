@@ -1,7 +1,7 @@
-"""Runs user code in this process without what it would change there for everybody.
+"""Runs user code, and sets back what it changed in this process for everybody else.
 
-`realm/user.py` imports packages and makes environments in it, a start tries the user's code in it, and a command that
-plays runs in it. No state of its own: each block sets back what it found.
+`realm/user.py` imports packages and makes environments in such a block. A start tries the user's code in one, and a
+command that plays runs in one. Nothing is kept here: each block sets back what it found.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def apart(over: bool = False) -> Iterator[None]:
     """Run user code, and set back what it changed in this process for all others: torch's defaults, NumPy's and
     Python's warnings, the handlers of signals and logs, descriptors 0 to 2, output, umask, recursion limit, locale.
 
-    over: nothing of it lives on, so the current directory and the environment's variables are set back, too. A
-    simulator that went to a folder of its own may need it as long as it lives.
+    over: nothing of the user code lives on after the block, so the current directory and the environment's variables
+    are set back, too. Else a simulator that went to a folder of its own may still need it.
     """
     with ExitStack() as back:
         if over:

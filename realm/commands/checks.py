@@ -93,7 +93,7 @@ def check_fit(installed: Mapping[str, tuple[str, Sequence[str]]], ours: Collecti
     except ImportError:
         return Finding("versions", "bad", "packaging is not installed", _SETUP)
     versions = {canonicalize_name(name): version for name, (version, _) in installed.items()}
-    known = {canonicalize_name(Requirement(one).name) for one in ours}
+    known = {canonicalize_name(Requirement(requirement).name) for requirement in ours}
     bad, warn = list[str](), list[str]()
     for name, (_, lines) in installed.items():
         for line in lines:

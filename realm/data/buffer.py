@@ -220,8 +220,11 @@ class ReplayBuffer:
         self.untold += steps
 
     def had(self, origins: dict[int, tuple[int, int]]) -> None:
-        """On-policy, of a buffer that begins: refuse these rounds, worker -> (incarnation, seq), and older ones as
-        duplicates: the learner has had them from the buffer before, which was killed before it answered the worker."""
+        """Refuse rounds as duplicates that the learner has had from the buffer before this one: it may have been killed
+        before it answered the workers. Only on-policy.
+
+        origins: worker -> (incarnation, seq) of its newest such round.
+        """
         if self.limiter.once:
             self._seen |= origins
 

@@ -1,8 +1,8 @@
-"""A small process that outlives the supervisor and then ends its roles, with all that they started. Linux only.
+"""A small process that outlives the supervisor, and then kills its roles and all that they started. Linux only.
 
-`place.py` starts it as a script, so it imports nothing but the standard library, and tells it each new process. A role
-cannot end itself while C code holds Python's lock for ever, or while it is stopped; and a child in a session of its own
-is found only as long as its parent lives.
+`place.py` starts it as a script and tells it each new process. So it imports nothing but the standard library. A role
+cannot end itself while it is stopped, or while C code holds Python's lock. A child in a session of its own can be found
+only as long as its parent lives.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def kill(roots: Collection[int]) -> dict[int, int]:
 
 
 def main() -> None:
-    """Read `pid start` lines until their sender is gone; then end those that live."""
+    """Read lines `pid start-time` until their sender is gone; then kill the processes that still live."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a batch system sends them to all processes
     when_parent_ends(signal.SIGCONT)  # if somebody has stopped this process
-    told = [line.split() for line in sys.stdin]
+    processes = [line.split() for line in sys.stdin]
     until = time.monotonic() + _MOST_S
-    roots = {int(pid) for pid, start in told if (known := stat(int(pid))) and known[2] == start}
+    roots = {int(pid) for pid, start in processes if (known := stat(int(pid))) and known[2] == start}
     while (killed := kill(roots)) and time.monotonic() < until:
         # a process that a dead parent has just started is found by its session. Only the sessions that they led: one
         # that has just begun is still in the supervisor's

@@ -1,7 +1,8 @@
-"""Signals: which of them end a run and what they ask for; and what a launcher may have left of them and of descriptors.
+"""Signals: which of them end a run, what they ask for, and how each process hears them.
 
-The command line calls `make_sane` first of all. The supervisor and each role `listen`, one process is `listening`. A
-new process hears nothing before that (`held`): a signal to all processes of a job may come at any moment.
+The command line calls `make_sane` first, which undoes what a launcher has done to signals and descriptors. The
+supervisor and each role call `listen`; a run in one process is within `listening`. A new process hears no signal before
+that (`held`), because a signal to all processes of a job may come at any moment.
 """
 
 from __future__ import annotations

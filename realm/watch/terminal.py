@@ -1,8 +1,7 @@
 """A terminal that is held by lines which rewrite themselves, and is lent to whoever reads from it.
 
-Used by `display.py` and `progress.py`. A debugger's prompt, `input()` and what is typed would be written over by the
-lines. So they vanish when anything uses standard input, and come back a second after that. What user code prints goes
-above them.
+Used by `display.py` and `progress.py`. The lines would be written over a debugger's prompt and over what is typed.
+So they vanish when anything uses standard input, and come back a second later. What user code prints goes above them.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Held(Generic[Lines]):
     """Shows the lines in a `with` block, while nobody reads from the terminal."""
 
     def __init__(self, console: Console, make: Callable[[], Lines]) -> None:
-        """make: makes the lines, each time that they come back: old ones would be rewritten over what was printed
-        meanwhile, where they are more than one."""
+        """make: makes the lines. It is called each time that they come back, because several old ones would be written
+        over what was printed meanwhile."""
         self._make, self._away_until = make, 0.0
         self._pid = os.getpid()  # a fork of this process shows no lines
         self._above = _Above(console, sys.stdout) if sys.stdout and sys.stdout.isatty() else None

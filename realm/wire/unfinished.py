@@ -1,8 +1,8 @@
-"""Connections that a server ends: of strangers, when there are too many, and of peers whose message does not end.
+"""Connections that a server ends: those of too many strangers, and those whose message does not end.
 
-A stranger is who has not sent a message yet. It may open connections and say nothing; each takes a file handle, and
-ZeroMQ lets in as many as come within the time of a handshake. So the oldest are ended. Realm's own clients connect
-again. A peer may send part after part of one message.
+A stranger is a peer that has not sent a message yet. Each connection takes a file handle, and ZeroMQ lets in as many as
+come within the time of a handshake. So the server ends the oldest ones of strangers; Realm's own clients connect again.
+Any peer may also send part after part of one message.
 
 Called by `sockets.py: Server` alone. ZeroMQ limits the size of a part but not the number of parts, and keeps all of
 them until the last one arrives. So the server compares what the kernel has received on each connection with what
