@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import re
 import shlex
 import sys
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from realm.files import from_here
 
 
 class UserError(ValueError):
@@ -67,10 +68,7 @@ def to_install(packages: str) -> str:
     locked = Path(sys.prefix, "locked.txt")
     if not locked.is_file():
         return f"pip install {packages}"
-    python, constraints = (
-        shlex.quote(os.path.relpath(path) if Path.cwd() in Path(path).parents else path)
-        for path in (sys.executable, str(locked))
-    )
+    python, constraints = (shlex.quote(str(from_here(path))) for path in (Path(sys.executable), locked))
     return f"{python} -m pip install -c {constraints} {packages}"
 
 

@@ -21,6 +21,11 @@ MOST_LEVELS = 32
 """How deep lists and dicts of a JSON file may be nested."""
 
 
+def from_here(path: Path) -> Path:
+    """A path as somebody who stands in the current directory names it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Read a regular file of at most `most` bytes. Raises OSError for any other, and waits for no pipe or device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

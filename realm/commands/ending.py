@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from realm.commands.files import from_here
 from realm.commands.models import runs_folder
 from realm.contract import Version
+from realm.files import from_here
 from realm.learn.outcome import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores
 

@@ -24,10 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from realm.apart import apart
-from realm.commands.files import check_file, from_here, writing
+from realm.commands.files import check_file, writing
 from realm.commands.game import EvaluatingGame, eval_options, load_game
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.errors import ConfigError, plain
+from realm.files import from_here
 from realm.learn.evaluate import Predict, evaluate, load_player
 from realm.learn.outcome import main_statistic
 from realm.rollout.rounds import close

@@ -13,11 +13,6 @@ from pathlib import Path
 from realm.errors import ConfigError
 
 
-def from_here(path: Path) -> Path:
-    """A path as somebody who stands in the current directory names it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) -> None:
     """Refuse the file that `option` names if it cannot be written, or if its name has none of these endings."""
     if path is None:
