@@ -33,6 +33,7 @@ def apart(over: bool = False) -> Iterator[None]:
     are set back, too. Else a simulator that went to a folder of its own may still need it.
     """
     with ExitStack() as back:
+        back.callback(_set_torch, _torch_state())  # last: it may import, which a low recursion limit would end
         if over:
             back.callback(set_environment, dict(os.environ))
             back.callback(os.chdir, os.getcwd())
@@ -50,7 +51,6 @@ def apart(over: bool = False) -> Iterator[None]:
         back.enter_context(np.errstate())
         back.callback(locale.setlocale, locale.LC_NUMERIC, locale.setlocale(locale.LC_NUMERIC))
         back.callback(_set_interpreter, sys.getrecursionlimit(), gc.isenabled())
-        back.callback(_set_torch, _torch_state())
         yield
 
 
@@ -128,6 +128,7 @@ def _set_torch(before: tuple[Any, ...]) -> None:
     if torch.get_default_device().type != "cpu" or device is not None:
         torch.set_default_device(device)
     torch.set_grad_enabled(gradients)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)  # it imports much
     if threads:
         torch.set_num_threads(threads)

@@ -95,8 +95,11 @@ def place_of(error: BaseException, after: Path | None = None) -> str:
         return place_in(_HERE, error)
     frames = traceback.extract_tb(error.__traceback__)
     made = [i for i, frame in enumerate(frames) if Path(frame.filename) == after]
-    own = (frame for frame in reversed(frames[made[-1] if made else 0 :]) if _is_users(frame.filename))
-    return next((f"{frame.filename}:{frame.lineno}" for frame in own), "")
+    for frame in reversed(frames[made[-1] if made else 0 :]):
+        if _is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}"
+    # gymnasium raises the TypeError of a constructor anew
+    return place_of(error.__cause__, after) if error.__cause__ else ""
 
 
 def place_of_call() -> str:

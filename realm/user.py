@@ -46,7 +46,7 @@ from realm.errors import (
 
 Workflow = Callable[[Any, Policy, WorkflowContext], Iterator[Any]]
 
-_MAKES_ENVS = Path(__file__).with_name("zoo") / "gym.py"
+MAKES_ENVS = Path(__file__).with_name("zoo") / "gym.py"
 _UNKNOWN_ARGUMENT = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 _HERE = Path(__file__).resolve().parent
@@ -344,8 +344,8 @@ def _raised(error: BaseException, algo: str, name: str, doing: str, env_id: str 
     """A UserCodeError with the line of the user's code that raised. env_id: the place of the key `env.id`, which stands
     for an environment that the zoo's packages made of it."""
     folder = folder_of(algo)
-    place = place_of(error, after=_MAKES_ENVS)
-    if not place and env_id and any(frame.filename == str(_MAKES_ENVS) for frame in extract_tb(error.__traceback__)):
+    place = place_of(error, after=MAKES_ENVS)
+    if not place and env_id and any(frame.filename == str(MAKES_ENVS) for frame in extract_tb(error.__traceback__)):
         place = f"{env_id}: key 'env.id'"
     place = place or place_in(folder, error) or str(folder / f"{name.replace('.', '/')}.py")
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)

@@ -20,7 +20,7 @@ from cluster import ROOT
 from commands import end, realm, start
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
-from odd import registered, untrained
+from odd import Odd, registered, untrained
 
 from realm.commands.init import _name_of
 from realm.commands.main import main
@@ -342,6 +342,21 @@ def test_init_says_what_to_do_with_a_mask_in_info(
     assert "tells the legal actions in info['action_mask'], which nothing reads" in capsys.readouterr().out
 
 
+def test_init_outlives_what_only_now_and_then_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, reset = list[Odd](), Odd.reset
+
+    def fails_in_the_second(self: Odd, **given: Any) -> Any:
+        made.append(self)
+        if self is not made[0]:
+            raise SystemExit("lost the connection")
+        return reset(self, **given)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Odd, "reset", fails_in_the_second)
+    assert main(["init", "mine", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
+    assert len({id(one) for one in made}) == 2
+
+
 def test_a_name_from_an_environments_id() -> None:
     ids = {"Pendulum-v1": "pendulum", "ALE/Pong-v5": "pong", "my:Sweep-v0": "sweep_agent", "my:Größe-v0": "gr__e"}
     assert {id_: _name_of(id_) for id_ in ids} == ids
@@ -352,6 +367,7 @@ def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.syspath_prepend(tmp_path.parent)
     (tmp_path.parent / "wrong.py").write_text(
         "import gymnasium\ndef make():\n    raise TypeError('bad')\ngymnasium.register('Wrong-v0', entry_point=make)\n"
+        "def leave():\n    raise SystemExit('no licence')\ngymnasium.register('Leave-v0', entry_point=leave)\n"
     )
     for arguments, text in {
         "": "say for which environment: --env with an id of gymnasium, like --env CartPole-v1",
@@ -361,7 +377,8 @@ def test_what_init_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         "my+agent --env CartPole-v1": "NAME is 'my+agent'; it must be the name of a Python package",
         "sweep --env CartPole-v1": "NAME is 'sweep'; it must be the name of a Python package",
         "größe --env CartPole-v1": "NAME is 'größe'; it must be the name of a Python package",
-        "--env wrong:Wrong-v0": "--env wrong:Wrong-v0: TypeError: bad was raised from the environment creator",
+        "--env wrong:Wrong-v0": f"--env wrong:Wrong-v0: {tmp_path.parent / 'wrong.py'}:3: TypeError: bad was",
+        "--env wrong:Leave-v0": f"--env wrong:Leave-v0: {tmp_path.parent / 'wrong.py'}:6: SystemExit: no licence",
         "--env CartPole-v1 --from td3": "--from td3 does not fit the actions of CartPole-v1; it must be dqn or ppo",
         "--env CartPole-v1 --from realm": "--env CartPole-v1: cannot be given with --from realm",
     }.items():

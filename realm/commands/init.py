@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import realm
@@ -19,9 +20,10 @@ from realm.commands.models import DEFAULT_CONFIG
 from realm.config.keys import CHECKS, AppConfig
 from realm.config.load import RunConfig
 from realm.contract import Spec
-from realm.errors import ConfigError, UserError, one_line
+from realm.errors import ConfigError, UserError, one_line, place_of
 from realm.launch.trial import try_user_code
-from realm.user import BUILT_IN, load_definition, load_hyper
+from realm.rollout.rounds import close
+from realm.user import BUILT_IN, MAKES_ENVS, load_definition, load_hyper
 from realm.watch.status import say
 
 GAME = "realm"
@@ -111,8 +113,10 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
                 why = str(error) if name == "ppo" or not why else why  # it takes actions of all kinds
     except ConfigError as error:
         why = str(error)
-    except Exception as error:  # whatever the environment raises
-        raise ConfigError(f"--env {env}: {type(error).__name__}: {one_line(error)} (while making it)") from error
+    except (Exception, SystemExit) as error:  # whatever the environment raises
+        place = place_of(error, after=MAKES_ENVS)
+        text = f"{place + ': ' if place else ''}{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"--env {env}: {text} (while making it)") from error
     if not specs:
         of_id = why.startswith("[env] id is ")
         raise ConfigError(why.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {why}")
@@ -124,13 +128,14 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
         try_user_code(RunConfig(AppConfig(algo=algo), {"id": env}, {}, {}), load_hyper(algo, {}))
     except UserError as error:
         raise ConfigError(f"--env {env}: {error}") from error
-    envs.reset(seed=0)
+    with suppress(Exception, SystemExit):  # it is only asked what it tells: the trial has met what it raises
+        envs.reset(seed=0)
     if "legal" not in specs[package].obs and "action_mask" in (getattr(envs.unwrapped, "told", None) or ()):
         say(
             f"note: {env} tells the legal actions in info['action_mask'], which nothing reads; a wrapper that puts "
             "them into the observation, as its key 'action_mask', makes a mask of them (docs/your-own.md)"
         )
-    envs.close()
+    close(envs)
     return package, specs[package]
 
 
