@@ -15,9 +15,32 @@ if os.environ.get("PYTHONSAFEPATH") == "realm":  # what `realm/launch/environmen
 elif sys.path[0] in ("", _here) and not os.path.isdir(os.path.join(sys.path[0], "realm")):
     del sys.path[0]
 
+_LAST_S = 2.0  # of threads that user code has left
+
 
 def console() -> int:
     """Run the command line of this process; returns the exit code."""
+    code = _run()
+    _leave_threads(code)
+    return code
+
+
+def _leave_threads(code: int) -> None:
+    """End the process if threads of the user's, such as a simulator's, would keep it alive when all is done."""
+    import atexit  # these are late, too: the user's folder may have a file of such a name
+    import threading
+    import time
+
+    until = time.monotonic() + _LAST_S
+    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    for thread in left:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in left):
+        atexit._run_exitfuncs()
+        os._exit(code)  # `main` has written all that there was
+
+
+def _run() -> int:
     if not _here:
         print("error: the current directory was deleted; go to one that is there", file=sys.stderr)
         return 2

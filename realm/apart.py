@@ -119,6 +119,12 @@ def _torch_state() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def let_learn() -> None:
+    """Have torch note gradients again, which an environment may have ended in a step."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_grad_enabled(True)
+
+
 def _set_torch(before: tuple[Any, ...]) -> None:
     torch = sys.modules.get("torch")
     if torch is None or _torch_state() == before:

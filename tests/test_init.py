@@ -309,6 +309,10 @@ def test_a_package_plays_and_trains_on(
 # ---- the command ----
 
 MODULE = '''
+import sys
+import threading
+import time
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -319,6 +323,9 @@ class Pick(gymnasium.Env):
 
     observation_space, action_space = spaces.Dict({"shown": spaces.Discrete(3)}), spaces.MultiBinary(2)
 
+    def __init__(self):
+        threading.Thread(target=time.sleep, args=(10**6,)).start()  # as the client of a simulator does
+
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps, self.shown = 0, self.np_random.integers(3)
@@ -327,6 +334,8 @@ class Pick(gymnasium.Env):
     def step(self, action):
         reward = float(action[0] * 2 + action[1] == self.shown)
         self.steps, self.shown = self.steps + 1, self.np_random.integers(3)
+        if "torch" in sys.modules:  # as simulators that play with a network do
+            sys.modules["torch"].set_grad_enabled(False)
         return {"shown": self.shown}, reward, False, self.steps == 10, {}
 
 

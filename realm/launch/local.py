@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 from loguru import logger
 
+from realm.apart import let_learn
 from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.data.gate import VersionGate
@@ -175,6 +176,7 @@ class _Loop:
     def _begin(self, env_steps: int) -> None:
         if self._judge and self._judge.is_due(self.trainer.env_steps):
             self._evaluate(self._judge)
+        let_learn()
         self.played.count("env_steps", env_steps)
 
     def tick(self) -> None:
