@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import re
 import shutil
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from cluster import ROOT, Run
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformReward
@@ -350,6 +351,36 @@ def test_a_row_that_stays_bad_has_its_vector_made_again(monkeypatch):
     check_rows(given)
     with pytest.raises(RunError, match=r"3 environments failed 3 times in a row.*InPlace\.step returned observation"):
         play(lambda seed: InPlace(3, always, []), 12)
+
+
+class Leaves(gymnasium.Env):
+    """Ends its process in a step."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    def __init__(self, leaves):
+        self.leaves = leaves
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if self.leaves:
+            os._exit(7)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_vector_of_processes_is_closed_where_one_has_ended(at, monkeypatch):
+    monkeypatch.setattr(rollout, "_CLOSE_S", 0.2)
+    envs = AsyncVectorEnv([lambda row=row: Leaves(row == at) for row in range(2)])
+    envs.reset()
+    with pytest.raises(EOFError):
+        envs.step(np.zeros(2, np.int64))
+    rollout.close(envs)
+    for process in envs.processes:
+        process.join(20)
+    assert not any(process.is_alive() for process in envs.processes)
 
 
 def test_a_chunk_of_a_reset_alone_is_no_round():

@@ -21,7 +21,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 from loguru import logger
 
 from realm.contract import (
@@ -43,6 +43,7 @@ ENDLESS = "it must yield rounds until the run ends, as in `while True`"
 _MOST_BAD_STEPS = 1000  # of a row whose own episode does not end
 _PAUSE_S = 1.0  # before the second restart in a row; the first comes at once
 _WARN_EVERY_S = 60.0
+_CLOSE_S = 2.0
 
 Count = Callable[[str, float], None]
 
@@ -367,7 +368,12 @@ def rounds(
 
 def close(env: Any) -> None:
     """Close an environment that is no longer needed; what it raises then matters to nobody, and is logged."""
+    base: Any = getattr(env, "unwrapped", None)
+    is_async = isinstance(base, AsyncVectorEnv)
     try:
-        env.close()
+        # else it would wait for ever for the answer of a process that has ended in its step
+        env.close(**({"timeout": _CLOSE_S} if is_async else {}))
     except (Exception, SystemExit) as error:
         logger.info("closing an environment: {}: {}", type(error).__name__, error)
+        for process in base.processes if is_async else ():
+            process.terminate()
