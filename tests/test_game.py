@@ -52,7 +52,7 @@ def evaluate(evaluation, options):
     if options.decline:
         return False
     assert evaluation.envs.num_envs == 3
-    stats = play(evaluation.config, evaluation.envs, evaluation.predict, evaluation.episodes, 0.0, 7)
+    stats = play(evaluation.config, evaluation.envs, evaluation.predict, evaluation.episodes, 0.0, 7).statistics
     print("my report:", len(stats["length"]) * (2 if options.twice else 1))
     write_json(evaluation, [{name: values.tolist() for name, values in stats.items()}], {"mine": True})
     return True
@@ -137,6 +137,7 @@ def test_a_report_of_a_game(folder: Path) -> None:
     hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
     spec = definition.spec(definition.make_envs(1, 0, hyper, {}), hyper)
     agent = load_agent(config.app.algo)(spec, hyper, "cpu", 0)
+    run.mkdir(parents=True)
     checkpoint.save(run / "ckpt", agent, Version(1, 3), 100, spec.schema, keep=1)
     (run / "config.toml").write_text(to_toml(config))
 
