@@ -114,7 +114,7 @@ def returns_of(network: Network, settings: Settings) -> Moments | None:
     return cast(Moments, network.get_submodule("returns")) if settings.normalise_returns else None
 
 
-def learn_returns(moments: Moments | None, batch: Batch) -> None:
-    """Learn the moments of the critic's targets of a batch."""
-    if moments is not None:
+def learn_returns(network: Network, settings: Settings, batch: Batch) -> None:
+    """With `normalise_returns`: learn the moments of the critic's targets of a batch."""
+    if moments := returns_of(network, settings):
         moments.learn(batch.target[batch.valid])

@@ -28,7 +28,7 @@ from realm.algorithms.distributions import Categorical, Distribution
 from realm.algorithms.estimate import estimate
 from realm.algorithms.losses import Loss, Metrics, Network, Part, joined, means, outputs_of, parts_of, total
 from realm.algorithms.networks import Obs
-from realm.algorithms.normalise import learn_observations, learn_returns, returns_of
+from realm.algorithms.normalise import learn_observations, learn_returns
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SameThread, SideBySide
 from realm.contract import Array, Arrays, Chunk, Learned, SampleInfo
@@ -101,7 +101,7 @@ class PPO:
             with self.side.threads():
                 learn_observations(self.network, self.settings, chunk)
                 batch = self.estimate(chunk, now, info.stale)
-                learn_returns(returns_of(self.network, self.settings), batch)
+                learn_returns(self.network, self.settings, batch)
                 cut, count = self.cut(batch), int(chunk.valid.sum())
                 passes = [of_a_pass(cut.count, count, self.settings, self.generator) for _ in epochs]
                 minibatches = self._minibatches(chunk, now, cut, passes)

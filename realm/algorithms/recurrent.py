@@ -49,7 +49,7 @@ class GRUNetwork(nn.Module):
         features = self.layer(self.encoder(steps)).unflatten(0, first.shape)
         some = (
             first[:, 1:].any(0).nonzero().flatten().add(1).tolist()
-        )  # the GRU runs on until some sequence begins anew
+        )  # the GRU runs on until some sequence begins again
         after = []
         for begin, end in pairwise((0, *some, first.shape[1])):
             memory = memory.masked_fill(first[:, begin, None], 0.0)
