@@ -406,7 +406,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
 
 
 def test_a_terminal_sees_that_work_goes_on(tmp_path: Path) -> None:
-    """Even while one kernel runs: here for a second."""
+    """Even while one kernel runs: here for two seconds, in which the spinner is drawn eight times."""
     (tmp_path / "kernel.py").write_text(
         """
 from realm.jit import jit
@@ -429,7 +429,7 @@ begin = time.monotonic()
 work(10_000_000)
 count = int(10_000_000 / (time.monotonic() - begin))
 with busy("preparing"):
-    work(count)
+    work(2 * count)
 """
     process, terminal = start_in_terminal(code)
     seen = read_until(terminal)

@@ -347,7 +347,7 @@ def test_init_says_what_to_do_with_a_mask_in_info(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "mine", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
+    assert main(["init", "my_odd", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
     assert "tells the legal actions in info['action_mask'], which nothing reads" in capsys.readouterr().out
 
 
@@ -362,7 +362,7 @@ def test_init_outlives_what_only_now_and_then_fails(tmp_path: Path, monkeypatch:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Odd, "reset", fails_in_the_second)
-    assert main(["init", "mine", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
+    assert main(["init", "my_odd", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
     assert len({id(one) for one in made}) == 2
 
 

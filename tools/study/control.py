@@ -1,4 +1,4 @@
-"""Off-policy control: TD3, SAC and DQN on gymnasium's environments, several seeds each, against the figures of others.
+"""PPO, TD3, SAC and DQN on gymnasium's environments, several seeds each, against the figures of others.
 
     python tools/study/control.py --only td3-pendulum sac-pendulum
     python tools/study/control.py --jobs 2              # all: HalfCheetah and Hopper take hours each, on a core each
@@ -156,7 +156,7 @@ class Result(NamedTuple):
             best = f", best so far {max(one.score for one in self.points):,.0f}" if self.points else ""
             return f"*{self.share:.0%} done{best}*"
         if self.task.study.measure == "last":
-            return f"{self.figure:,.0f}"
+            return f"{self.figure:,.0f} ({min(one.score for one in self.points[-LAST:]):,.0f})"
         minutes = next((one.minutes for one in self.points if one.env_steps == self.figure), 0.0)
         return f"{self.figure:,.0f} ({minutes:.1f} min)" if np.isfinite(self.figure) else "never"
 
@@ -187,9 +187,9 @@ def _is_running(task: Task) -> bool:
 
 HEAD = """# Control
 
-TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is the
-mean return of ten greedy episodes (Pendulum: a hundred). *last* is the mean of the last ten evaluations of a run.
-*first* is the env steps until an evaluation reached the mark, with the minutes until then. Later ones may be lower.
+PPO, TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
+the mean return of ten greedy episodes (TD3 and SAC on Pendulum: a hundred). *last* is the mean of the last ten
+evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation reached the mark, with the minutes until then. Later ones may be lower.
 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
 """
