@@ -506,7 +506,7 @@ def test_advantages_are_normalised_over_the_batch_or_each_minibatch() -> None:
     minibatch = Batch({}, None, nothing, nothing, nothing, nothing, advantage, nothing)
     for over, want in (("batch", -4.0), ("minibatch", -2.0)):
         settings = dataclasses.replace(TINY, normalise_over=over, normalise_advantage="std")
-        loss = ppo_losses(settings, None)[0].function(minibatch, Outputs(proximal_log_ratio=nothing))
+        loss = ppo_losses(settings)[0].function(minibatch, Outputs(proximal_log_ratio=nothing))
         assert float(loss) == pytest.approx(want)
         agent, chunk = make_agent(settings), recorded(1)[0]
         batch = agent.ppo.estimate(chunk, settings.schedule(0), stale=False)

@@ -16,7 +16,7 @@ from realm.algorithms.batch import Batch, Rows, normalised, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.losses import Network
 from realm.algorithms.networks import Obs
-from realm.algorithms.normalise import returns_of
+from realm.algorithms.normalise import returns_of, seen_by
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SideBySide
 from realm.contract import Array, Chunk
@@ -39,7 +39,7 @@ def estimate(
     def here(array: Array) -> Tensor:
         return tensor(array, device)
 
-    obs, valid = cut.inputs(chunk, device), here(chunk.valid)
+    obs, valid = seen_by(network, settings, cut.inputs(chunk, device)), here(chunk.valid)
     of_learner = settings.value_source == "learner"
     of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
     raw_action, log_prob = here(distribution.raw_action(chunk)), here(chunk.extra["log_prob"])

@@ -21,7 +21,6 @@ from realm.algorithms.adam import Adam
 from realm.algorithms.batch import Batch, normalised
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.networks import Obs
-from realm.algorithms.normalise import Moments, returns_of
 from realm.algorithms.settings import Schedule, Settings
 
 Metrics = dict[str, Tensor]  # of a gradient step: f32 [] each, or f32 [n], which `means` reduces
@@ -83,13 +82,11 @@ class Part(NamedTuple):
     policy: bool
     critic: bool
     layer: nn.Parameter | None  # where the length of the gradient of each loss is measured
-    returns: Moments | None  # in whose deviations the critic estimates
 
 
 def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer: str) -> list[Part]:
     """One, or two that share no weights. losses: besides those of PPO; layer: the name of a parameter, or empty"""
-    moments = returns_of(network, settings)
-    every, names = [*ppo_losses(settings, moments), *losses], dict(network.named_parameters())
+    every, names = [*ppo_losses(settings), *losses], dict(network.named_parameters())
     if layer and layer not in names:
         raise ValueError(f"the network has no parameter {layer!r}; it has {', '.join(names)}")
     parts = []
@@ -99,24 +96,24 @@ def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer
         if own:
             at = names[layer] if any(x is names.get(layer) for x in own) else None
             of_value = critic or settings.shared_trunk
-            parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, of_value, at, moments))
+            parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, of_value, at))
     return parts
 
 
 def outputs_of(part: Part, network: Network, distribution: Distribution, minibatch: Batch) -> Outputs:
     """Forward n rows through this part of the network."""
-    obs, rows, real = minibatch.obs, minibatch.rows, part.returns.unscaled if part.returns else lambda value: value
+    obs, rows = minibatch.obs, minibatch.rows
     if not part.policy:
-        return Outputs(value=real(rows(network.critic(obs))))
+        return Outputs(value=rows(network.critic(obs)))
     output, value, *more = network(obs) if part.critic else (network.actor(obs), None)
     output, masks = rows(output), {"legal": rows(obs["legal"])} if "legal" in obs else {}
     log_prob, entropy = distribution.log_prob_and_entropy(output, masks, minibatch.raw_action)
     ratios = log_prob - minibatch.log_prob, log_prob - minibatch.proximal_log_prob
     further = {name: rows(x) for name, x in more[0].items()} if more else {}
-    return Outputs(output, entropy, *ratios, _NOTHING if value is None else real(rows(value)), further)
+    return Outputs(output, entropy, *ratios, _NOTHING if value is None else rows(value), further)
 
 
-def ppo_losses(settings: Settings, moments: Moments | None) -> list[Loss]:
+def ppo_losses(settings: Settings) -> list[Loss]:
     """The clipped surrogate, the entropy bonus and the critic's error."""
 
     def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
@@ -131,8 +128,7 @@ def ppo_losses(settings: Settings, moments: Moments | None) -> list[Loss]:
         ).mean()
 
     def value(minibatch: Batch, outputs: Outputs) -> Tensor:
-        error = returns.value_loss(outputs.value, minibatch.target, minibatch.value, settings.value_clip).mean()
-        return error if moments is None else error / moments.deviation**2
+        return returns.value_loss(outputs.value, minibatch.target, minibatch.value, settings.value_clip).mean()
 
     return [
         Loss("policy_loss", policy),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -24,43 +24,71 @@ _MANY = 1_400_000  # multiplications; with fewer, oneDNN takes longer than MKL, 
 relu = partial(nn.ReLU, inplace=True)  # what it follows needs its own output no more
 
 
-class Linear(nn.Linear):
-    """`nn.Linear`, that computes many rows with oneDNN where the CPU has AVX-512.
+class MLP(nn.Sequential):
+    """Linear layers of these sizes, inputs first, with ReLU or tanh between them. Weights begin as torch makes them.
 
-    torch computes float32 with MKL, which does not use AVX-512 on AMD: there a layer of 256 x 256 with 256 rows takes
-    1.8 times as long. Without AVX-512 both take the same. oneDNN is what torch has for bfloat16 and for convolutions.
+    Its gradient is one function: for the few rows of a minibatch torch's own, an object for each operation, takes
+    longer than the products. Those of many rows are computed by oneDNN where the CPU has AVX-512. torch computes
+    float32 with MKL, which does not use AVX-512 on AMD: there a layer of 256 x 256 with 256 rows takes 1.8 times as
+    long. Without AVX-512 both take the same.
     """
 
+    def __init__(self, sizes: Sequence[int], activation: type[nn.ReLU] | type[nn.Tanh] = nn.ReLU) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), activation()]
+        super().__init__(*layers[:-1])
+        self._tanh = activation is nn.Tanh
+
     def forward(self, input: Tensor) -> Tensor:
-        """input: f32 [..., inputs]. Returns f32 [..., outputs]."""
-        if input.numel() * self.out_features < _MANY or not _is_for_onednn(input):
-            return super().forward(input)
-        out: Tensor = _OneDNNLinear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return out
+        """input: f32 [n, inputs]. Returns f32 [n, outputs]."""
+        # an export knows torch's own layers alone
+        if torch._C._is_tracing() or not input.is_cpu or torch.is_autocast_enabled("cpu") or input.dim() != 2:
+            return cast(Tensor, super().forward(input))  # type: ignore[no-untyped-call]
+        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
+        weights = [x for layer in linears for x in (layer.weight, layer.bias)]
+        return cast(Tensor, _MLP.apply(input, self._tanh, *weights))  # type: ignore[no-untyped-call]
 
 
-class _OneDNNLinear(torch.autograd.Function):
-    """input f32 [n, i], weight f32 [o, i], bias f32 [o] -> f32 [n, o]."""
+class _MLP(torch.autograd.Function):
+    """input f32 [n, i] and for each layer weight f32 [o, i] and bias f32 [o] -> f32 [n, o]."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        return _product(input, weight, bias)
+    def forward(ctx: Any, input: Tensor, tanh: bool, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[::2], parameters[1::2]
+        inputs, output = [input], input
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            output = _product(output, weight, bias)
+            inputs.append(output.tanh_() if tanh else output.relu_())
+        ctx.tanh, ctx.layers = tanh, len(weights)
+        ctx.save_for_backward(*inputs, *weights)
+        return _product(inputs[-1], weights[-1], biases[-1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        input, weight = ctx.saved_tensors
-        of_input, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            _product(grad, weight.t()) if of_input else None,
-            _weight_gradient(grad, input) if of_weight else None,
-            grad.sum(0) if of_bias else None,
-        )
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weights = ctx.saved_tensors[: ctx.layers], ctx.saved_tensors[ctx.layers :]
+        needed, found = ctx.needs_input_grad, list[Tensor | None]()
+        for layer in reversed(range(ctx.layers)):
+            input, (of_weight, of_bias) = inputs[layer], needed[2 + 2 * layer : 4 + 2 * layer]
+            found.append(grad.sum(0) if of_bias else None)
+            found.append(_weight_gradient(grad, input) if of_weight else None)
+            if layer == 0 and not needed[0]:
+                break
+            grad = _product(grad, weights[layer].t())
+            if layer:
+                grad = (
+                    torch.ops.aten.tanh_backward(grad, input)
+                    if ctx.tanh
+                    else torch.ops.aten.threshold_backward(grad, input, 0)
+                )
+        return (grad if needed[0] else None, None, *reversed(found))
 
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input weight^T + bias, by oneDNN."""
+    """input [n, i] weight^T [i, o] + bias."""
+    if input.numel() * len(weight) < _MANY or not _has_avx512() or input.dtype != torch.float32:
+        return input @ weight.t() if bias is None else torch.addmm(bias, input, weight.t())
     out: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return out
 
@@ -72,23 +100,9 @@ def _weight_gradient(grad: Tensor, input: Tensor) -> Tensor:
     return _product(grad.t(), input.t())
 
 
-def _is_for_onednn(input: Tensor) -> bool:
-    if torch._C._is_tracing() or torch.is_autocast_enabled("cpu"):  # an export knows torch's own layers alone
-        return False
-    return input.is_cpu and input.dtype == torch.float32 and input.dim() == 2 and _has_avx512()
-
-
 @cache
 def _has_avx512() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkldnn.is_available()  # type: ignore
-
-
-def mlp(sizes: Sequence[int], activation: Callable[[], nn.Module] = relu) -> nn.Sequential:
-    """Linear layers of these sizes, inputs first, with the activation between them. As torch makes them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [Linear(inputs, outputs), activation()]
-    return nn.Sequential(*layers[:-1])
 
 
 class Encoder(nn.Module):
@@ -120,8 +134,8 @@ class Encoder(nn.Module):
             if str(number) in self.cnns:
                 parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
             else:
-                scale = 255 if x.dtype == torch.uint8 and x.dim() > 2 else 1  # a small image
-                parts.append(x.reshape(x.shape[0], -1).float() / scale)
+                flat = x.reshape(x.shape[0], -1).float()
+                parts.append(flat / 255 if x.dtype == torch.uint8 and x.dim() > 2 else flat)  # a small image
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
@@ -144,7 +158,7 @@ def _cnn(shape: Sequence[int], features: int) -> nn.Sequential:
     convolutions = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
         flat = convolutions(torch.zeros(1, shape[2], *shape[:2])).shape[1]
-    return nn.Sequential(convolutions, Linear(flat, features), relu())
+    return nn.Sequential(convolutions, nn.Linear(flat, features), relu())
 
 
 class Critic(nn.Module):
@@ -153,7 +167,7 @@ class Critic(nn.Module):
     def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
         super().__init__()
         self.encoder = Encoder(fields)
-        self.net = mlp((self.encoder.features + actions, hidden, hidden, 1))
+        self.net = MLP((self.encoder.features + actions, hidden, hidden, 1))
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         """f32 [n]; action f32 [n, A]."""

@@ -6,6 +6,7 @@ They are buffers of the model, so they have a version and travel, are saved, res
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -93,7 +94,7 @@ class Observations(nn.Module):
             moments.learn(obs[name])
 
     def forward(self, obs: Obs) -> Obs:
-        """name -> [n, ...], floats as f32."""
+        """name -> [..., *shape], floats as f32."""
         seen = dict(obs)
         for name, moments in self.of_names():
             seen[name] = moments.scaled(obs[name]).clamp(-self._clip, self._clip)
@@ -108,6 +109,12 @@ def learn_observations(network: Network, settings: Settings, chunk: Chunk) -> No
         observations.learn({name: torch.from_numpy(x) for name, x in rows.items()})
 
 
+def seen_by(network: Network, settings: Settings, obs: Obs) -> Obs:
+    """What actor and critic get of observations name -> [..., *shape]: with `normalise_obs` normalised ones. It is not
+    for the network to do: an update does it once for a batch, not in each gradient step."""
+    return cast(Obs, network.get_submodule("observations")(obs)) if settings.normalise_obs else obs
+
+
 def returns_of(network: Network, settings: Settings) -> Moments | None:
     """With `normalise_returns`: the moments in the network's `returns`. Its critic estimates returns less their mean,
     in deviations."""
@@ -118,3 +125,11 @@ def learn_returns(network: Network, settings: Settings, batch: Batch) -> None:
     """With `normalise_returns`: learn the moments of the critic's targets of a batch."""
     if moments := returns_of(network, settings):
         moments.learn(batch.target[batch.valid])
+
+
+def normalised_returns(network: Network, settings: Settings, batch: Batch) -> Batch:
+    """With `normalise_returns`: the batch with values and targets as the critic estimates them."""
+    moments = returns_of(network, settings)
+    if moments is None:
+        return batch
+    return dataclasses.replace(batch, value=moments.scaled(batch.value), target=moments.scaled(batch.target))

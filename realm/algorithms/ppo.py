@@ -28,7 +28,7 @@ from realm.algorithms.distributions import Categorical, Distribution
 from realm.algorithms.estimate import estimate
 from realm.algorithms.losses import Loss, Metrics, Network, Part, joined, means, outputs_of, parts_of, total
 from realm.algorithms.networks import Obs
-from realm.algorithms.normalise import learn_observations, learn_returns
+from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SameThread, SideBySide
 from realm.contract import Array, Arrays, Chunk, Learned, SampleInfo
@@ -71,8 +71,8 @@ class PPO:
         Returns action i64 [N] or f32 [N, A], and extra: its log_prob f32 [N], `drawn` f32 [N, A] if it is continuous,
         and value f32 [N] if `value_source` is "actor".
         """
-        seen = {name: tensor(array, self.device) for name, array in obs.items()}
         network = network or self.network
+        seen = seen_by(network, self.settings, {name: tensor(array, self.device) for name, array in obs.items()})
         if self.settings.value_source == "actor":
             policy, value = network(seen)[:2]
             extra = {"value": value.cpu().numpy()}
@@ -84,7 +84,8 @@ class PPO:
     def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
         """The most likely legal action of `act`, and if it is discrete the logits f32 [N, A], -inf where an action is
         illegal, by torch alone (`contract.Agent`)."""
-        return self.distribution.greedy((network or self.network).actor(obs), obs)
+        network = network or self.network
+        return self.distribution.greedy(network.actor(seen_by(network, self.settings, obs)), obs)
 
     # ---- learning ----
 
@@ -102,7 +103,7 @@ class PPO:
                 learn_observations(self.network, self.settings, chunk)
                 batch = self.estimate(chunk, now, info.stale)
                 learn_returns(self.network, self.settings, batch)
-                cut, count = self.cut(batch), int(chunk.valid.sum())
+                cut, count = self._cut(batch), int(chunk.valid.sum())
                 passes = [of_a_pass(cut.count, count, self.settings, self.generator) for _ in epochs]
                 minibatches = self._minibatches(chunk, now, cut, passes)
                 first_half = islice(minibatches, (sum(map(len, passes)) + 1) // 2)
@@ -132,6 +133,9 @@ class PPO:
         self.network.train()
         return batch
 
+    def _cut(self, batch: Batch) -> Rows:
+        return self.cut(normalised_returns(self.network, self.settings, batch))
+
     def _minibatches(
         self, chunk: Chunk, now: Schedule, cut: Rows, passes: Sequence[Sequence[Tensor]]
     ) -> Iterator[Batch]:
@@ -142,7 +146,7 @@ class PPO:
             if number:
                 self.side.wait()  # for the critic's steps
                 again = self.estimate(chunk, now, stale=True)
-                cut = self.cut(dataclasses.replace(again, proximal_log_prob=cut.batch.proximal_log_prob))
+                cut = self._cut(dataclasses.replace(again, proximal_log_prob=cut.batch.proximal_log_prob))
             yield from self.side.prefetched(cut.at, parts)
 
     def gradient_step(self, minibatch: Batch, now: Schedule) -> list[Future[Metrics | None]]:

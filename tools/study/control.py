@@ -189,7 +189,8 @@ HEAD = """# Control
 
 PPO, TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
 the mean return of ten greedy episodes (TD3 and SAC on Pendulum: a hundred). *last* is the mean of the last ten
-evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation reached the mark, with the minutes until then. Later ones may be lower.
+evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation reached the mark,
+with the minutes until then. Later ones may be lower.
 
 ![The curves of all runs: mean return of an evaluation against env steps](control.png)
 """

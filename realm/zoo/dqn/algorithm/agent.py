@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Encoder, Obs, beside, mlp
+from realm.algorithms.networks import MLP, Encoder, Obs, beside
 from realm.algorithms.q_learning import Dueling, NoisyLinear, QLearning
 from realm.contract import Array, Arrays, Field, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.config import Config
@@ -22,7 +22,7 @@ class Model(nn.Module):
                 name: Field((*it.shape[:-1], it.shape[-1] * self.frames), it.dtype) for name, it in fields.items()
             }
         linear, encoder = NoisyLinear if config.noisy else nn.Linear, Encoder(fields)
-        layers = mlp((encoder.features, config.hidden, config.hidden))
+        layers = MLP((encoder.features, config.hidden, config.hidden))
         self.trunk = nn.Sequential(encoder, layers, nn.ReLU())
         self.head = Dueling(config.hidden, actions, linear) if config.dueling else linear(config.hidden, actions)
 

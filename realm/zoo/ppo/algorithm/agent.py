@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.distributions import distribution_of
-from realm.algorithms.networks import Deviations, Encoder, Obs, mlp
+from realm.algorithms.networks import MLP, Deviations, Encoder, Obs
 from realm.algorithms.normalise import Moments, Observations
 from realm.algorithms.ppo import PPO
 from realm.contract import ActionSpec, Array, Arrays, Chunk, Fields, Learned, PredictContext, SampleInfo, Spec
@@ -17,7 +17,7 @@ from realm.zoo.ppo.config import Config
 class Model(nn.Module):
     def __init__(self, fields: Fields, action: ActionSpec, config: Config) -> None:
         super().__init__()
-        self.observations = Observations(fields) if config.normalise_obs else nn.Identity()
+        self.observations = Observations(fields) if config.normalise_obs else None
         self.returns = Moments() if config.normalise_returns else None
         self.actor_net = _net(fields, config, action.n or len(action.low), 0.01)
         if action.low:
@@ -25,15 +25,15 @@ class Model(nn.Module):
         self.critic_net = _net(fields, config, 1, 1.0)
 
     def actor(self, obs: Obs) -> Tensor:
-        return self.actor_net(self.observations(obs))  # type: ignore[no-any-return]
+        return self.actor_net(obs)  # type: ignore[no-any-return]
 
     def critic(self, obs: Obs) -> Tensor:
-        return self.critic_net(self.observations(obs)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.critic_net(obs).squeeze(-1)  # type: ignore[no-any-return]
 
 
 def _net(fields: Fields, config: Config, outputs: int, gain: float) -> nn.Sequential:
     encoder, hidden = Encoder(fields), config.hidden
-    layers = mlp((encoder.features, hidden, hidden, outputs), nn.Tanh if config.activation == "tanh" else nn.ReLU)
+    layers = MLP((encoder.features, hidden, hidden, outputs), nn.Tanh if config.activation == "tanh" else nn.ReLU)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
     if not config.orthogonal:  # as torch makes them
         return nn.Sequential(encoder, layers)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Critic, Encoder, Obs, mlp
+from realm.algorithms.networks import MLP, Critic, Encoder, Obs
 from realm.algorithms.td3 import TD3
 from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.td3.config import Config
@@ -15,7 +15,7 @@ class Model(nn.Module):
     def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
         super().__init__()
         encoder = Encoder(fields)
-        self.actor_net = nn.Sequential(encoder, mlp((encoder.features, hidden, hidden, actions)))
+        self.actor_net = nn.Sequential(encoder, MLP((encoder.features, hidden, hidden, actions)))
         self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))
 
     def actor(self, obs: Obs) -> Tensor:
