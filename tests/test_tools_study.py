@@ -408,7 +408,7 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
         "within 8,000 and 2.5 min | 7,000 (0.0 min) / 9,000 (0.0 min) / 7,000 (3.0 min) | 7,667 | -152 | 1 of 3 |"
         in text
     )
-    assert "| last: at least 10 | 14 / *0% done* | - | - | not known yet |" in text
+    assert "| last: at least 10 | 14 (10) / *0% done* | - | - | not known yet |" in text
     assert control.by_hand(tmp_path / "none.md") == ""
     (tmp_path / "page.md").write_text(text + "\n## Speed\n\nfast\n")
     assert control.by_hand(tmp_path / "page.md") == "\n## Speed\n\nfast\n"
