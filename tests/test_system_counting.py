@@ -101,7 +101,7 @@ def test_rows_in_a_cluster(tmp_path):
 @pytest.mark.parametrize(
     "flow",
     [
-        pytest.param(name, marks=[] if name in ("strict", "part") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "strict" else pytest.mark.slow)
         for name in FLOWS
         if not name.startswith("rows")
     ],
