@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from realm.contract import Array, Arrays, Chunk, Fields, Prediction, Spec, arrays_to_chunk, chunk_fields
+from realm.contract import Array, Arrays, Chunk, Prediction, Spec, arrays_to_chunk, chunk_fields
 from realm.errors import ContractError
 
 _SETS = 3
@@ -98,30 +98,6 @@ class ChunkBuilder:
             rows[:, 0] = done.obs[name][:, -1]
         self._now.first[:, 0] = done.first[:, -1]
         return done
-
-
-class PolicyState:
-    """The memory of a policy (`Spec.state`) for environments that are numbered from 0."""
-
-    def __init__(self, fields: Fields, num_envs: int) -> None:
-        self._fields = fields
-        self._arrays = {name: np.zeros((num_envs, *field.shape), field.dtype) for name, field in fields.items()}
-
-    def before(self, slot: Array, first: Array) -> Arrays:
-        """The memory of these environments i64 [N], zeros where first bool [N]: name -> [N, ...], a copy."""
-        state = {}
-        for name, array in self._arrays.items():
-            if len(slot) and slot.max() >= len(array):  # an evaluation may have any number of environments
-                more = np.zeros((int(slot.max()) + 1 - len(array), *array.shape[1:]), array.dtype)
-                self._arrays[name] = array = np.concatenate([array, more])
-            state[name] = array[slot]
-            state[name][first] = 0
-        return state
-
-    def after(self, slot: Array, state: Arrays) -> None:
-        """Remember what `predict` gave for these environments."""
-        for name, array in self._arrays.items():
-            array[slot] = state[name]
 
 
 def _added(added: Arrays | None, name: str) -> Array:

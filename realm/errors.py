@@ -59,6 +59,10 @@ class UnsavedError(RunError):
     """The last checkpoint could not be written; the text names the folder and what is lost."""
 
 
+class Stopped(Exception):
+    """The run ends: whoever is asked to go on raises it, and the top of the process catches it."""
+
+
 LEFT_DEBUGGER = "the debugger was left (by q, or at the end of its input), so the run ends here, without a checkpoint"
 
 

@@ -32,19 +32,19 @@ from realm.contract import Spec, Version, chunk_fields
 from realm.data.buffer import make_replay_buffer
 from realm.env import map as maps
 from realm.env.map import MapError
-from realm.errors import CheckpointError, UserError
+from realm.errors import CheckpointError, Stopped, UserError
 from realm.launch.rundir import RunFile, boot_id, find_runs, living_pids, start_of
 from realm.launch.start import Prepared
 from realm.launch.supervisor import Supervisor
 from realm.learn import checkpoint
+from realm.policy.local_policy import reply_fields, request_fields
 from realm.roles import actor, model_pool
 from realm.roles.buffer import Keeper
 from realm.user import load_definition, load_hyper
 from realm.watch.meters import Meters
 from realm.wire.codec import Codec, Message, WireError
-from realm.wire.control import CONTROL_MAX_BYTES, Stopped
+from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.line import Frame, Layout, Line, connect
-from realm.wire.predict import reply_fields, request_fields
 from realm.wire.sockets import Traffic, Waker
 from tests.broken import JUNK, mutate
 from tests.cluster import ROOT

@@ -30,9 +30,8 @@ from realm.contract import (
     arrays_to_transitions,
     chunk_to_arrays,
 )
-from realm.data.gate import VersionGate
 from realm.data.memory import ReplayMemory
-from realm.wire.predict import LocalPolicy
+from realm.policy.local_policy import LocalPolicy
 from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
 from realm.zoo.dqn.config import Config as DQNConfig
 from realm.zoo.sac.algorithm.agent import Agent as SACAgent
@@ -507,7 +506,7 @@ def test_frames_are_the_same_where_it_acts_and_where_it_learns() -> None:
     own = Spec({"x": x}, ActionSpec(n=2), {}, 5, state={"x": before}, draw=Draw(1, 0.9, look_back=2))
     agent, seen = DQNAgent(own, config, "cpu", 0), []
     agent.q_learning.act = lambda obs, *_: seen.append(obs["x"][0]) or np.zeros(1, np.int64)  # type: ignore
-    policy = LocalPolicy(agent, own, 1, VersionGate(None, 1, 1), lambda: (Version(1, 0), 0, 0))  # type: ignore[arg-type]
+    policy = LocalPolicy(agent, own, 1, lambda: (Version(1, 0), 0, 0))  # type: ignore[arg-type]
     memory, chunks = ReplayMemory(own, 64, False, 1.0, 0), ChunkBuilder(own, {"x": np.zeros((1, 2), np.float32)})
     obs = np.zeros((1, 2), np.float32)
     for step in range(1, 16):

@@ -11,8 +11,9 @@ import pytest
 import torch
 from corridor import Training, copied
 
-from realm.chunk import ChunkBuilder, PolicyState
+from realm.chunk import ChunkBuilder
 from realm.contract import Chunk, Field, PredictContext, Prediction, Spec
+from realm.policy.state import PolicyState
 from tests.recall.algorithm.agent import Agent
 from tests.recall.config import Config
 from tests.recall.feature.definition import make_envs, spec

@@ -23,7 +23,7 @@ from cluster import ROOT
 
 from realm.config.load import load_config
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
-from realm.errors import RunError, UserCodeError
+from realm.errors import RunError, Stopped, UserCodeError
 from realm.launch.role import Role, heed_silence, waited_for_a_core
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
@@ -33,7 +33,7 @@ from realm.learn.outcome import best_model, evaluated, main_statistic
 from realm.roles.evaluator import Budget
 from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError
-from realm.wire.control import Stopped, parse_evaluation
+from realm.wire.control import parse_evaluation
 
 SETTING: dict[str, Any] = {"env": {"treasures": (1, 2)}, "episodes": 4}
 

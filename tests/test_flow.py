@@ -120,7 +120,7 @@ def test_what_is_accepted_does_not_stall() -> None:
         preload = max(batch, preload) if on_policy else preload
         limiter = Limiter(on_policy, capacity, preload, batch, numbers["ratio"], numbers["round_size"])
         lag, cost = numbers["max_version_lag"], numbers["round_size"]
-        bucket = None if lag is None else (lag + 1) * batch  # credits of a worker, as in data/gate.py
+        bucket = None if lag is None else (lag + 1) * batch  # credits of a worker, as in policy/gate.py
         credits, size, updates = [bucket or 0] * workers, 0, 0
         while updates < 8:
             able = [

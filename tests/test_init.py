@@ -34,16 +34,15 @@ from realm.contract import (
     arrays_to_chunk,
     arrays_to_transitions,
 )
-from realm.data.gate import VersionGate
 from realm.data.memory import ReplayMemory
 from realm.errors import ConfigError, ContractError, UserCodeError
 from realm.launch.trial import try_user_code
 from realm.learn.outcome import newest_model
 from realm.learn.trainer import complete
+from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import load_agent, load_config_class, load_definition, load_workflow
 from realm.watch.meters import Meters
-from realm.wire.predict import LocalPolicy
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)
@@ -275,7 +274,7 @@ def test_a_package_plays_and_trains_on(
     envs = definition.make_envs(2, 0, config, {"id": registered(obs, action)})
     spec = definition.spec(envs, config)
     agent = load_agent(algo)(spec, config, "cpu", 0)
-    policy = LocalPolicy(agent, spec, 2, VersionGate(None, 1, 1), lambda: (Version(1, 0), 10**6, 0))
+    policy = LocalPolicy(agent, spec, 2, lambda: (Version(1, 0), 10**6, 0))
     context = WorkflowContext(spec, config, 0, 0, 1, Meters())
     restarting = RestartingEnvs(lambda seed: envs, 0, spec, lambda name, amount: None, most=1)
     going = itertools.islice(rounds(load_workflow(algo), restarting, policy, context), 6)

@@ -18,15 +18,16 @@ ALLOWED = {
     "contract": {"base", "contract"},
     "config": {"base", "contract", "config"},
     "data": {"base", "contract", "config", "data"},
+    "policy": {"base", "contract", "policy"},
     "watch": {"base", "contract", "config", "watch"},
-    "wire": {"base", "contract", "config", "data", "watch", "wire"},
-    "user": {"base", "contract", "config", "user"},
+    "wire": {"base", "contract", "config", "data", "policy", "watch", "wire"},
+    "user": {"base", "contract", "config", "watch", "user"},
     "algorithms": {"base", "contract", "algorithms"},
-    "learn": {"base", "contract", "config", "watch", "user", "learn"},
+    "learn": {"base", "contract", "config", "policy", "watch", "user", "learn"},
     "roles": {"base", "contract", "config", "wire", "roles"},
-    "role": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles"},
+    "role": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles"},
     # and a role, inside a function
-    "launch": {"base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles", "launch"},
+    "launch": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles", "launch"},
     "commands": {
         *(
             "base",
@@ -71,10 +72,10 @@ OWNERS = {
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
     "contract/arrays", "contract/versions", "contract/spec", "contract/samples", "contract/package", "chunk",
-    "rollout/rounds", "rollout/returned", "returns",
+    "rollout/worker", "rollout/rounds", "rollout/returned", "returns",
     "algorithms/ppo", "algorithms/batch", "algorithms/estimate", "algorithms/losses", "algorithms/side_by_side",
     "wire/codec", "wire/sockets", "wire/line", "wire/predict", "wire/samples", "wire/models",
-    "data/gate", "data/buffer", "data/reverb", "learn/trainer",
+    "policy/gate", "policy/local_policy", "policy/state", "data/buffer", "data/reverb", "learn/trainer",
     "roles/aisrv", "roles/actor", "roles/buffer", "roles/learner", "roles/model_pool",
 )  # fmt: skip
 
@@ -204,6 +205,21 @@ for name in ("chunk", "user", "roles.aisrv", "launch.child", "commands.main"):
     assert done.stdout.splitlines() == [
         f"{name} []" for name in ("chunk", "user", "roles.aisrv", "launch.child", "commands.main")
     ], done.stderr
+
+
+@pytest.mark.system
+def test_one_process_loads_no_zeromq() -> None:
+    """Training in one process has no socket."""
+    code = """
+import sys
+for name in ("commands.main", "commands.train", "launch.start", "launch.local"):
+    __import__(f"realm.{name}")
+for name in ("config", "feature.definition", "train_workflow", "algorithm.agent"):
+    __import__(f"diy.{name}")
+print(sorted(name for name in sys.modules if name.split(".")[0] == "zmq" or name.startswith("realm.wire")))
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["[]"], done.stderr
 
 
 def test_the_path_of_a_step_is_an_afternoons_reading() -> None:

@@ -26,10 +26,11 @@ from realm.config.load import RunConfig
 from realm.config.plan import Plan
 from realm.contract import NO_VERSION, ActionSpec, Arrays, Field, PredictContext, SampleInfo, Spec, Version
 from realm.data.buffer import INVALID, OLD_EPOCH, STALE, Limiter, ReplayBuffer
-from realm.data.gate import VersionGate
 from realm.data.native import NativeStorage
-from realm.errors import ContractError, RunError
+from realm.errors import ContractError, RunError, Stopped
 from realm.learn.checkpoint import load_bytes, to_bytes
+from realm.policy.gate import VersionGate
+from realm.policy.local_policy import LocalPolicy, reply_fields, request_fields
 from realm.roles import actor, buffer, model_pool
 from realm.roles.buffer import Keeper
 from realm.roles.job import Job
@@ -37,10 +38,10 @@ from realm.watch.meters import Meters
 from realm.wire import models as model_verbs
 from realm.wire import sockets
 from realm.wire.codec import Codec, Message, WireError
-from realm.wire.control import Link, Stopped
+from realm.wire.control import Link
 from realm.wire.line import Frame, Layout, Line, LineLost, Lines, connect
 from realm.wire.models import ModelReader, ModelWriter
-from realm.wire.predict import LocalPolicy, RemotePolicy, reply_fields, request_fields
+from realm.wire.predict import RemotePolicy
 from realm.wire.samples import BatchReader, ItemSender
 from realm.wire.sockets import Client, Server, Traffic
 
@@ -295,9 +296,13 @@ def make_policy(request: pytest.FixtureRequest, cluster: Cluster, models: Models
         reader = ModelReader(
             cluster.client("model_pool", f"aisrv-{worker}"), lambda weights: load_bytes(agent.model, weights)
         )
-        return LocalPolicy(
-            agent, SPEC, 2, gate, lambda: (reader.wait(gate.minimum, ticked), reader.env_steps, reader.memory_size)
-        )
+
+        def refresh() -> tuple[Version, int, int]:
+            version = reader.wait(gate.minimum, ticked)
+            gate.see(version)
+            return version, reader.env_steps, reader.memory_size
+
+        return LocalPolicy(agent, SPEC, 2, refresh)
 
     return make
 

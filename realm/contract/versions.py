@@ -1,9 +1,11 @@
-"""How weights are numbered."""
+"""How weights are numbered, and the seeds that follow from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 
 class Version(NamedTuple):
@@ -20,6 +22,11 @@ class Version(NamedTuple):
 
 NO_VERSION = Version(0, 0)
 """Older than every published model (the first learner starts at epoch 1)."""
+
+
+def seed_of(seed: int, index: int, incarnation: int, epoch: int) -> int:
+    """Differs for every worker, restart and resume, below 2**31; a new run with the same settings gets the same."""
+    return int(np.random.SeedSequence((seed, index, incarnation, epoch)).generate_state(1)[0]) >> 1
 
 
 @dataclass(frozen=True)

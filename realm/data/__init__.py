@@ -1,1 +1,1 @@
-"""Samples on their way from workers to the learner: the buffer, its storages, and the version gate."""
+"""Samples on their way from workers to the learner: the buffer and its storages."""

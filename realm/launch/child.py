@@ -26,14 +26,14 @@ from loguru import logger
 from realm import netns
 from realm.config.load import load_config
 from realm.config.plan import make_plan
-from realm.errors import DivergedError, RunError, UserError, one_line, place_in, place_of
+from realm.errors import DivergedError, RunError, Stopped, UserError, one_line, place_in, place_of
 from realm.launch.signals import Wishes, listen
 from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.user import enter, folder_of
 from realm.watch.status import log_plainly
 from realm.wire.codec import Codec
-from realm.wire.control import CONTROL_MAX_BYTES, Link, Stopped
+from realm.wire.control import CONTROL_MAX_BYTES, Link
 from realm.wire.keys import Keys
 from realm.wire.sockets import Server
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,18 +17,27 @@ import psutil
 from loguru import logger
 
 from realm.apart import let_learn
-from realm.contract import Arrays, Report, Version, WorkflowContext, count_env_steps
+from realm.contract import Arrays, Report, Version
+from realm.contract.versions import seed_of
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
-from realm.data.gate import VersionGate
-from realm.errors import LEFT_DEBUGGER, CheckpointError, RunError, UserError, one_line, place_of_function
+from realm.errors import (
+    LEFT_DEBUGGER,
+    CheckpointError,
+    RunError,
+    Stopped,
+    UserError,
+    one_line,
+    place_of_function,
+)
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
 from realm.learn.outcome import is_judged
 from realm.learn.trainer import Trainer, begin
-from realm.roles.job import seed_of
-from realm.rollout.rounds import ENDLESS, RestartingEnvs, close, rounds
-from realm.user import enter, hyper_of, load_definition, load_workflow, make_agent
+from realm.policy.local_policy import LocalPolicy
+from realm.rollout.rounds import ENDLESS
+from realm.rollout.worker import Worker
+from realm.user import enter, load_workflow, make_agent
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
@@ -37,8 +46,6 @@ from realm.watch.progress import Every, Stillness
 from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.watch.summary import warn_of_faults
-from realm.wire.control import Stopped
-from realm.wire.predict import LocalPolicy
 
 _SHOW_EVERY_S = 0.2
 
@@ -58,100 +65,84 @@ class End:
 def run(prepared: Prepared) -> End:
     """Train until a limit or a signal."""
     title, prepared = str(prepared.run_dir), prepared.settled()
-    config, plan, spec = prepared.config, prepared.plan, prepared.spec
-    app = config.app
-    hyper = hyper_of(config)
-    board, played, trained = Board(), Meters(), Meters()
     record = partial(_record_end, prepared)
-    with _recorded(prepared), display(title, STOPS, app.level) as show, listening(record) as wishes:
-        epoch = prepared.run_file.epoch
-        seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
-        enter(config, "local", prepared.run_dir)
-        make_envs = load_definition(app.algo).make_envs
-        envs = RestartingEnvs(
-            lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, played.count
-        )
-        agent = make_agent(config, spec, plan.device, app.seed)
-        trainer = begin(agent, spec, app, prepared.run_dir, epoch, trained)
-        _tell(prepared, trainer.origin)
-        kept = prepared.run_dir / "replay" if app.save_replay else None
-        buffer = make_replay_buffer(plan, spec, "local", seed, kept)
-        # no version bound: each batch is trained on at once, so the newest weights always act
-        gate = VersionGate(None, plan.batch, plan.round_size)
-
-        def refresh() -> tuple[Version, int, int]:
-            loop.tick()  # a workflow that never yields must be seen, and ended, too
-            return trainer.version, trainer.env_steps + buffer.new_env_steps, buffer.size
-
-        policy = LocalPolicy(agent, spec, plan.envs_per_worker, gate, refresh)
-        curves, resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
-        curves.begin(board, trainer.env_steps)
-        loop = _Loop(prepared, board, trainer, buffer, policy, played, trained, curves, resources, show, wishes)
-        context = WorkflowContext(spec, hyper, seed, 0, 1, played, loop.tick, loop.add, loop.save, loop.update)
-        board.trains_since = time.monotonic()
-        try:
-            workflow, idle = load_workflow(app.algo), False
-            with suppress(Stopped):
-                for items in rounds(workflow, envs, policy, context, plan.max_version_lag is not None):
-                    loop.add(items)
-                idle = not trained.totals["updates"]
-            trainer.save_last()  # not after an error: a resume must not get half-updated weights
-            buffer.close()
-            if idle:
-                raise RunError(f"{place_of_function(workflow)}: workflow ended before an update was made; {ENDLESS}")
-            with suppress(Stopped):
-                loop.judge_last()
-        finally:
-            _report(board, trainer, played, trained, buffer)
-            curves.write(board)
-            curves.close()
-            close(envs)
-            loop.close()
-    updates = int(board.total("learner", "updates"))
-    status = loop.status("stopped")
-    prepared.run_file.cause = loop.cause
+    with _recorded(prepared), display(title, STOPS, prepared.config.app.level) as show, listening(record) as wishes:
+        one = _OneProcess(prepared, show, wishes)
+        with closing(one):
+            one.train()
+    status, board = one.status("stopped"), one.board
+    prepared.run_file.cause = one.cause
     prepared.run_file.note_score(status)
     prepared.run_file.write_or_warn(prepared.run_dir)
     warn_of_faults(board)
-    logger.info("the run has ended: {}", loop.cause)
-    return End(loop.cause, trainer.version, board.env_steps, updates, board.recent_of("learner"), status)
+    logger.info("the run has ended: {}", one.cause)
+    updates = int(board.total("learner", "updates"))
+    return End(one.cause, one.trainer.version, board.env_steps, updates, board.recent_of("learner"), status)
 
 
-@dataclass
-class _Loop:
-    """What happens between two rounds of the workflow; its methods raise Stopped where the run ends."""
+class _OneProcess:
+    """A worker, a buffer and a trainer, connected by plain calls; its methods raise Stopped where the run ends."""
 
-    prepared: Prepared
-    board: Board
-    trainer: Trainer
-    buffer: ReplayBuffer
-    policy: LocalPolicy
-    played: Meters
-    trained: Meters
-    curves: Curves
-    resources: Resources
-    show: Callable[[Status], None]
-    wishes: Wishes
-
-    def __post_init__(self) -> None:
+    def __init__(self, prepared: Prepared, show: Callable[[Status], None], wishes: Wishes) -> None:
+        config, plan, spec = prepared.config, prepared.plan, prepared.spec
+        app, epoch = config.app, prepared.run_file.epoch
+        self.prepared, self._show, self._wishes = prepared, show, wishes
+        self.board, self._trained = Board(), Meters()
+        seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
+        enter(config, "local", prepared.run_dir)
+        self._worker = Worker(config, plan, spec, seed, Meters())
+        agent = make_agent(config, spec, plan.device, app.seed)
+        self.trainer = begin(agent, spec, app, prepared.run_dir, epoch, self._trained)
+        _tell(prepared, self.trainer.origin)
+        kept = prepared.run_dir / "replay" if app.save_replay else None
+        self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
+        self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest)
+        self._curves, self._resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
+        self._curves.begin(self.board, self.trainer.env_steps)
         self._limit = ""  # which one has ended the run
         self._shown, self._stillness = Every(_SHOW_EVERY_S), Stillness()
         self._judge: Judge | None = None  # between two updates, where evaluations go by env steps
-        prepared, agent = self.prepared, self.trainer.agent
-        if prepared.config.app.eval_every_steps:
-            evaluated = prepared.config.evaluated()
-            self._judge = Judge(evaluated, agent, prepared.spec, prepared.run_dir, self._heed_end)
+        if app.eval_every_steps:
+            self._judge = Judge(config.evaluated(), agent, spec, prepared.run_dir, self._heed_end)
+
+    def train(self) -> None:
+        """Train until a limit, a signal, or the end of the workflow; save, and evaluate what is to be."""
+        idle = False
+        self.board.trains_since = time.monotonic()
+        with suppress(Stopped):
+            self._worker.play(self._policy, self._tick, self._add, self._save, self._update)
+            idle = not self._trained.totals["updates"]
+        self.trainer.save_last()  # not after an error: a resume must not get half-updated weights
+        self._buffer.close()
+        if idle:
+            place = place_of_function(load_workflow(self.prepared.config.app.algo))
+            raise RunError(f"{place}: workflow ended before an update was made; {ENDLESS}")
+        with suppress(Stopped):
+            self._judge_last()
+
+    def close(self) -> None:
+        _report(self.board, self.trainer, self._worker.meters, self._trained, self._buffer)
+        self._curves.write(self.board)
+        self._curves.close()
+        self._worker.close()
+        if self._judge:
+            self._judge.close()
 
     @property
     def cause(self) -> str:
         """Why the run has ended."""
-        signal = called(self.wishes.first) if self.wishes.first else ""
+        signal = called(self._wishes.first) if self._wishes.first else ""
         return self._limit or signal or "the workflow ended by itself"
 
-    def add(self, items: Arrays) -> None:
+    def _newest(self) -> tuple[Version, int, int]:
+        """What acts: each batch is trained on at once, so these are always the newest weights."""
+        self._tick()  # a workflow that never yields must be seen, and ended, too
+        return self.trainer.version, self.trainer.env_steps + self._buffer.new_env_steps, self._buffer.size
+
+    def _add(self, items: Arrays) -> None:
         """Put a round into the buffer, and train as often as the buffer lets."""
-        plan, trainer, buffer = self.prepared.plan, self.trainer, self.buffer
-        self._begin(count_env_steps(items))
+        plan, trainer, buffer = self.prepared.plan, self.trainer, self._buffer
+        self._begin()
         waits = buffer.add(items) == NO_ROOM  # a large round goes in by parts, between updates
         while (drawn := buffer.draw(plan.batch, trainer.version)) is not None:
             priorities = trainer.update(*drawn)
@@ -164,75 +155,71 @@ class _Loop:
             count = len(items["worker"])
             raise RuntimeError(f"no room for a round of {count} samples: the buffer holds {buffer.size}")
         self._stillness.moved()
-        self.tick()
+        self._tick()
 
-    def update(self, items: Any, info: Any) -> None:
+    def _update(self, items: Any, info: Any) -> None:
         """Train on these items at once, past the buffer."""
-        self._begin(info.new_env_steps)
+        self._begin()
+        self._worker.meters.count("env_steps", info.new_env_steps)
         self.trainer.update(items, info)
         self._stillness.moved()
-        self.tick()
+        self._tick()
 
-    def _begin(self, env_steps: int) -> None:
+    def _begin(self) -> None:
         if self._judge and self._judge.is_due(self.trainer.env_steps):
             self._evaluate(self._judge)
         let_learn()
-        self.played.count("env_steps", env_steps)
 
-    def tick(self) -> None:
+    def _tick(self) -> None:
         """Show the run and write its curves if it is time."""
         prepared, app, board, trainer = self.prepared, self.prepared.config.app, self.board, self.trainer
-        self.played.totals["actions"] = self.policy.actions
+        self._worker.meters.totals["actions"] = self._policy.actions
         if self._shown.due():
-            _report(board, trainer, self.played, self.trained, self.buffer)
-            self.show(self.status("running"))
+            _report(board, trainer, self._worker.meters, self._trained, self._buffer)
+            self._show(self.status("running"))
             # nobody here could wait for memory
-            self.resources.look({"the run": prepared.run_file.pid}, holds=False)
-        self.curves.write_due(board)
+            self._resources.look({"the run": prepared.run_file.pid}, holds=False)
+        self._curves.write_due(board)
         if still_s := self._stillness.due(time.monotonic()):
-            actions, played = self.policy.actions, int(self.played.totals["env_steps"])
+            actions, played = self._policy.actions, int(self._worker.meters.totals["env_steps"])
             logger.warning(
                 "nothing has moved for {:.0f} s: the workflow has yielded no round ({:,} actions predicted and {:,} "
                 "env steps yielded so far)", still_s, actions, played,
             )  # fmt: skip
-        board.count(trainer.env_steps, self.buffer.new_env_steps)
-        self._limit = app.limit_reached(board.env_steps, board.training_s) or self.resources.gone
-        if self._limit or self.wishes.first:
+        board.count(trainer.env_steps, self._buffer.new_env_steps)
+        self._limit = app.limit_reached(board.env_steps, board.training_s) or self._resources.gone
+        if self._limit or self._wishes.first:
             raise Stopped
 
     def status(self, state: str) -> Status:
         """The run at this moment."""
-        app, capacity = self.prepared.config.app, self.prepared.plan.capacity if _is_used(self.buffer) else 0
+        app, capacity = self.prepared.config.app, self.prepared.plan.capacity if _is_used(self._buffer) else 0
         return self.board.status(state, capacity, app.max_env_steps, app.max_seconds)
 
-    def judge_last(self) -> None:
+    def _judge_last(self) -> None:
         """Evaluate the model with which the run has reached its last env step, unless that has just been done."""
         most = self.prepared.config.app.max_env_steps
         if self._judge and 0 < most <= self.board.env_steps and not is_judged(self.prepared.run_dir):
             self._evaluate(self._judge)
-
-    def close(self) -> None:
-        if self._judge:
-            self._judge.close()
 
     def _evaluate(self, judge: Judge) -> None:
         try:
             result = judge.judge(self.trainer.version, self.trainer.env_steps, self.trainer.memory_size)
         except (UserError, RunError) as error:  # as in a cluster, whose evaluator then ends alone
             logger.error("evaluation ends: {}; training goes on without it", error)
-            self.close()
+            judge.close()
             self._judge = None
             return
-        self.curves.write_evaluation(self.board.judged(result), result.env_steps)
+        self._curves.write_evaluation(self.board.judged(result), result.env_steps)
 
     def _heed_end(self) -> None:
         """End an evaluation, too, when somebody ends the run or its time is over."""
         time_is_over = self.prepared.config.app.limit_reached(0, self.board.training_s)
         self._limit = self._limit or time_is_over
-        if self.wishes.first or time_is_over:
+        if self._wishes.first or time_is_over:
             raise Stopped
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Keep the model for the user."""
         app = self.prepared.config.app
         self.trainer.save_for_user(self.prepared.run_dir / "user_ckpt", app.user_save_mode_max_count)

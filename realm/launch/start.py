@@ -10,7 +10,7 @@ import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from loguru import logger
 
@@ -29,7 +29,9 @@ from realm.launch.trial import try_user_code
 from realm.learn.outcome import models_in, newest_in, newest_model
 from realm.user import hyper_of, hyper_table
 from realm.watch.progress import busy
-from realm.wire.keys import Keys, load_keys
+
+if TYPE_CHECKING:
+    from realm.wire.keys import Keys
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     plan = make_plan(decided.app)
     keys = None
     if config.app.wrapper_type == "remote":
+        from realm.wire.keys import load_keys  # late: it brings ZeroMQ, which one process does without
+
         check_ports(config.app)
         keys = load_keys(config.app.keys_dir)
     gc.disable()  # imports make no garbage, and collections would take a tenth of the start

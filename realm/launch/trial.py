@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from realm.chunk import PolicyState
 from realm.config.load import RunConfig
 from realm.contract import (
     NO_VERSION,
@@ -26,6 +25,7 @@ from realm.contract import (
     check_arrays,
 )
 from realm.errors import UserCodeError, place_of_function
+from realm.policy.state import PolicyState
 from realm.rollout.returned import check_action_space, check_envs
 from realm.rollout.rounds import ENDLESS, RestartingEnvs, rounds
 from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow, make_envs

@@ -14,12 +14,12 @@ import numpy as np
 
 from realm.contract import NO_VERSION, Array, Arrays, PredictContext, Version
 from realm.learn.checkpoint import acting, load_bytes
+from realm.policy.local_policy import checked_answer, reply_fields, request_fields
 from realm.roles.job import Job
 from realm.user import make_agent
 from realm.wire.codec import Message, WireError
 from realm.wire.line import Frame, Lines, Question
 from realm.wire.models import ModelReader
-from realm.wire.predict import checked_answer, reply_fields, request_fields
 from realm.wire.sockets import Server
 
 _LOOK_S = 0.02

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
-from realm.contract import Arrays, Version, WorkflowContext, count_env_steps
-from realm.data.gate import VersionGate
+from realm.contract import Arrays, Version
 from realm.errors import ContractError
+from realm.policy.gate import VersionGate
+from realm.policy.local_policy import LocalPolicy
 from realm.roles.job import Job
-from realm.rollout.rounds import RestartingEnvs, close, rounds
-from realm.user import hyper_of, load_definition, load_workflow, make_agent
+from realm.rollout.worker import Worker
+from realm.user import make_agent
 from realm.wire.models import ModelReader
-from realm.wire.predict import LocalPolicy, RemotePolicy
+from realm.wire.predict import RemotePolicy
 from realm.wire.samples import ItemSender
 from realm.wire.sockets import Client
 
 
 def run(job: Job) -> None:
     """Run the workflow until stopped, or until it ends."""
-    plan, app, link, meters = job.plan, job.config.app, job.link, job.link.meters
-    hyper = hyper_of(job.config)
-    make_envs = load_definition(app.algo).make_envs
-    envs = RestartingEnvs(
-        lambda seed: make_envs(plan.envs_per_worker, seed, hyper, job.config.env), job.seed, job.spec, meters.count
-    )
+    plan, link, meters = job.plan, job.link, job.link.meters
+    worker = Worker(job.config, plan, job.spec, job.seed, meters, job.index, job.incarnation)
     gate = VersionGate(plan.max_version_lag, plan.batch, plan.round_size)
     to_buffer = job.client("buffer")
     sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.tick)
@@ -40,13 +38,9 @@ def run(job: Job) -> None:
                 gate.refill()
 
     policy: LocalPolicy | RemotePolicy
-    if plan.predict_local:
-        policy, to_policy = _policy_here(job, hyper, gate, tick)
-    else:
-        policy, to_policy = _policy_at_actor(job, gate, tick)
+    policy, to_policy = (_policy_here if plan.predict_local else _policy_at_actor)(job, gate, tick)
 
     def add(items: Arrays) -> None:
-        tick()
         if plan.max_version_lag is not None and len(items["worker"]) != plan.envs_per_worker:
             # credits count whole rounds: with another size the worker would wait for ever for an update
             raise ContractError(
@@ -55,30 +49,19 @@ def run(job: Job) -> None:
                 'set max_version_lag = "free" to allow any number'
             )
         gate.begin_round()
-        steps = count_env_steps(items)
-        meters.count("env_steps", steps)
-        meters.count("items", len(items["worker"]))
-        meters.count("rounds")
-        meters.totals["actions"] = policy.actions
         started = time.monotonic()
         sender.add(items)
         meters.count("add_wait_s", time.monotonic() - started)
         for status, number in sender.answers.items():
             meters.totals[f"rounds_{status}"] = number
 
-    context = WorkflowContext(
-        job.spec, hyper, job.seed, job.index, job.incarnation, meters, tick, add, lambda: link.say("save", {})
-    )
     link.ready([to_policy, to_buffer])
-    try:
-        for items in rounds(load_workflow(app.algo), envs, policy, context, plan.max_version_lag is not None):
-            add(items)
+    with closing(worker):
+        worker.play(policy, tick, add, lambda: link.say("save", {}))
         sender.finish()
-    finally:
-        close(envs)
 
 
-def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
+def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
     """Local prediction: an agent in this process that loads new models from the pool."""
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which other workers do not need
 
@@ -90,11 +73,12 @@ def _policy_here(job: Job, hyper: object, gate: VersionGate, tick: Callable[[], 
     def refresh() -> tuple[Version, int, int]:
         started = time.monotonic()
         version = models.wait(gate.minimum, tick)
+        gate.see(version)
         job.link.meters.count("predict_wait_s", time.monotonic() - started)
         job.link.meters.totals["models_loaded"] = models.loaded
         return version, models.env_steps, models.memory_size
 
-    return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, gate, refresh), to_pool
+    return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, refresh), to_pool
 
 
 def _policy_at_actor(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[RemotePolicy, Client]:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from realm.config.load import RunConfig
 from realm.config.plan import Plan
 from realm.contract import Book, Spec
+from realm.contract.versions import seed_of
 from realm.wire.codec import Codec
 from realm.wire.control import Link
 from realm.wire.keys import Keys
 from realm.wire.sockets import Client, Server
-
-
-def seed_of(seed: int, index: int, incarnation: int, epoch: int) -> int:
-    """Differs for every worker, restart and resume, below 2**31; a new run with the same settings gets the same."""
-    return int(np.random.SeedSequence((seed, index, incarnation, epoch)).generate_state(1)[0]) >> 1
 
 
 @dataclass(frozen=True)

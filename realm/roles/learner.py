@@ -8,11 +8,10 @@ import time
 from loguru import logger
 
 from realm.contract import Agent, Version
-from realm.errors import UserCodeError
+from realm.errors import Stopped, UserCodeError
 from realm.learn.trainer import begin
 from realm.roles.job import Job
 from realm.user import make_agent
-from realm.wire.control import Stopped
 from realm.wire.models import ModelWriter
 from realm.wire.samples import BatchReader
 

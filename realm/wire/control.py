@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from realm.contract import Book, Evaluation, Report, Spec
+from realm.errors import Stopped
 from realm.watch.meters import Meters
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.keys import Keys
@@ -28,10 +29,6 @@ from realm.wire.sockets import Client, Socket
 CONTROL_MAX_BYTES = 4 << 20
 _MOST_WARNINGS = 20  # of one process, that the user is shown
 _MOST_TEXT = 1000
-
-
-class Stopped(Exception):
-    """The supervisor asked this role to stop; caught once, at the top of the process."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from realm.contract import Array, Arrays, SampleInfo, Version
 from realm.data.buffer import INVALID, OLD_EPOCH, STALE
-from realm.data.gate import VersionGate
+from realm.policy.gate import VersionGate
 from realm.wire.codec import WireError
 from realm.wire.sockets import Client, wait_any
 

@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from realm.config.plan import this_machine
 from realm.contract import Arrays, SampleInfo, Version, arrays_to_chunk
 from realm.data.buffer import ACCEPTED, make_replay_buffer
-from realm.data.gate import VersionGate
 from realm.env.realm_env import RealmVectorEnv
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
 from realm.learn.trainer import complete
+from realm.policy.gate import VersionGate
 from realm.wire.codec import Message
 from realm.wire.models import ModelWriter
 from realm.wire.predict import RemotePolicy

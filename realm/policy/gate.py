@@ -1,6 +1,6 @@
 """Limits how far workers run ahead of the learner: the version that the next prediction must wait for.
 
-Used by the worker's side of `predict` and `add` (`wire/predict.py`, `wire/samples.py`). No I/O.
+Used by a policy, which waits for that version, and by the sender of rounds (`wire/samples.py`). No I/O.
 """
 
 from __future__ import annotations

@@ -1,0 +1,100 @@
+"""The verb `predict` by a plain call: LocalPolicy asks an agent in this process. User code sees no difference.
+
+Also what a question and its answer must hold, wherever the agent is: the actor and its line check by the same fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from realm.contract import (
+    Agent,
+    Array,
+    Arrays,
+    Field,
+    Fields,
+    PredictContext,
+    Prediction,
+    Spec,
+    Version,
+    check_arrays,
+)
+from realm.errors import ContractError
+from realm.policy.state import PolicyState
+
+Refresh = Callable[[], tuple[Version, int, int]]
+"""Loads newer weights if there are any, waits where they are too old, and returns the agent's version, its env steps
+and the memory's size."""
+
+
+class LocalPolicy:
+    """`predict` by a plain call to an agent in this process.
+
+    refresh: called before each prediction.
+    """
+
+    def __init__(self, agent: Agent, spec: Spec, num_envs: int, refresh: Refresh) -> None:
+        self.agent, self.refresh = agent, refresh
+        self._fields = reply_fields(spec)
+        self._slot = np.arange(num_envs)
+        self._state = PolicyState(spec.state, num_envs)
+        self.actions = 0
+
+    def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
+        version, env_steps, size = self.refresh()
+        state = self._state.before(self._slot, first)
+        context = PredictContext(self._slot, first, per_row(explore, len(first)), env_steps, state, size)
+        # torch takes no array that runs backwards, as a mirrored observation does
+        obs = {name: np.ascontiguousarray(x) if min(x.strides, default=0) < 0 else x for name, x in obs.items()}
+        predicted = self.agent.predict(obs, context)
+        checked_answer(predicted, self._fields, len(first))
+        self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})
+        self.actions += len(first)
+        return Prediction(predicted[0], predicted[1], version, env_steps, state, size)
+
+
+def per_row(explore: float | Array, rows: int) -> Array:
+    """One number, or one for each row, as f32 [rows]."""
+    if isinstance(explore, np.ndarray) and explore.shape == (rows,):
+        return explore.astype(np.float32)
+    return np.full(rows, explore, np.float32)
+
+
+def request_fields(spec: Spec) -> Fields:
+    """Name -> Field of a question, without its leading E."""
+    return {
+        "first": Field((), "bool"),
+        "explore": Field((), "float32"),
+        **{f"obs.{name}": field for name, field in spec.obs.items()},
+        **{f"state.{name}": field for name, field in spec.state.items()},
+    }
+
+
+def reply_fields(spec: Spec) -> Fields:
+    """Name -> Field of the actor's reply, without its leading E."""
+    return {
+        "action": spec.action.field,
+        **{f"extra.{name}": field for name, field in spec.extra.items()},
+        **{f"state.{name}": field for name, field in spec.state.items()},
+    }
+
+
+def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
+    """Turn the result of Agent.predict into the arrays of a reply. Checks it here, in the agent's process, so that the
+    ContractError blames the agent and not the receiver."""
+    label = "the result of Agent.predict"
+    parts = 3 if any(name.startswith("state.") for name in fields) else 2
+    dicts = isinstance(predicted, tuple) and all(isinstance(part, dict) for part in predicted[1:])
+    if not (dicts and len(predicted) == parts):
+        more = ", and a dict of the memory that Spec.state names" if parts == 3 else ""
+        raise ContractError(f"{label}: must be an array and a dict of arrays{more}")
+    answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
+    answer |= {f"state.{name}": array for name, array in (predicted[2] if parts == 3 else {}).items()}
+    strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
+    if strange:
+        raise ContractError(f"{label}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
+    check_arrays(answer, fields, (rows,), label)
+    return answer
