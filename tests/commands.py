@@ -20,13 +20,21 @@ PROGRESS = re.compile(r"^(.* \.\.\.|.*: ([\d,]+ of [\d,]+|\d+%), .*|.* INFO +the
 
 def start(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str]:
     command, env = [sys.executable, *map(str, arguments)], {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr); stderr without what a slow machine has said about work going on."""
     out, err = process.communicate(timeout=400)
     return process.returncode, out, PROGRESS.sub("", err)
+
+
+def finished(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, after its end; stderr as `end` gives it."""
+    process = start(*arguments, cwd=cwd)
+    return subprocess.CompletedProcess(process.args, *end(process))
 
 
 def realm(*arguments: str | Path, cwd: Path = ROOT) -> tuple[int, str, str]:

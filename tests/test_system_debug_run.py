@@ -6,19 +6,13 @@ import sys
 
 import pytest
 from cluster import PATIENCE_S, ROOT
-from commands import realm
+from commands import finished, realm
 
 pytestmark = pytest.mark.system
 
 
-def python(*arguments):
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-
-
 def test_debug_run_then_eval_then_tensorboard(tmp_path):
-    done = python("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=debug")
+    done = finished("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=debug")
     assert done.returncode == 0, done.stderr
     assert "ok: " in done.stdout
 
@@ -29,7 +23,9 @@ def test_debug_run_then_eval_then_tensorboard(tmp_path):
     assert len(content["episodes"]["score"]) == 3
     assert content["env_steps"] >= 10_000
 
-    curves = python("-m", "tensorboard.main", "--inspect", "--logdir", str(tmp_path / "debug" / "log" / "tensorboard"))
+    curves = finished(
+        "-m", "tensorboard.main", "--inspect", "--logdir", str(tmp_path / "debug" / "log" / "tensorboard")
+    )
     assert curves.returncode == 0, curves.stderr
     for tag in (
         "learner/policy_loss",
@@ -43,7 +39,7 @@ def test_debug_run_then_eval_then_tensorboard(tmp_path):
 def test_debug_run_fails_if_nothing_was_trained(tmp_path):
     settings = [f"log_dir={tmp_path}", "max_env_steps=0", "max_seconds=0.01", "aisrv_connect_to_kaiwu_env_count=1",
                 "train_batch_size=1000", "max_version_lag=free"]  # fmt: skip
-    done = python("train_test.py", *(part for one in settings for part in ("--set", one)))
+    done = finished("train_test.py", *(part for one in settings for part in ("--set", one)))
     assert done.returncode == 1, done.stdout
     assert "FAILED: no update happened" in done.stderr
 
@@ -68,11 +64,11 @@ def test_debug_run_fails_if_the_agent_restores_wrongly(tmp_path):
 @pytest.mark.slow
 def test_eval_counts_each_environment_equally(tmp_path):
     """Counting episodes last 11 to 15 steps, by environment: playing until N are over would favour the short ones."""
-    trained = python("train_test.py", "--config", "tests/counting/counting.toml", "--set", f"log_dir={tmp_path}",
-                     "--set", "run_name=count", "--set", "max_env_steps=3000")  # fmt: skip
+    trained = finished("train_test.py", "--config", "tests/counting/counting.toml", "--set", f"log_dir={tmp_path}",
+                       "--set", "run_name=count", "--set", "max_env_steps=3000")  # fmt: skip
     assert "no update" not in trained.stderr
-    evaluated = python("-m", "realm", "eval", str(tmp_path / "count"), "--episodes", "500",
-                       "--json", str(tmp_path / "eval.json"))  # fmt: skip
+    evaluated = finished("-m", "realm", "eval", str(tmp_path / "count"), "--episodes", "500",
+                         "--json", str(tmp_path / "eval.json"))  # fmt: skip
     assert evaluated.returncode == 0, evaluated.stderr
     scores = json.loads((tmp_path / "eval.json").read_text())["episodes"]["score"]
     assert len(scores) == 500
@@ -84,7 +80,7 @@ def test_eval_counts_each_environment_equally(tmp_path):
 @pytest.mark.parametrize("what", ["nowhere", "empty"])
 def test_eval_of_nothing_is_one_sentence(tmp_path, what):
     (tmp_path / "empty").mkdir()
-    done = python("-m", "realm", "eval", str(tmp_path / what))
+    done = finished("-m", "realm", "eval", str(tmp_path / what))
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,12 +1,10 @@
 """What users do wrong most often: each is one sentence on stderr and exit code 2, and leaves nothing behind."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
-from cluster import PATIENCE_S, ROOT
+from cluster import ROOT
+from commands import finished
 
 pytestmark = pytest.mark.system
 COUNTING = "tests/counting/counting.toml"
@@ -14,23 +12,10 @@ DEFINITION = "feature/definition.py"
 
 
 def start(tmp_path, *overrides, config="conf/smoke.toml", cwd=ROOT, script=("-m", "realm", "start")):
-    command = [sys.executable, *script, "--config", str(ROOT / config)]
+    command = [*script, "--config", str(ROOT / config)]
     for one in (f"log_dir={tmp_path / 'runs'}", "wrapper_type=local", "max_env_steps=500", *overrides):
         command += ["--set", one]
-    return run(*command, cwd=cwd)
-
-
-def run(*command, cwd=ROOT):
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    return finished(*command, cwd=cwd)
 
 
 def sentence(done):
@@ -150,11 +135,11 @@ def test_models_of_another_network_or_other_shapes(tmp_path):
     assert "other shapes" in sentence(start(tmp_path, "run_name=one", "diy.chunk_length=7"))
     assert config.read_text() == before
 
-    model = (sys.executable, "-m", "realm", "eval", str(config.parent))
-    assert "--episodes -5" in sentence(run(*model, "--episodes", "-5"))
-    assert "--seed -1" in sentence(run(*model, "--seed", "-1"))
-    assert "/nonexistent/x" in sentence(run(*model, "--json", "/nonexistent/x"))
-    assert "bogus" in sentence(run(*model, "--set", "env.bogus=1"))
+    model = ("-m", "realm", "eval", str(config.parent))
+    assert "--episodes -5" in sentence(finished(*model, "--episodes", "-5"))
+    assert "--seed -1" in sentence(finished(*model, "--seed", "-1"))
+    assert "/nonexistent/x" in sentence(finished(*model, "--json", "/nonexistent/x"))
+    assert "bogus" in sentence(finished(*model, "--set", "env.bogus=1"))
 
     # one that is accepted is written, and the former one kept
     assert start(tmp_path, "run_name=one", "diy.lr_start=1e-5", "max_env_steps=600").returncode == 0

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from backends import HAS_REVERB, OWN_NETWORK
 from cluster import PATIENCE_S, ROOT, Run
+from commands import finished
 from loguru import logger
 
 from realm.launch.supervisor import Role, Supervisor
@@ -26,9 +27,7 @@ NATIVE = "buffer_backend=native"
 
 
 def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "realm", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    return finished("-m", "realm", *arguments)
 
 
 def loaded_libraries(pid):
