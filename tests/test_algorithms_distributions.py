@@ -77,10 +77,10 @@ def test_the_environment_gets_actions_within_its_bounds() -> None:
     assert (drawn.abs() > 1).any()  # what is learned from is what was drawn, not what it was cut to
 
 
-@pytest.mark.parametrize("action", [ActionSpec(n=4), ActionSpec(low=LOW, high=HIGH)])
+@pytest.mark.parametrize("action", [ActionSpec(n=4), ActionSpec(nvec=(3, 1)), ActionSpec(low=LOW, high=HIGH)])
 def test_the_greedy_action_is_what_acts_without_exploration(action: ActionSpec) -> None:
     distribution = distribution_of(action)
-    outputs = outputs_of(300)[:, :4] if action.n else outputs_of(300)
+    outputs = outputs_of(300) if action.low else outputs_of(300)[:, :4]
     np.testing.assert_array_equal(distribution.greedy(outputs, {})["action"], acted(distribution, outputs, 0.0)[0])
     mixed = np.arange(300) % 2
     assert (acted(distribution, outputs, mixed)[0][::2] == acted(distribution, outputs, 0.0)[0][::2]).all()
@@ -100,3 +100,27 @@ def test_discrete_actions_are_those_of_torchs_categorical_distribution() -> None
     assert torch.allclose(log_prob, known.log_prob(drawn), atol=1e-5)
     assert torch.allclose(entropy, known.entropy(), atol=1e-5)
     np.testing.assert_allclose(extra["log_prob"], log_prob, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_several_numbers_are_drawn_by_themselves(masked: bool) -> None:
+    """Log-probability and entropy are sums over torch's distribution of each number."""
+    counts, draw = (3, 2, 5), torch.Generator().manual_seed(0)
+    product, logits = distribution_of(ActionSpec(nvec=counts)), torch.randn(500, sum(counts), generator=draw)
+    legal = torch.rand(500, sum(counts), generator=draw) < 0.5
+    legal[:, [0, 3, 5]] = True
+    obs = {"legal": legal} if masked else {}
+    action, extra = product.act(logits, obs, np.ones(500, np.float32), torch.Generator().manual_seed(1))
+    assert (action.shape, action.dtype) == ((500, 3), np.int64)
+    drawn = torch.from_numpy(action)
+    seen = logits.masked_fill(~legal, -1e9) if masked else logits
+    each = [TorchCategorical(logits=x) for x in seen.split(counts, 1)]
+    log_prob, entropy = product.log_prob_and_entropy(logits, obs, drawn)
+    assert torch.allclose(log_prob, sum(one.log_prob(x) for one, x in zip(each, drawn.T, strict=True)), atol=1e-5)
+    assert torch.allclose(entropy, sum(one.entropy() for one in each), atol=1e-5)
+    np.testing.assert_allclose(extra["log_prob"], log_prob, atol=1e-5)
+    assert torch.equal(log_prob, product.log_prob(logits, obs, drawn))
+    if masked:
+        assert all(part.gather(1, x[:, None]).all() for part, x in zip(legal.split(counts, 1), drawn.T, strict=True))
+    share = (drawn[:, 1] == 0).float().mean()  # numbers do not follow each other's draws
+    assert abs(float(each[1].probs[:, 0].mean() - share)) < 0.07

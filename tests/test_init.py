@@ -28,6 +28,7 @@ from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.contract import (
     ActionSpec,
+    Array,
     SampleInfo,
     Version,
     WorkflowContext,
@@ -120,14 +121,15 @@ def test_observations_become_numbers(space: spaces.Space[Any], wanted: Any) -> N
     [
         (spaces.Discrete(3), ActionSpec(n=3)),
         (spaces.Discrete(3, start=-1), ActionSpec(n=3)),
-        (spaces.MultiDiscrete([2, 3]), ActionSpec(n=6)),
-        (spaces.MultiDiscrete([2, 3], start=[1, -1]), ActionSpec(n=6)),
-        (spaces.MultiBinary(3), ActionSpec(n=8)),
+        (spaces.MultiDiscrete([2, 3]), ActionSpec(nvec=(2, 3))),
+        (spaces.MultiDiscrete([2, 3], start=[1, -1]), ActionSpec(nvec=(2, 3))),
+        (spaces.MultiDiscrete([3]), ActionSpec(n=3)),
+        (spaces.MultiBinary(30), ActionSpec(nvec=(2,) * 30)),
         (spaces.Discrete(3, start=5, dtype=np.int8), ActionSpec(n=3)),
-        (spaces.MultiDiscrete(np.array([[2, 3], [1, 2]])), ActionSpec(n=12)),
-        (spaces.Box(-1, 1, (2,), np.int8), ActionSpec(n=9)),
+        (spaces.MultiDiscrete(np.array([[2, 3], [1, 2]])), ActionSpec(nvec=(2, 3, 1, 2))),
+        (spaces.Box(-1, 1, (2,), np.int8), ActionSpec(nvec=(3, 3))),
         (spaces.Box(250, 255, (), np.uint8), ActionSpec(n=6)),
-        (spaces.Box(0, 1, (3,), np.bool_), ActionSpec(n=8)),  # type: ignore[arg-type]  # its stubs know numbers alone
+        (spaces.Box(0, 1, (3,), np.bool_), ActionSpec(nvec=(2, 2, 2))),  # type: ignore[arg-type]  # stubs of numbers
         (spaces.Box(-2, 3, (2,)), ActionSpec(low=(-2.0, -2.0), high=(3.0, 3.0))),
         (spaces.Box(-2, 3, (2, 1)), ActionSpec(low=(-2.0, -2.0), high=(3.0, 3.0))),
         (spaces.Box(np.float32([0, 7, 1]), np.float32([1, 7, 3])), ActionSpec(low=(0.0, 1.0), high=(1.0, 3.0))),
@@ -142,8 +144,23 @@ def test_actions_are_of_the_environments_space(space: spaces.Space[Any], action:
     assert action in (own, None)
     envs.reset(seed=1)
     for number in range(24):  # the environment itself checks them
-        bound = (np.float32(own.low), np.float32(own.high))[number % 2]
-        envs.step(np.full(2, number % own.n) if own.n else np.stack([bound, envs.action_space.sample()[1]]))
+        if own.low:
+            bound = (np.float32(own.low), np.float32(own.high))[number % 2]
+            envs.step(np.stack([bound, envs.action_space.sample()[1]]))
+        else:
+            envs.step(np.full(2, number % own.n) if own.n else np.tile(number % np.array(own.nvec), (2, 1)))
+
+
+def test_several_numbers_are_one_where_it_is_asked_for_or_the_mask_has_one_for_each_combination() -> None:
+    space = spaces.MultiDiscrete([2, 3], start=[1, -1])
+    masked = {numbers: spaces.Dict({"a": FLOATS, "action_mask": spaces.MultiBinary(numbers)}) for numbers in (5, 6)}
+    envs = make_vec(2, {"id": registered(FLOATS, space)}, "", joint=True)
+    assert action_spec(envs) == action_spec(made(masked[6], space)) == ActionSpec(n=6)
+    assert action_spec(made(masked[5], space)) == ActionSpec(nvec=(2, 3))
+    assert action_spec(made(FLOATS, space), spaces.Discrete) == ActionSpec(n=6)
+    envs.reset(seed=1)
+    for number in range(6):  # the environment itself checks them
+        envs.step(np.full(2, number))
 
 
 def test_spaces_that_cannot_be_are_refused() -> None:
@@ -159,7 +176,10 @@ def test_spaces_that_cannot_be_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"the action space is .*it must be Discrete"):
             action_spec(made(FLOATS, space))
     for space in (spaces.MultiBinary(13), spaces.Box(0, 255, (3,), np.uint8)):
-        with pytest.raises(ConfigError, match=r"has (8192|16777216) combinations; it must have 1 to 4096"):
+        with pytest.raises(ConfigError, match=r"has (8192|16777216) combinations, .*; it must have 1 to 4096"):
+            make_vec(2, {"id": registered(FLOATS, space)}, "", joint=True)
+    for space in (spaces.MultiBinary(2049), spaces.Box(0, 2**31 - 2, (2,), np.int32), spaces.Discrete(5000, start=1)):
+        with pytest.raises(ConfigError, match=r"has (4098|4294967294|5000) choices; it must have 1 to 4096"):
             made(FLOATS, space)
     with pytest.raises(ConfigError, match="which leaves no choice"):
         made(FLOATS, spaces.Box(1, 1, (2,)))
@@ -248,11 +268,14 @@ IMAGE = spaces.Box(0, 255, (40, 44, 3), np.uint8)
 PICTURED = spaces.Dict({"seen": IMAGE, "b": spaces.Dict({"c": spaces.Discrete(3)})})
 FLAT = spaces.Box(-1, 1, (), np.float32)
 JOINT, BOX = spaces.MultiDiscrete([2, 3]), spaces.Box(-2, 3, (2,))
+EACH = spaces.Box(np.int8([0, 1, 1, 0, 0]), np.ones(5, np.int8), dtype=np.int8)  # a mask of each number's choices
 TRAINED: list[tuple[str, spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = [
     ("ppo", MASKED, JOINT, {}),
     ("ppo", PICTURED, BOX, {}),
     ("ppo", spaces.Dict({"a": FLOATS, "action_mask": LEGAL}), JOINT, {}),
     ("ppo", FINAL, JOINT, {}),
+    ("ppo", spaces.Dict({"a": FLOATS, "legal": EACH}), JOINT, {}),
+    ("ppo", FLOATS, spaces.MultiBinary((2, 4)), {}),
     ("dqn", FINAL, JOINT, {}),
     ("dqn", MASKED, JOINT, {}),
     ("dqn", MASKED, JOINT, {"frames": 3, "double": True}),
@@ -282,8 +305,7 @@ def test_a_package_plays_and_trains_on(
     for items in played:
         if "obs.legal" in items:
             mask = items["obs.legal"][:, :-1]
-            chosen = np.take_along_axis(mask, items["action"][..., None], -1)[..., 0]
-            assert (chosen | ~items["valid"] | ~mask.any(-1)).all()
+            assert (allowed(mask, items["action"]) | ~items["valid"] | ~mask.any(-1)).all()
             assert not mask.all()
     if spec.draw:
         memory = ReplayMemory(spec, 1000, False, 1.0, 0)
@@ -302,7 +324,14 @@ def test_a_package_plays_and_trains_on(
     if not spec.state:
         seen = {name: torch.from_numpy(played[0][f"obs.{name}"][:, 0]) for name in spec.obs}
         best = agent.greedy(seen)["action"].detach().numpy()
-        assert "legal" not in seen or obs is FINAL or np.take_along_axis(seen["legal"].numpy(), best[:, None], 1).all()
+        assert "legal" not in seen or obs is FINAL or allowed(seen["legal"].numpy(), best).all()
+
+
+def allowed(mask: Array, action: Array) -> Array:
+    """mask: bool [..., choices]; action: i64 [...], or [..., 2] for JOINT, whose masks are side by side. bool [...]"""
+    if action.ndim < mask.ndim:
+        action = action[..., None]
+    return np.take_along_axis(mask, action + ([0, 2] if action.shape[-1] == 2 else [0]), -1).all(-1)
 
 
 # ---- the command ----

@@ -1,12 +1,15 @@
 """What the outputs of a policy's network mean to PPO: the distribution that an action is drawn from.
 
 Categorical  one of A actions; outputs are its logits [n, A]
+Product      several numbers, each one of its own actions; outputs are their logits side by side
 Gaussian     A numbers; outputs are means and logs of standard deviations [n, 2 A]
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +77,44 @@ class Categorical:
         return _at(log_probs, raw_action), returns.entropy(log_probs)
 
 
+class Product:
+    """Several numbers, of which each is drawn by itself: the policy is the product of a Categorical for each. A mask
+    `legal` has those of all numbers side by side, as the logits are."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        """counts: actions of each number."""
+        ends = list(accumulate(counts))
+        self._slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self._one = Categorical()
+
+    def _parts(self, outputs: Tensor, obs: Obs) -> Iterator[tuple[Tensor, Obs]]:
+        """Logits [n, actions] and mask of each number."""
+        for part in self._slices:
+            yield outputs[:, part].contiguous(), {"legal": obs["legal"][:, part]} if "legal" in obs else {}
+
+    def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
+        acted = [self._one.act(*part, explore, generator) for part in self._parts(outputs, obs)]
+        log_probs = [extra["log_prob"] for _, extra in acted]
+        return np.stack([action for action, _ in acted], -1), {"log_prob": np.sum(log_probs, 0, np.float32)}
+
+    def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
+        greedy = [self._one.greedy(*part) for part in self._parts(outputs, obs)]
+        action, logits = ([one[name] for one in greedy] for name in ("action", "logits"))
+        return {"action": torch.stack(action, -1), "logits": torch.cat(logits, -1)}
+
+    def raw_action(self, batch: Chunk) -> Array:
+        return batch.action
+
+    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
+        return self.log_prob_and_entropy(outputs, obs, raw_action)[0]
+
+    def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
+        parts = zip(self._parts(outputs, obs), raw_action.unbind(-1), strict=True)
+        each = [self._one.log_prob_and_entropy(*part, action) for part, action in parts]
+        log_prob, entropy = (torch.stack(x).sum(0) for x in zip(*each, strict=True))
+        return log_prob, entropy
+
+
 class Gaussian:
     """A independent numbers, in units of half the action's range around its middle. The environment gets them cut to
     the range; what was drawn before the cut travels with the chunk as `drawn`, f32 [A]."""
@@ -109,7 +150,7 @@ class Gaussian:
 
 def distribution_of(action: ActionSpec) -> Distribution:
     """The one that fits an action space."""
-    return Gaussian(action) if action.low else Categorical()
+    return Gaussian(action) if action.low else Product(action.nvec) if action.nvec else Categorical()
 
 
 def _at(log_probs: Tensor, action: Tensor) -> Tensor:

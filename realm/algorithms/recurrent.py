@@ -34,7 +34,7 @@ class GRUNetwork(nn.Module):
         self.encoder = Encoder(fields)
         self.layer = nn.Sequential(nn.Linear(self.encoder.features, hidden), nn.Tanh())
         self.gru = nn.GRU(hidden, hidden, batch_first=True)
-        self.actor_head = nn.Sequential(nn.Linear(hidden, action.n or len(action.low)))
+        self.actor_head = nn.Sequential(nn.Linear(hidden, action.n or sum(action.nvec) or len(action.low)))
         self.critic_head = nn.Linear(hidden, 1)
         for head, gain in ((self.actor_head[0], 0.01), (self.critic_head, 1.0)):
             nn.init.orthogonal_(head.weight, gain)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """`realm init`: writes a package that trains at once, to be changed from there, and a configuration next to it.
 
 With --env it is a copy of one of `realm/zoo/`, for any gymnasium environment; with `--from realm` one of `diy/`, the
-agent of Back to the Realm. The user's name is put into it.
+agent of Back to the Realm. The user's name is put into it. Settings are those of `conf/ppo/` where it has some for the
+environment, else those of the package's `init.toml`, or of PPO's `init_<kind>.toml` for images and continuous actions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from realm.commands.files import writing
 from realm.commands.models import DEFAULT_CONFIG
 from realm.config.keys import CHECKS, AppConfig
 from realm.config.load import RunConfig
+from realm.config.toml import read_toml
 from realm.contract import Spec
 from realm.errors import ConfigError, UserError, one_line, place_of
 from realm.launch.trial import try_user_code
@@ -35,6 +37,17 @@ _FILES = ("config.py", "feature/definition.py", "algorithm/agent.py", "train_wor
 _MEMORY_BYTES = 1 << 30  # of observations in a replay memory
 
 
+def tuned() -> dict[str, Path]:
+    """Environment's id -> a configuration with settings of PPO for it."""
+    return {read_toml(file)[0]["env"]["id"]: file for file in sorted((BUILT_IN / "conf" / "ppo").glob("*.toml"))}
+
+
+def list_tuned() -> None:
+    """Print the environments of `tuned`."""
+    for env, file in tuned().items():
+        say(f"{env:27} {read_toml(file)[0]['app']['max_env_steps']:>9,} env steps   conf/ppo/{file.name}")
+
+
 def init(name: str, env: str, package: str) -> None:
     """Write the package `name` and `<name>.toml` into the current directory.
 
@@ -47,7 +60,8 @@ def init(name: str, env: str, package: str) -> None:
     if package != GAME and not env:
         raise ConfigError(
             "realm init: say for which environment: --env with an id of gymnasium, like --env CartPole-v1 or --env "
-            f"my_module:MyEnv-v0, or --from {GAME} for the agent of Back to the Realm"
+            f"my_module:MyEnv-v0, or --from {GAME} for the agent of Back to the Realm; --list names environments that "
+            "come with settings"
         )
     if package == GAME:
         name = name or "my_realm"
@@ -57,8 +71,10 @@ def init(name: str, env: str, package: str) -> None:
         with apart(over=True):
             package, spec = _fitting(package, env)
         name = name or _name_of(env)
-        what = f"{env} with {package}"
-        texts, settings = _package(name, package), _config(name, env, package, spec)
+        found = tuned().get(env) if package == "ppo" else None
+        what = f"{env} with {package}" + (f" and the settings of conf/ppo/{found.name}" if found else "")
+        texts = _package(name, package)
+        settings = _tuned_config(name, found) if found else _config(name, env, package, spec)
     folder, config = Path(name), Path(f"{name}.toml")
     _check_name(name)
     for path in (folder, config):
@@ -120,7 +136,7 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
     if not specs:
         of_id = why.startswith("[env] id is ")
         raise ConfigError(why.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {why}")
-    package = package or next(name for name in (*_FIRST, *specs) if name in specs)
+    package = package or ("ppo" if env in tuned() else next(name for name in (*_FIRST, *specs) if name in specs))
     if package not in specs:
         raise ConfigError(f"--from {package} does not fit the actions of {env}; it must be {' or '.join(specs)}")
     algo = f"realm.zoo.{package}"
@@ -168,6 +184,18 @@ def _game_config(name: str) -> str:
     return text.replace("diy/config.py", f"{name}/config.py").replace("\n[diy]", f"\n[{name}]")
 
 
+def _tuned_config(name: str, file: Path) -> str:
+    text = re.sub(r"^(algo|run_name) = .*", rf'\1 = "{name}"', file.read_text(), flags=re.MULTILINE)
+    return text.replace("\n[ppo]", f"\n[{name}]").replace(f"conf/ppo/{file.name}", f"{name}.toml")
+
+
+def _template(package: str, spec: Spec) -> Path:
+    """Of a configuration for an environment that nothing is tuned for."""
+    image = any(field.dtype == "uint8" and len(field.shape) == 3 for field in spec.obs.values())
+    own = _ZOO / package / f"init_{'image' if image else 'continuous' if spec.action.low else 'other'}.toml"
+    return own if own.exists() else _ZOO / package / _TEMPLATE
+
+
 def _config(name: str, env: str, package: str, spec: Spec) -> str:
     """The package's template, with a replay memory that fits."""
     fits = max(1000, _MEMORY_BYTES // sum(field.nbytes for field in spec.obs.values()) // 1000 * 1000)
@@ -175,6 +203,6 @@ def _config(name: str, env: str, package: str, spec: Spec) -> str:
     def capacity(found: re.Match[str]) -> str:
         return f"{found[1]}{min(int(found[2]), fits):_}".ljust(len(found[0]))
 
-    text = (_ZOO / package / _TEMPLATE).read_text()
+    text = _template(package, spec).read_text()
     text = re.sub(r"\b(NAME|ENV)\b", lambda found: name if found[0] == "NAME" else env, text)
     return re.sub(r"^(replay_buffer_capacity = )([\d_]+)", capacity, text, flags=re.MULTILINE)

@@ -36,6 +36,8 @@ def add_train(commands: Commands) -> None:
     )  # fmt: skip
     text = f"{', '.join(PACKAGES[:-1])}, or realm: the game's own agent (default: ppo, or td3 if continuous)"
     init.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
+    text = "names the environments that PPO has tuned settings for"
+    init.add_argument("--list", action="store_true", help=text)
     init.set_defaults(run=_init)
 
     text = "train, in a cluster of processes or in one process"
@@ -109,8 +111,11 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from realm.commands.init import init
+    from realm.commands.init import init, list_tuned
 
+    if arguments.list:
+        list_tuned()
+        return 0
     init(arguments.name, arguments.env, arguments.package)
     return 0
 

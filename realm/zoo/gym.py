@@ -25,7 +25,7 @@ from realm.contract import ActionSpec, Array, Arrays, Field, Fields
 from realm.errors import ConfigError, ContractError, to_install
 
 _PIP = re.compile(r"pip install ([^`]+)")  # as gymnasium says it
-_MOST_COMBINATIONS = 4096
+_MOST_CHOICES = 4096  # outputs of a network
 _IMAGE_SIDE = 36  # smaller ones are no images to `realm.algorithms.networks.Encoder`
 _MOST_CHANNELS = 16
 MASK = "legal"
@@ -34,12 +34,13 @@ _CHOICES = (spaces.Discrete, spaces.MultiDiscrete)
 _Path = tuple[Hashable, ...]
 
 
-def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorEnv[Any, Any, Any]:
+def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: bool = False) -> VectorEnv[Any, Any, Any]:
     """Environments that report each episode's return; observations are dicts of numbers (see `_number_space`), and
     `{"state": ...}` where they were no dicts. One named `legal` or `action_mask` is the mask of legal actions, here
-    called `legal`. Actions are numbers from 0, or f32 [E, A] (see `_OwnActions`).
+    called `legal`. Actions are whole numbers from 0, i64 [E] or i64 [E, numbers], or f32 [E, A] (see `_OwnActions`).
 
-    options: the table `[env]`; default: the id if it names none.
+    options: the table `[env]`; default: the id if it names none; joint: several whole numbers become one, each
+    combination an action. They do so anyway where the mask has a number for each combination.
     """
     given = dict(options)
     env_id = name = given.pop("id", default)
@@ -58,8 +59,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str) -> VectorE
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {env_id!r}: {str(error).splitlines()[0]}") from error
-    envs = _with_own_actions(envs)
     parts = _named(_parts(envs.single_observation_space))
+    envs = _with_own_actions(envs, joint, parts[MASK][1].shape if MASK in parts else None)
     single: dict[str, spaces.Space[Any]] = {name: _number_space(space) for name, (_, space) in parts.items()}
     if MASK in parts:
         single[MASK] = _mask_space(parts[MASK], envs.single_action_space)
@@ -96,23 +97,34 @@ class _Envs(SyncVectorEnv):
 class _OwnActions(VectorActionWrapper):
     """Gives the environments an action of their space for one that an algorithm knows.
 
-    table    for whole numbers: [n, ...], the environment's action for each number from 0; several numbers become one,
-             each combination an action
+    table    for one whole number: [n, ...], the environment's action for each number from 0
+    start    for several: [...], the least of each
     columns  for a Box, whose numbers the algorithm has side by side, f32 [E, A], without those that cannot change:
              i64 [numbers of the Box], the column of each. They are cut to the bounds in the Box's own dtype.
     """
 
     table: Array | None = None
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], table: Array | None, columns: Array | None) -> None:
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        shown: spaces.Space[Any],
+        table: Array | None = None,
+        start: Array | None = None,
+        columns: Array | None = None,
+    ) -> None:
+        """shown: the action space of one environment as the algorithm sees it."""
         super().__init__(envs)
-        self.table, self.columns = table, columns
+        self.table, self.start, self.columns = table, start, columns
+        self.single_action_space, self.action_space = shown, batch_space(shown, envs.num_envs)
 
     def actions(self, actions: Any) -> Any:
-        """actions: i64 [E] or f32 [E, A]."""
+        """actions: i64 [E], i64 [E, numbers] or f32 [E, A]."""
+        space: Any = self.env.single_action_space
         if self.table is not None:
             return self.table[actions]
-        space: Any = self.env.single_action_space
+        if self.start is not None:
+            return np.asarray(actions).reshape(-1, *space.shape).astype(space.dtype) + self.start
         own = np.asarray(actions)[:, self.columns].astype(space.dtype).reshape(-1, *space.shape)
         return np.clip(own, space.low, space.high)
 
@@ -120,16 +132,24 @@ class _OwnActions(VectorActionWrapper):
         """The same by torch alone, for `realm export`."""
         import torch  # late: workers do not need it
 
+        space: Any = self.env.single_action_space
         if self.table is not None:
             return torch.from_numpy(self.table)[actions]
-        space: Any = self.env.single_action_space
+        if self.start is not None:
+            start = torch.from_numpy(self.start)
+            return actions.reshape(-1, *space.shape).to(start.dtype) + start
         low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
         own = actions[:, torch.from_numpy(self.columns)].to(low.dtype).reshape(-1, *space.shape)
         return torch.minimum(torch.maximum(own, low), high)
 
 
-def _with_own_actions(envs: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Environments that take numbers from 0 or f32 [E, A], if their actions can be said so. Raises ConfigError."""
+def _with_own_actions(
+    envs: VectorEnv[Any, Any, Any], joint: bool, mask: tuple[int, ...] | None
+) -> VectorEnv[Any, Any, Any]:
+    """Environments that take whole numbers from 0 or f32 [E, A], if their actions can be said so. Raises ConfigError.
+
+    joint: see `make_vec`; mask: the shape of the mask of legal actions.
+    """
     space: Any = envs.single_action_space
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
         if not _is_bounded(space) or 0 in space.shape:
@@ -140,25 +160,24 @@ def _with_own_actions(envs: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any
             raise ConfigError(f"the action space is {space}, which leaves no choice; it must have a low below its high")
         if free.all() and space.dtype == np.float32 and len(space.shape) == 1:
             return envs
-        wrapped = _OwnActions(envs, None, np.where(free, np.cumsum(free) - 1, 0))
-        wrapped.single_action_space = spaces.Box(low[free], high[free], dtype=np.float32)
-    elif isinstance(space, spaces.Discrete) and space.start == 0 and space.dtype == np.int64:
+        columns = np.where(free, np.cumsum(free) - 1, 0)
+        return _OwnActions(envs, spaces.Box(low[free], high[free], dtype=np.float32), columns=columns)
+    if isinstance(space, spaces.Discrete) and space.start == 0 and space.dtype == np.int64:
         return envs
-    elif isinstance(space, (*_CHOICES, spaces.MultiBinary, spaces.Box)):
-        start, counts = _whole(space)
-        count = math.prod(counts)
-        if not counts or count > _MOST_COMBINATIONS:
-            raise ConfigError(
-                f"the action space {space} has {count if counts else 'no'} combinations; it must have 1 to "
-                f"{_MOST_COMBINATIONS}, each of which becomes an action"
-            )
-        parts = np.stack(np.unravel_index(np.arange(count), counts), -1).reshape(count, *(space.shape or ()))
-        wrapped = _OwnActions(envs, (parts + start).astype(space.dtype), None)
-        wrapped.single_action_space = spaces.Discrete(count)
-    else:
+    if not isinstance(space, (*_CHOICES, spaces.MultiBinary, spaces.Box)):
         return envs
-    wrapped.action_space = batch_space(wrapped.single_action_space, envs.num_envs)
-    return wrapped
+    start, counts = _whole(space)
+    combinations = math.prod(counts)
+    joint = joint or mask == (combinations,) != (sum(counts),)
+    if len(counts) > 1 and not joint and sum(counts) <= _MOST_CHOICES:
+        return _OwnActions(envs, spaces.MultiDiscrete(counts), start=np.asarray(start).astype(space.dtype))
+    if not counts or combinations > _MOST_CHOICES:
+        what = "combinations, each of which becomes an action" if joint else "choices"
+        number = combinations if joint else sum(counts)
+        raise ConfigError(f"the action space {space} has {number or 'no'} {what}; it must have 1 to {_MOST_CHOICES}")
+    parts = np.stack(np.unravel_index(np.arange(combinations), counts), -1)
+    own = parts.reshape(combinations, *(space.shape or ())) + start
+    return _OwnActions(envs, spaces.Discrete(combinations), table=own.astype(space.dtype))
 
 
 def _is_bounded(space: spaces.Box) -> bool:
@@ -228,11 +247,11 @@ def _number_space(space: Any) -> spaces.Box:
 
 def _mask_space(part: tuple[_Path, Any], action: Any) -> spaces.Box:
     """Raises ConfigError unless it has a number for each action."""
-    (path, space), wanted = part, (int(getattr(action, "n", 0)),)
+    (path, space), wanted = part, (int(np.sum(getattr(action, "nvec", getattr(action, "n", 0)))),)
     if space.shape != wanted:
         raise ConfigError(
             f"the observation {path[-1]!r} is {space}, but what has this name is a mask of the legal actions, a number "
-            f"for each of the action space {action}; give it another name if it is none"
+            f"for each choice of the action space {action}; give it another name if it is none"
         )
     return spaces.Box(0, 1, wanted, np.bool_)  # type: ignore[arg-type]  # its stubs know numbers alone
 
@@ -271,9 +290,14 @@ def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | 
 
     Raises ConfigError for another one, and for a Box that has no bounds.
     """
-    space = envs.single_action_space
+    space: Any = envs.single_action_space
     if isinstance(space, spaces.Discrete) and kind in (None, spaces.Discrete):
         return ActionSpec(n=int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        if kind is None:
+            return ActionSpec(nvec=tuple(space.nvec))
+        if kind is spaces.Discrete and math.prod(space.nvec.tolist()) <= _MOST_CHOICES:
+            return ActionSpec(n=math.prod(space.nvec.tolist()))  # of environments that `make_vec(joint=True)` makes
     if isinstance(space, spaces.Box) and _is_bounded(space) and len(space.low) and kind in (None, spaces.Box):
         return ActionSpec(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
     discrete = "Discrete, MultiDiscrete, MultiBinary or a Box of whole numbers"

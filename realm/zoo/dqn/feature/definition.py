@@ -10,7 +10,7 @@ from realm.zoo.gym import MASK, action_spec, make_vec, obs_fields
 
 
 def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:
-    return make_vec(num_envs, options, "CartPole-v1")
+    return make_vec(num_envs, options, "CartPole-v1", joint=True)
 
 
 def spec(envs: Any, config: Config) -> Spec:

@@ -19,7 +19,7 @@ class Model(nn.Module):
         super().__init__()
         self.observations = Observations(fields) if config.normalise_obs else None
         self.returns = Moments() if config.normalise_returns else None
-        self.actor_net = _net(fields, config, action.n or len(action.low), 0.01)
+        self.actor_net = _net(fields, config, action.n or sum(action.nvec) or len(action.low), 0.01)
         if action.low:
             self.actor_net.append(Deviations(len(action.low), config.log_std))
         self.critic_net = _net(fields, config, 1, 1.0)
