@@ -42,7 +42,7 @@ def sentence(folder: Path, content: str | bytes, *overrides: str) -> str:
 # --- what loads
 
 
-@pytest.mark.parametrize("file", sorted(CONF.glob("*.toml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(CONF.rglob("*.toml")), ids=lambda file: file.name)
 def test_every_file_in_conf_loads_without_a_warning_and_survives_a_round_trip(file: Path, tmp_path: Path) -> None:
     config = load_config(file)
     assert not config.warnings

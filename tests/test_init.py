@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from odd import Odd, registered, untrained
 from realm.commands.init import _name_of
 from realm.commands.main import main
 from realm.config.keys import AppConfig
-from realm.config.load import RunConfig
+from realm.config.load import RunConfig, load_config
 from realm.contract import (
     ActionSpec,
     Array,
@@ -42,7 +43,7 @@ from realm.learn.outcome import newest_model
 from realm.learn.trainer import complete
 from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs, rounds
-from realm.user import load_agent, load_config_class, load_definition, load_workflow
+from realm.user import load_agent, load_config_class, load_definition, load_hyper, load_workflow
 from realm.watch.meters import Meters
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 
@@ -390,8 +391,50 @@ def test_init_outlives_what_only_now_and_then_fails(tmp_path: Path, monkeypatch:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Odd, "reset", fails_in_the_second)
-    assert main(["init", "my_odd", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
+    assert main(["init", "my_failing", "--env", registered(FLOATS, spaces.Discrete(3))]) == 0
     assert len({id(one) for one in made}) == 2
+
+
+def test_an_environment_that_has_settings_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(list((ROOT / "conf" / "ppo").iterdir()))
+    assert re.search(r"^Pendulum-v1 +100,000 env steps +conf/ppo/pendulum\.toml$", "\n".join(listed), re.MULTILINE)
+    assert main(["init", "swing", "--env", "Pendulum-v1"]) == 0
+    assert "swing.toml are written: Pendulum-v1 with ppo and the settings of conf/ppo/pendulum.toml" in (
+        capsys.readouterr().out
+    )
+    ours, theirs = load_config(Path("swing.toml")), load_config(ROOT / "conf" / "ppo" / "pendulum.toml")
+    assert (ours.hyper, ours.env, ours.app.run_name) == (theirs.hyper, theirs.env, "swing")
+    assert load_hyper("swing", ours.hyper).normalise_obs
+    assert dataclasses.replace(ours.app, algo="", run_name="") == dataclasses.replace(theirs.app, algo="", run_name="")
+    assert main(["init", "other", "--env", "Pendulum-v1", "--from", "sac"]) == 0
+    assert "conf/ppo" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "obs", "action", "lines"),
+    [
+        ("of_floats", FLOATS, spaces.Box(-2, 3, (2,)), ["normalise_obs = true", "minibatch_size = 64"]),
+        ("of_images", spaces.Box(0, 255, (40, 44, 3), np.uint8), spaces.Discrete(3), ["clip = 0.1", "epochs = 4"]),
+    ],
+)
+def test_an_environment_without_settings_gets_those_of_its_kind(
+    name: str,
+    obs: spaces.Space[Any],
+    action: spaces.Space[Any],
+    lines: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", name, "--env", registered(obs, action), "--from", "ppo"]) == 0
+    text = Path(f"{name}.toml").read_text()
+    assert all(f"\n{line}\n" in text for line in lines)
+    load_hyper(name, load_config(Path(f"{name}.toml")).hyper)
 
 
 def test_a_name_from_an_environments_id() -> None:
