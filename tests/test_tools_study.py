@@ -403,7 +403,12 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     shutil.rmtree(tasks[2].folder)  # as on another machine
     assert control.curve_of(tasks[2], curves).ended
     assert control.curve_of(tasks[2], {}) == control.Curve([], False)
-    text = control.page([control.result(task, curves[task.folder.name]) for task in (*tasks, late)], common.about())
+    text = control.page(
+        [control.result(task, curves[task.folder.name]) for task in (*tasks, late)],
+        common.about(),
+        Path("ppo.toml"),
+        Path("page.md"),
+    )
     assert (
         "within 8,000 and 2.5 min | 7,000 (0.0 min) / 9,000 (0.0 min) / 7,000 (3.0 min) | 7,667 | -152 | 1 of 3 |"
         in text

@@ -1,13 +1,15 @@
-"""PPO, TD3, SAC and DQN on gymnasium's environments, several seeds each, against the figures of others.
+"""The algorithms on gymnasium's environments, several seeds each, against the figures of others.
 
     python tools/study/control.py --only td3-pendulum sac-pendulum
     python tools/study/control.py --jobs 2              # all: HalfCheetah and Hopper take hours each, on a core each
     python tools/study/control.py --jobs 0              # starts nothing: only the page, from the runs that are there
+    python tools/study/control.py --studies tools/study/ppo.toml --jobs 2
 
-The runs are in tools/study/control.toml. Each is the folder train/control/<name>-<seed>; one that is not finished goes
-on from its checkpoint and its replay memory, and one that another process trains is left to it. At the end it writes
-docs/control.md and its picture, and says what is missing. Sections of the page that have a heading of their own are
-kept. The curves are in docs/control.json, too: a run that has ended on another machine is not trained again.
+The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml. Each is the folder
+train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its checkpoint and its replay
+memory, and one that another process trains is left to it. At the end it writes docs/control.md or docs/ppo.md and the
+picture, and says what is missing. Sections of the page that have a heading of their own are kept. The curves are in a
+JSON file next to the page, too: a run that has ended on another machine is not trained again.
 """
 
 from __future__ import annotations
@@ -81,10 +83,8 @@ class Task(NamedTuple):
         return common.start_command(common.ROOT / "conf" / self.study.config, self.overrides())
 
 
-def all_studies() -> list[Study]:
-    return [
-        Study(name, **{**table, "set": tuple(table.get("set", ()))}) for name, table in read_toml(STUDIES)[0].items()
-    ]
+def all_studies(path: Path = STUDIES) -> list[Study]:
+    return [Study(name, **{**table, "set": tuple(table.get("set", ()))}) for name, table in read_toml(path)[0].items()]
 
 
 def chosen(every: Sequence[Study], only: Sequence[str]) -> list[Study]:
@@ -185,26 +185,30 @@ def _is_running(task: Task) -> bool:
 
 # ---- the page ----
 
-HEAD = """# Control
+HEAD = """# {title}
 
-PPO, TD3, SAC and DQN (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
-the mean return of ten greedy episodes (TD3 and SAC on Pendulum: a hundred). *last* is the mean of the last ten
+{algorithms} (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
+the mean return of ten greedy episodes (Pendulum: a hundred). *last* is the mean of the last ten
 evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation reached the mark,
 with the minutes until then. Later ones may be lower.
 
-![The curves of all runs: mean return of an evaluation against env steps](control.png)
+![The curves of all runs: mean return of an evaluation against env steps]({picture})
 """
 
 FOOT = """
 
 In italics: runs that are not finished. They go on with the same command, from their checkpoint and their replay memory.
-Hyper-parameters: `conf/` and `tools/study/control.toml`. Written by `tools/study/control.py` ({date}, {machine}).
+Hyper-parameters: `conf/` and `tools/study/{studies}`. Written by `tools/study/control.py` ({date}, {machine}).
 Other work ran on the same cores, so minutes are upper bounds.
 """
 
 
-def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
-    lines = [HEAD, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
+def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out: Path) -> str:
+    names = list(dict.fromkeys(one.task.study.says.partition(",")[0] for one in results))
+    algorithms = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    title = names[0] if len(names) == 1 else studies.stem.capitalize()
+    head = HEAD.format(title=title, algorithms=algorithms, picture=out.with_suffix(".png").name)
+    lines = [head, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
     for study in dict.fromkeys(one.task.study for one in results):
         seeds = [one for one in results if one.task.study is study]
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
@@ -215,7 +219,7 @@ def page(results: Sequence[Result], machine: dict[str, Any]) -> str:
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
             f"| {study.known or '-'} | {verdict(study, seeds)} |"
         )
-    return "\n".join(lines) + FOOT.format(**machine)
+    return "\n".join(lines) + FOOT.format(studies=studies.name, **machine)
 
 
 def by_hand(out: Path) -> str:
@@ -274,19 +278,23 @@ def draw(results: Sequence[Result], out: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of control.toml")
+    parser.add_argument("--studies", type=Path, default=STUDIES, metavar="FILE", help="the runs")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; 0 starts none")
-    parser.add_argument("--folder", type=Path, default=Path("train/control"), help="where the runs are")
-    parser.add_argument("--out", type=Path, default=common.ROOT / "docs" / "control.md", help="the page")
-    return parser.parse_args()
+    parser.add_argument("--folder", type=Path, help="where the runs are (default: train/<name of --studies>)")
+    parser.add_argument("--out", type=Path, help="the page (default: docs/<name of --studies>.md)")
+    args = parser.parse_args()
+    args.folder = args.folder or Path("train") / args.studies.stem
+    args.out = args.out or common.ROOT / "docs" / f"{args.studies.stem}.md"
+    return args
 
 
 def main() -> None:
     args = arguments()
     common.end_in_order()
     common.check_out(args.out)
-    every, folder, saved = all_studies(), args.folder.absolute(), args.out.with_suffix(".json")
+    every, folder, saved = all_studies(args.studies), args.folder.absolute(), args.out.with_suffix(".json")
     known = read_curves(saved)
     tasks = [
         Task(one, seed, folder / f"{one.name}-{seed}") for seed in args.seeds for one in every if seed <= one.seeds
@@ -310,7 +318,7 @@ def main() -> None:
     known |= {one.folder.name: curve_of(one, known) for one in tasks}
     write_curves(saved, {name: one for name, one in known.items() if one.points})
     results = [result(one, known[one.folder.name]) for one in tasks]
-    args.out.write_text(page(results, common.about()) + by_hand(args.out))
+    args.out.write_text(page(results, common.about(), args.studies, args.out) + by_hand(args.out))
     draw(results, args.out.with_suffix(".png"))
     for one in results:
         if one.figure is None or one.share < 1:
