@@ -14,7 +14,7 @@ import sys
 
 from loguru import logger
 
-from realm.commands.models import config_file
+from realm.commands.locate import config_file
 from realm.config.plan import decide, make_plan, this_machine
 from realm.errors import RunError, UserError
 from realm.kaiwu.project import load

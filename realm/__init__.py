@@ -69,7 +69,7 @@ def load_policy(model: str | Path = "", number: str | int = "latest") -> Trained
     model: name or path of a run, one of its checkpoints, or "shipped"; "" is the newest run. number: of updates,
     "latest" or "best". Raises realm.errors.UserError with one sentence, such as where there is no such run.
     """
-    from realm.commands.models import chosen_model  # late: torch, and `import realm` stays light
+    from realm.commands.locate import chosen_model  # late: torch, and `import realm` stays light
     from realm.learn.checkpoint import find
     from realm.learn.evaluate import load_player
     from realm.learn.policy import TrainedPolicy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,10 +14,8 @@ import pytest
 from cluster import ROOT
 from commands import realm
 
-from realm.commands import checks
-from realm.commands.checks import Finding, Torch
-from realm.commands.doctor import _lines, _locked, _needed
-from realm.config.keys import AppConfig
+from realm.commands import doctor as checks
+from realm.commands.doctor import Finding, Torch, _lines, _locked, _needed
 from realm.launch.rundir import boot_id, start_of
 
 GIB = 1 << 30
@@ -27,18 +24,9 @@ NEW, OLD = (3, 12, 1), (3, 11, 7)
 RUNS = Path("train")
 
 
-def taken_port() -> socket.socket:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    return listener
-
-
 @pytest.mark.parametrize(
     ("finding", "state", "says"),
     [
-        (checks.check_python(OLD, "/python"), "ok", "3.11.7 (/python)"),
-        (checks.check_python((3, 9, 2), "/python"), "bad", "needs 3.10 or newer"),
         (checks.check_packages(["torch>=2.10"], ["numpy==1.26.4"], HAVE.get), "ok", "as in requirements.lock"),
         (checks.check_packages(["torch>=2.10"], [], HAVE.get), "ok", "there is no requirements.lock"),
         (checks.check_packages(["torch>=2.14"], [], HAVE.get), "bad", "torch is 2.13.0+cpu, not >=2.14"),
@@ -77,13 +65,6 @@ def taken_port() -> socket.socket:
         (checks.check_gpu(1, Torch("", "2.13.0+cpu"), "auto"), "warn", "a build for the CPU; install torch for CUDA"),
         (checks.check_gpu(0, Torch("", "2.13.0"), "cuda:1"), "bad", "and device is cuda:1; set device = auto"),
         (checks.check_gpu(0, Torch("No module named 'torch'"), "auto"), "bad", "No module named 'torch'"),
-        (checks.check_disk(RUNS, 50 * GIB, 100 * GIB, None), "ok", "50 GB of 100 GB are free at train"),
-        (checks.check_disk(RUNS, GIB // 2, 100 * GIB, 10**6), "warn", "realm runs --prune"),
-        (checks.check_disk(RUNS, 1 << 20, 100 * GIB, 10**6), "bad", "1 MB of 100 GB"),
-        (checks.check_disk(RUNS, 50 * GIB, 100 * GIB, 7), "warn", "room for 7 more files"),
-        (checks.check_memory(8 * GIB, 16 * GIB), "ok", "8.0 GB of 16 GB"),
-        (checks.check_memory(GIB * 3 // 4, 16 * GIB), "warn", "end other programs"),
-        (checks.check_memory(GIB // 4, 16 * GIB), "bad", "256 MB of 16 GB"),
         (checks.check_cores(4, None), "ok", "4"),
         (checks.check_cores(4, 4.0), "ok", "4"),
         (checks.check_cores(16, 1.5), "warn", "16, but the container allows only 1.5 at once"),
@@ -96,10 +77,6 @@ def taken_port() -> socket.socket:
         (checks.check_shm(GIB, GIB), "ok", "1.0 GB of 1.0 GB"),
         (checks.check_shm(64 << 20, 10 << 20), "warn", "--shm-size"),
         (checks.check_shm(None, None), "warn", "is not there"),
-        (checks.check_network(AppConfig()), "ok", "are chosen when a run starts"),
-        (checks.check_network(AppConfig(bind_host="127.0.0.1", base_port=65_000)), "ok", "from 65000 are free"),
-        (checks.check_keys(""), "ok", "for this machine alone"),
-        (checks.check_keys("no/such/folder"), "bad", "no/such/folder"),
         (checks.check_runs([], [], []), "ok", "none was left behind"),
         (checks.check_runs(["train/a (12)"], ["b"], []), "bad", "train/a (12); `realm stop all` ends them"),
         (checks.check_runs([], ["train/b"], []), "warn", "train/b"),
@@ -118,13 +95,6 @@ def test_good_and_bad(finding: Finding, state: str, says: str) -> None:
     assert max(len(line) for line in _lines(finding)) <= 80
     if state != "ok":
         assert ";" in shown  # says what to do
-
-
-def test_a_taken_port_names_its_owner() -> None:
-    with taken_port() as listener:
-        finding = checks.check_network(AppConfig(base_port=listener.getsockname()[1]))
-    assert finding.state == "bad"
-    assert f"pid {os.getpid()}" in finding.what
 
 
 def test_the_projects_own_lists_are_read() -> None:
@@ -146,7 +116,7 @@ def test_the_command(tmp_path: Path) -> None:
     code, out, err = realm("doctor", "--log-dir", tmp_path, "--json")
     assert err == ""
     found = {entry["name"]: entry for entry in json.loads(out)}
-    assert set(found["python"]) == {field.name for field in dataclasses.fields(Finding)}
+    assert set(found["versions"]) == {field.name for field in dataclasses.fields(Finding)}
     assert code == 1
     assert found["runs"]["what"] == f"processes without a supervisor: {tmp_path}/orphan ({os.getpid()})"
     assert found["clock"]["what"].endswith("killed/run.json is from 24.0 hours in the future")
@@ -156,7 +126,6 @@ def test_the_command(tmp_path: Path) -> None:
     code, out, err = realm("doctor", "--log-dir", tmp_path / "new", "--config", tmp_path / "none.toml")
     assert err == ""
     assert code == (" bad," in out and not out.splitlines()[-1].startswith("0 bad"))
-    assert f"warn config    {tmp_path}" in " ".join(out.split("\n"))
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 80
     assert not (tmp_path / "new").exists()
 

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from odd import untrained
 
 import realm
-from realm.commands.export import ROWS
+from realm.commands.evaluate import ROWS
 from realm.commands.main import main
 from realm.config.load import load_config, to_toml
 from realm.contract import PredictContext, Version
@@ -85,7 +85,7 @@ def test_an_exported_model_acts_as_the_model_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("realm.commands.export.ROWS", rows)
+    monkeypatch.setattr("realm.commands.evaluate.ROWS", rows)
     out = tmp_path / "model.onnx"
     assert main(["export", str(make_run(tmp_path, config_file, *settings)), "--onnx", str(out)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (

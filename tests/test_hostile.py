@@ -25,7 +25,7 @@ from loguru import logger
 from test_checkpoint import Agent
 
 from realm.commands.main import main
-from realm.commands.resume import configuration_of
+from realm.commands.train import configuration_of
 from realm.config.flow import check_memory
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml

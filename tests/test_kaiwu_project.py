@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from realm.commands.locate import config_file
 from realm.commands.main import main
-from realm.commands.models import config_file
 from realm.errors import UserError
 from realm.kaiwu.project import check_resumed, load, project_of, translated
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,12 @@ import numpy as np
 import psutil
 import pytest
 
+from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.launch import place as place_
 from realm.launch.environment import role_environment
 from realm.launch.place import place, start_fork_server
+from realm.launch.ports import check_ports
 
 PATIENCE_S = 60
 ROOT = Path(__file__).parents[1]
@@ -189,6 +192,7 @@ from pathlib import Path
 import test_place
 from realm.launch import place as place_
 from realm.launch.place import place, start_fork_server
+from realm.launch.ports import check_ports
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     start_fork_server(os.environ)
@@ -246,3 +250,8 @@ def test_what_a_role_may_see(environment):
     assert role_environment("aisrv", plan).get("NUMBA_CACHE_DIR") == os.environ.get("NUMBA_CACHE_DIR")
     assert role_environment("aisrv", plan)["CUDA_VISIBLE_DEVICES"] == ""
     assert role_environment("learner", plan).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_a_taken_port_names_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
+        check_ports(AppConfig(base_port=listener.getsockname()[1]))

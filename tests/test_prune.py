@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import realm
 
-from realm.commands.prune import Found, why_they_stay
+from realm.commands.runs import Found, why_they_stay
 from realm.launch.rundir import boot_id, start_of
 
 DAY = 86_400.0

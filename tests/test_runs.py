@@ -9,8 +9,8 @@ import pytest
 from saved import checkpoint
 
 from realm.commands import main as cli
-from realm.commands.compare import differences
-from realm.commands.models import chosen_model, run_folder
+from realm.commands.locate import chosen_model, run_folder
+from realm.commands.runs import differences
 from realm.errors import ConfigError
 from realm.launch.rundir import find_runs
 from realm.watch.tensorboard import TensorBoard, read_curves

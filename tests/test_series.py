@@ -19,11 +19,10 @@ from commands import end, realm, start
 from saved import checkpoint
 
 from realm.commands import main as cli
-from realm.commands import seeds as seeds_module
+from realm.commands import series as seeds_module
 from realm.commands.plot import band, groups_of
-from realm.commands.resume import configuration_of
-from realm.commands.seeds import has_ended, seed_table
-from realm.commands.sweep import Values, read_space
+from realm.commands.series import Values, has_ended, read_space, seed_table
+from realm.commands.train import configuration_of
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, read_run

@@ -15,7 +15,7 @@ import pytest
 from saved import checkpoint
 
 from realm.commands.ending import called, ending, resuming
-from realm.commands.status import _lines_of, attach, look
+from realm.commands.living import _lines_of, attach, look
 from realm.errors import ConfigError, RunError
 from realm.launch.rundir import RunFile
 from realm.learn.outcome import best_model, newest_model
@@ -65,12 +65,12 @@ def test_a_run_that_cannot_be_asked_hides_no_other(tmp_path: Path, monkeypatch: 
         WireError("what is this"),
         msgspec.ValidationError("old"),
     ):
-        monkeypatch.setattr("realm.commands.status.ask", Mock(side_effect=error))
+        monkeypatch.setattr("realm.commands.living.ask", Mock(side_effect=error))
         seen = look(tmp_path, run)
         assert (seen.status, seen.trouble) == (None, f"its supervisor cannot be asked: {error}")
         assert str(error) in _lines_of(seen, 80)[1]
         monkeypatch.setattr("realm.launch.rundir.RunFile.lives", lambda self: True)
-        monkeypatch.setattr("realm.commands.status.read_run", lambda path, skipped=None: run)
+        monkeypatch.setattr("realm.commands.living.read_run", lambda path, skipped=None: run)
         with pytest.raises(RunError, match=str(error)):
             attach(tmp_path)
 

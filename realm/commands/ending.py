@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from realm.commands.models import runs_folder
+from realm.commands.locate import runs_folder
 from realm.contract import Version
 from realm.files import from_here
 from realm.learn.outcome import best_model, newest_model

@@ -1,7 +1,7 @@
-"""The command `realm eval`: plays a trained model, prints how well it does, and writes that to files if asked to.
+"""`realm eval` plays a trained model and prints how well it does; `realm export` writes it as an ONNX file.
 
 `evaluate_model` is called by the command line, and by `realm start` with run_mode = "eval". It prints statistics of
-the episodes of any environment. A game may print a report of its own (`game.EvaluatingGame`), for which it gets an
+the episodes of any environment. A game may print a report of its own (`game.EvaluatingGame`), for which it gets a
 `Candidate` and the helpers below.
 """
 
@@ -20,28 +20,73 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from loguru import logger
-from rich.console import Console
-from rich.table import Table
 
 from realm.apart import apart
-from realm.commands.files import check_file, writing
-from realm.commands.game import EvaluatingGame, eval_options, load_game
+from realm.commands.game import EvaluatingGame, Game, eval_options, eval_parser, load_game
+from realm.commands.locate import add_model_options, model_of
+from realm.commands.parser import Commands, check_file, writing
 from realm.config.load import EVAL_SEED, RunConfig
-from realm.errors import ConfigError, plain
+from realm.contract import Array, PredictContext
+from realm.errors import ConfigError, RunError, plain
 from realm.files import from_here
-from realm.learn.evaluate import Predict, evaluate, load_player
+from realm.learn.evaluate import Player, Predict, evaluate, load_player
 from realm.learn.outcome import main_statistic
+from realm.learn.policy import own_actions
 from realm.rollout.rounds import close
 from realm.user import folder_of
-from realm.watch.progress import Show, Stillness, counting
-from realm.watch.status import named
+from realm.watch.progress import Show, Stillness, busy, counting
+from realm.watch.status import named, say
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from realm.learn.checkpoint import Checkpoint
 
 NUM_ENVS = 256
 LOG_WIDTH = 200  # columns where no terminal is: nothing is wrapped there
 ROUNDS = {0.0: "greedy actions", 1.0: "sampled actions"}  # by `explore`
+_EXPORT_ENVS = 100
+ROWS = 10_000  # observations to compare an exported file and the model on; a multiple of _EXPORT_ENVS
+LEAST_EQUAL = 0.99  # hidden layers in bfloat16 round: the two may differ where two actions are as good as each other
+TOLERANCE = 1e-4  # of continuous actions, as a part of their range
+
+
+def add_commands(commands: Commands, game: Game | None) -> None:
+    """Add them, `eval` with the game's own options."""
+    own = eval_parser(game)
+    text = "play a trained model and print how well it does"
+    evaluation = commands.add_parser("eval", parents=[own], help=text, example="realm eval my-run --id best")
+    add_model_options(evaluation)
+    evaluation.add_argument("--episodes", type=int, default=0, metavar="N", help="default: eval_episodes")
+    how = evaluation.add_mutually_exclusive_group()
+    how.add_argument("--stochastic", action="store_true", help="sampled actions instead of greedy ones")
+    how.add_argument("--both", action="store_true", help="greedy actions, and sampled ones in a second round")
+    evaluation.add_argument("--seed", type=int, default=EVAL_SEED, help=f"default {EVAL_SEED}")
+    evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
+    evaluation.set_defaults(run=_eval, own_defaults=vars(own.parse_args([])))
+
+    text = "write a trained model as an ONNX file"
+    exporting = commands.add_parser("export", help=text, example="realm export my-run --id best --onnx model.onnx")
+    add_model_options(exporting)
+    exporting.add_argument("--onnx", type=Path, default=Path("model.onnx"), metavar="FILE", help="default: model.onnx")
+    exporting.set_defaults(run=_export, seed=0)
+
+
+def _eval(given: argparse.Namespace) -> int:
+    request = Request(
+        episodes=given.episodes,
+        explores=(0.0, 1.0) if given.both else (float(given.stochastic),),
+        seed=given.seed,
+        json=given.json,
+        options=given_options(given, given.own_defaults),
+    )
+    evaluate_model(*model_of(given), request)
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    export(*model_of(given), given.onnx)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +161,8 @@ def given_options(arguments: argparse.Namespace, defaults: Mapping[str, Any]) ->
 def _print_statistics(candidate: Candidate) -> None:
     """Play and print the statistics that the environments report."""
     config, request, episodes = candidate.config, candidate.request, candidate.episodes
+    from rich.table import Table  # late: `--help` does not need it
+
     console, columns = make_console(), []
     for explore in request.explores:
         with playing(explore, episodes) as show:
@@ -141,6 +188,8 @@ def _print_statistics(candidate: Candidate) -> None:
 
 def make_console() -> Console:
     """Where reports are printed."""
+    from rich.console import Console  # late: `--help` does not need it
+
     return Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
 
 
@@ -200,3 +249,58 @@ def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], mo
     }
     with writing(request.json):
         request.json.write_text(json.dumps(content))
+
+
+# ---- export ----
+
+
+def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out: Path) -> None:
+    """Write the checkpoint's policy to `out` and say on how many observations it acts as the model does.
+
+    Raises UserError if this agent or machine cannot, RunError if file and model differ.
+    """
+    check_file("--onnx", out, (".onnx",))
+    from realm.learn.checkpoint import find  # late: torch
+    from realm.learn.export import OnnxPolicy, check_packages, write_onnx
+
+    check_packages()
+    checkpoint = find(folder, model)
+    player = load_player(config, checkpoint, config.env, _EXPORT_ENVS, EVAL_SEED)
+    try:
+        with busy("exporting"), writing(out):
+            names, outputs = write_onnx(player.agent, player.spec, player.envs, out)
+        fields = zip(names, player.spec.obs.values(), strict=True)
+        inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in fields)
+        say(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")
+        say(f"inputs: {inputs}".replace("'", ""))
+        say(f"outputs: {', '.join(outputs)}")
+        with busy("comparing"):
+            equal = compare(player, OnnxPolicy(out))
+    finally:
+        player.envs.close()
+    say(f"the same greedy actions as the model's on {equal.sum():,} of {len(equal):,} observations")
+    if equal.mean() < LEAST_EQUAL:
+        raise RunError(f"{out}: acts otherwise than the model, so do not use it; Agent.greedy must do as predict does")
+
+
+def compare(player: Player, exported: Any) -> Array:
+    """Whether the exported policy acts as the model does, on observations of sampled play; bool [ROWS]."""
+    action_spec, equal = player.spec.action, list[Array]()
+    within: Any = 0.0
+    if action_spec.low:
+        low, high = (
+            own_actions(player.envs, np.array([bound], np.float32)) for bound in (action_spec.low, action_spec.high)
+        )
+        within = TOLERANCE * (high - low)
+    slot, first, ended = np.arange(_EXPORT_ENVS), np.ones(_EXPORT_ENVS, np.bool_), np.zeros(_EXPORT_ENVS, np.bool_)
+    obs, _ = player.envs.reset(seed=EVAL_SEED)
+    for _ in range(ROWS // _EXPORT_ENVS):
+        greedy, played = (
+            player.predict(obs, PredictContext(slot, first, np.full(_EXPORT_ENVS, explore, np.float32)))[0]
+            for explore in (0.0, 1.0)
+        )
+        differs = np.abs(np.subtract(exported.act(obs), own_actions(player.envs, greedy), dtype=np.float64)) > within
+        equal.append(~differs.reshape(_EXPORT_ENVS, -1).any(-1))
+        obs, _, terminated, truncated, _ = player.envs.step(played)
+        first, ended = ended, terminated | truncated  # the step after an end is the reset
+    return np.concatenate(equal)

@@ -14,19 +14,22 @@ import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from realm.commands.parser import Commands
 from realm.config.keys import AppConfig
 from realm.config.toml import read_toml
 from realm.errors import ConfigError, UserCodeError, one_line
 from realm.user import refuse_code_of_a_run, search_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from realm.commands.evaluate import Candidate, Request
+    from realm.config.load import RunConfig
 
 GAMES = {"back_to_the_realm": "realm.env"}  # name of a game -> its package
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+KAIWU = "realm.kaiwu"  # runs projects written for KaiwuDRL, and has a command of its own
 
 
 @runtime_checkable
@@ -52,6 +55,26 @@ class EvaluatingGame(Game, Protocol):
     def evaluate(self, candidate: Candidate, options: argparse.Namespace) -> bool:
         """Play, print the game's report and write the files. Returns False, before any of that, if these environments
         are not the game's; then the generic statistics are printed."""
+
+
+class Projects(Protocol):
+    """What reads every configuration: Realm's own, and those of projects written for KaiwuDRL."""
+
+    def load(
+        self, path: str | Path, overrides: Sequence[str] = (), hyper_keys: Callable[[str], Iterable[str]] = ...
+    ) -> RunConfig:
+        """Read a configuration; a project's code is checked, too. Raises ConfigError or UserCodeError."""
+
+    def translated(self, path: str | Path) -> RunConfig:
+        """As `load`, but with no look at the project's code. Raises ConfigError."""
+
+    def check_resumed(self, config: RunConfig, overrides: Sequence[str]) -> None:
+        """Raise ConfigError for a setting that only a new start can give to such a project."""
+
+
+def projects() -> Projects:
+    """Its module, found by name as a game is."""
+    return cast(Projects, importlib.import_module(f"{KAIWU}.project"))
 
 
 def app_here(config: Path) -> str:

@@ -7,6 +7,7 @@ environment, else those of the package's `init.toml`, or of PPO's `init_<kind>.t
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 import sys
@@ -16,8 +17,8 @@ from pathlib import Path
 import realm
 from realm.apart import apart
 from realm.commands.ending import called
-from realm.commands.files import writing
-from realm.commands.models import DEFAULT_CONFIG
+from realm.commands.locate import DEFAULT_CONFIG
+from realm.commands.parser import Commands, writing
 from realm.config.keys import CHECKS, AppConfig
 from realm.config.load import RunConfig
 from realm.config.toml import read_toml
@@ -35,6 +36,29 @@ PACKAGES = (*sorted(path.parent.name for path in _ZOO.glob(f"*/{_TEMPLATE}")), G
 _FIRST = ("td3", "ppo")  # of those that fit an environment, the one that is taken
 _FILES = ("config.py", "feature/definition.py", "algorithm/agent.py", "train_workflow.py")
 _MEMORY_BYTES = 1 << 30  # of observations in a replay memory
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it."""
+    text = "write a package that trains a gymnasium environment at once"
+    parser = commands.add_parser("init", help=text, example="realm init cart --env CartPole-v1")
+    text = "of the package (default: the environment's)"
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help=text)
+    text = "of gymnasium, such as CartPole-v1, or my_module:MyEnv-v0"
+    parser.add_argument("--env", default="", metavar="ID", help=text)
+    text = f"{', '.join(PACKAGES[:-1])}, or realm: the game's own agent (default: ppo, or td3 if continuous)"
+    parser.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
+    text = "names the environments that PPO has tuned settings for"
+    parser.add_argument("--list", action="store_true", help=text)
+    parser.set_defaults(run=_init)
+
+
+def _init(given: argparse.Namespace) -> int:
+    if given.list:
+        list_tuned()
+        return 0
+    init(given.name, given.env, given.package)
+    return 0
 
 
 def tuned() -> dict[str, Path]:

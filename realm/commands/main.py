@@ -17,12 +17,10 @@ from pathlib import Path
 from loguru import logger
 
 from realm import __version__
-from realm.commands.game import Commands, Game, app_here, eval_parser, load_game
-from realm.commands.models import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, add_model_options, config_file, model_of
+from realm.commands import doctor, evaluate, init, living, plot, runs, series, settings, train
+from realm.commands.game import KAIWU, app_here, load_game
+from realm.commands.locate import DEFAULT_CONFIG, config_file
 from realm.commands.parser import Parser
-from realm.commands.run_commands import add_runs
-from realm.commands.train_commands import add_rare, add_train
-from realm.config.load import EVAL_SEED
 from realm.errors import RunError, UserError, one_line
 from realm.watch.status import LOG_FORMAT, log_plainly, say, wrapped
 
@@ -51,10 +49,8 @@ def main(argv: list[str]) -> int:
         say(f"error: {text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + '...'}", to_stderr=True)
         return error.exit_code
     except Exception as error:
-        from realm.commands.doctor import misfit
-
         what = f"{type(error).__name__}: {one_line(error)}"
-        if unfit := misfit():  # then no traceback tells more
+        if unfit := doctor.misfit():  # then no traceback tells more
             say(f"error: {what}; packages do not fit each other: {unfit}", to_stderr=True)
         elif isinstance(error, ImportError):  # of a library: what user code imports is named where that happens
             say(f"error: {what}; a package is missing or broken: `realm doctor` tells which", to_stderr=True)
@@ -86,97 +82,18 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"realm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_train(commands)
-    add_runs(commands)
+    for topic in (init, train, series, living, runs, plot):
+        topic.add_commands(commands)
     if not argv or argv[0] not in NO_GAME:
         game = load_game(app_here(Path(config_file(DEFAULT_CONFIG))))
-        _add_eval(commands, game)
+        evaluate.add_commands(commands, game)
         if game is not None:
             game.add_commands(commands)
-    _add_help(commands)
-    add_rare(commands)
+    settings.add_commands(commands, parser)
+    doctor.add_commands(commands)
+    if kaiwu := load_game(KAIWU):
+        kaiwu.add_commands(commands)
     return parser
-
-
-def _add_help(commands: Commands) -> None:
-    """The commands that help to write a command line."""
-    text = "list the keys of the configuration, or explain one"
-    config = commands.add_parser("config", help=text, example="realm config max_env_steps")
-    config.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a part of its name (default: all)")
-    config.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
-    config.set_defaults(run=_config)
-
-    text = "look for what needs mending: machine, Python, runs"
-    doctor = commands.add_parser("doctor", help=text, example="realm doctor")
-    doctor.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
-    doctor.add_argument("--log-dir", help=LOG_DIR_HELP)
-    doctor.add_argument("--json", action="store_true", help="print a list for programs")
-    doctor.set_defaults(run=_doctor)
-
-    text = "print a script that completes `realm` in a shell"
-    completion = commands.add_parser("completion", help=text, example='eval "$(realm completion bash)"')
-    completion.add_argument("shell", choices=("bash", "zsh"))
-    completion.set_defaults(run=_completion)
-
-
-def _add_eval(commands: Commands, game: Game | None) -> None:
-    """The command `eval` with the game's own options."""
-    own = eval_parser(game)
-    text = "play a trained model and print how well it does"
-    evaluation = commands.add_parser("eval", parents=[own], help=text, example="realm eval my-run --id best")
-    add_model_options(evaluation)
-    evaluation.add_argument("--episodes", type=int, default=0, metavar="N", help="default: eval_episodes")
-    how = evaluation.add_mutually_exclusive_group()
-    how.add_argument("--stochastic", action="store_true", help="sampled actions instead of greedy ones")
-    how.add_argument("--both", action="store_true", help="greedy actions, and sampled ones in a second round")
-    evaluation.add_argument("--seed", type=int, default=EVAL_SEED, help=f"default {EVAL_SEED}")
-    evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
-    evaluation.set_defaults(run=_eval, own_defaults=vars(own.parse_args([])))
-
-    text = "write a trained model as an ONNX file"
-    export = commands.add_parser("export", help=text, example="realm export my-run --id best --onnx model.onnx")
-    add_model_options(export)
-    export.add_argument("--onnx", type=Path, default=Path("model.onnx"), metavar="FILE", help="default: model.onnx")
-    export.set_defaults(run=_export, seed=0)
-
-
-def _config(arguments: argparse.Namespace) -> int:
-    from realm.commands.config import show_config
-
-    return show_config(arguments.key, arguments.config)
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from realm.commands.completion import print_completion
-
-    return print_completion(_parser(), arguments.shell)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from realm.commands.doctor import doctor
-
-    return doctor(arguments.config, arguments.log_dir, arguments.json)
-
-
-def _eval(arguments: argparse.Namespace) -> int:
-    from realm.commands.evaluate import Request, evaluate_model, given_options
-
-    request = Request(
-        episodes=arguments.episodes,
-        explores=(0.0, 1.0) if arguments.both else (float(arguments.stochastic),),
-        seed=arguments.seed,
-        json=arguments.json,
-        options=given_options(arguments, arguments.own_defaults),
-    )
-    evaluate_model(*model_of(arguments), request)
-    return 0
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from realm.commands.export import export
-
-    export(*model_of(arguments), arguments.onnx)
-    return 0
 
 
 def _log_to_stderr() -> None:

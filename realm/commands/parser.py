@@ -1,14 +1,22 @@
-"""The parser of the command line: a mistake is one sentence that names what was probably meant."""
+"""The parser of the command line, and the files that options name: a mistake is one sentence, before the work.
+
+Used by the framework's commands, by those of games, and by the tools.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 from realm.errors import ConfigError, did_you_mean
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def terminal_width(otherwise: int) -> int:
@@ -80,3 +88,24 @@ def _refuse(word: str, parser: Parser) -> NoReturn:
     if "=" in word and "--set" in parser.options:
         raise ConfigError(f"{word}: write --set before each key=value of {parser.prog}")
     raise ConfigError(f"{word}: {parser.prog} does not expect it; `{parser.prog} --help` shows how it is called")
+
+
+def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) -> None:
+    """Refuse the file that `option` names if it cannot be written, or if its name has none of these endings."""
+    if path is None:
+        return
+    if endings and path.suffix.lower() not in endings:
+        raise ConfigError(f"{option} {path}: the name must end in {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {path}: cannot be written; it must be a file in a folder that you can write to")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around code that writes `path`: turn an OSError into a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename or path}: {error.strerror}") from None

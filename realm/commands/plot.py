@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from realm.commands.files import check_file, writing
-from realm.commands.models import run_folder, runs_folder
+from realm.commands.locate import LOG_DIR_HELP, run_folder, runs_folder
+from realm.commands.parser import Commands, check_file, writing
 from realm.errors import ConfigError, did_you_mean, to_install
 from realm.launch.rundir import find_runs
 from realm.watch.progress import busy
@@ -25,6 +25,19 @@ _FEW_POINTS = 100  # up to here each has a mark
 _SCORES = {"score": ("episode/score", "evaluation/score"), "return": ("episode/r", "evaluation/r")}
 """What episodes are measured by -> its curves: of training, of evaluations. The first that is there is drawn."""
 _SEED = re.compile(r"(.+)-seed\d+")
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it."""
+    text = "draw curves of runs; several seeds as their mean in a band"
+    plotting = commands.add_parser("plot", help=text, example="realm plot my-run other-run --out curves.png")
+    text = "a run, or the name before -seed1, -seed2, ... (default: the newest run)"
+    plotting.add_argument("names", nargs="*", metavar="RUN", help=text)
+    plotting.add_argument("--tag", default="", help="a curve of TensorBoard (default: score or return of the episodes)")
+    text = "a .png (default curves.png), .svg or .pdf"
+    plotting.add_argument("--out", type=Path, default=Path("curves.png"), help=text)
+    plotting.add_argument("--log-dir", help=LOG_DIR_HELP)
+    plotting.set_defaults(run=lambda given: plot(given.names, given.log_dir, given.tag, given.out))
 
 
 def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:

@@ -1,20 +1,73 @@
-"""`realm runs`: every run with how far it came, its best model, its state, size and date."""
+"""The commands for all runs of a folder: `realm runs` lists them or deletes old ones, `realm compare` tells them apart.
+
+Nothing is deleted without a yes. A run that lives, a link to another place, models that `realm save` kept, and the
+newest best model always stay.
+"""
 
 from __future__ import annotations
 
+import argparse
+import fcntl
+import os
+import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from realm.commands.control import warn
-from realm.commands.files import below
-from realm.commands.status import look, state_of
-from realm.launch.rundir import RunFile, find_runs
-from realm.learn.outcome import best_model, newest_model
+from realm.commands.living import look, state_of, warn
+from realm.commands.locate import LOG_DIR_HELP, run_folder, runs_folder
+from realm.commands.parser import Commands, check_file, terminal_width
+from realm.commands.plot import PICTURES, draw
+from realm.config.load import load_config, settings_of
+from realm.errors import ConfigError
+from realm.launch.rundir import RunFile, find_runs, living_pids, read_run
+from realm.learn.outcome import BEST_FOLDER, best_model, models_in, newest_model
+from realm.watch.resources import in_words
 from realm.watch.status import named, say, table
 
-HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")
-RIGHT = frozenset({2, 3, 4, 5})
+_HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")
+_RIGHT = frozenset({2, 3, 4, 5})
+_DAY_S = 86_400.0
+
+
+def add_commands(commands: Commands) -> None:
+    """Add them."""
+    text = "list all runs, or delete old ones"
+    runs = commands.add_parser("runs", help=text, example="realm runs --prune --keep 10")
+    runs.add_argument("--log-dir", help=LOG_DIR_HELP)
+    runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
+    runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
+    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
+    runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
+    runs.set_defaults(run=_runs)
+
+    text = "show in which settings runs differ, and what they came to"
+    comparing = commands.add_parser("compare", help=text, example="realm compare my-run other-run --out curves.png")
+    comparing.add_argument("names", nargs="*", metavar="RUN", help="name or path of a run (default: the newest two)")
+    comparing.add_argument("--out", type=Path, help="draw their curves to this .png, .svg or .pdf")
+    comparing.add_argument("--log-dir", help=LOG_DIR_HELP)
+    comparing.set_defaults(run=_compare)
+
+
+def _runs(given: argparse.Namespace) -> int:
+    folder = runs_folder(given.log_dir)
+    if given.prune:
+        return prune(folder, given.keep, given.older_than, given.yes)
+    if given.keep is not None or given.older_than is not None or given.yes:
+        raise ConfigError("--keep, --older-than and --yes need --prune")
+    return list_runs(folder)
+
+
+def _compare(given: argparse.Namespace) -> int:
+    folders = [run_folder(name, given.log_dir) for name in given.names]
+    newest = [path for path, _ in reversed(find_runs(runs_folder(given.log_dir))) if path not in folders]
+    return compare([*folders, *newest[: max(0, 2 - len(folders))]], given.out)
+
+
+# --- runs
 
 
 def list_runs(log_dir: Path) -> int:
@@ -23,13 +76,13 @@ def list_runs(log_dir: Path) -> int:
     if not runs:
         say(f"{log_dir}: no run is there yet")
         return 0
-    say(*table(overview(runs), RIGHT))
+    say(*table(overview(runs), _RIGHT))
     return 0
 
 
 def overview(runs: Sequence[tuple[Path, RunFile]]) -> list[tuple[str, ...]]:
     """The heading, and a row for each run."""
-    return [HEADING, *(_row(path, run) for path, run in runs)]
+    return [_HEADING, *(_row(path, run) for path, run in runs)]
 
 
 def _row(path: Path, run: RunFile) -> tuple[str, ...]:
@@ -52,3 +105,169 @@ def _row(path: Path, run: RunFile) -> tuple[str, ...]:
 def megabytes(folder: Path) -> str:
     """What the files below a folder hold."""
     return f"{sum(file.st_size for file in below(folder)) / 1e6:,.1f} MB"
+
+
+def below(folder: Path) -> Iterator[os.stat_result]:
+    """What the system knows of each file below a folder; what is behind a link does not count."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # a living run has just deleted it
+                yield os.lstat(os.path.join(parent, name))
+
+
+# --- compare
+
+
+def compare(folders: Sequence[Path], out: Path | None) -> int:
+    """Print what differs; draw the curves to `out`, if it is given."""
+    check_file("--out", out, PICTURES)
+    if len(set(folders)) < 2:
+        raise ConfigError("realm compare: must be given at least two runs that are not the same")
+    names = [path.name for path in folders]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in folders]
+    settings = [settings_of(load_config(path / "config.toml")) for path in folders]
+    runs = [(path, run) for path in folders if (run := read_run(path))]
+    say(*table(overview(runs), _RIGHT))
+    lines = differences(names, settings, terminal_width(120) - 2) or ["none"]
+    say("", "settings that differ:", *(f"  {line}" for line in lines))
+    if out is None:
+        say("", "--out FILE.png draws their curves")
+        return 0
+    draw({name: [path] for name, path in zip(names, folders, strict=True)}, out)
+    say("", f"their curves: {out}")
+    return 0
+
+
+def differences(names: Sequence[str], settings: Sequence[dict[str, str]], width: int) -> list[str]:
+    """A line for each key in which the runs differ, as `--set` names keys; below each other if that is too wide."""
+    keys = dict.fromkeys(key for one in settings for key in one if key != "run_name")
+    rows = [(key, *(one.get(key, "not set") for one in settings)) for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    if not rows:
+        return []
+    lines = table([("", *names), *rows])
+    if max(map(len, lines)) <= width:
+        return lines
+    left = max(map(len, names))
+    return [
+        line
+        for key, *values in rows
+        for line in (key, *(f"  {name:<{left}} {value}" for name, value in zip(names, values, strict=True)))
+    ]
+
+
+# --- prune
+
+
+@dataclass(frozen=True)
+class Found:
+    """One run of a folder.
+
+    used_at          when its run.json was written last, in seconds of the wall clock
+    link             it is a link to another place
+    best, ckpt, kept whether it has a best model, checkpoints, models that `realm save` kept
+    size             bytes on the disk
+    """
+
+    path: Path
+    state: str
+    used_at: float
+    lives: bool = False
+    link: bool = False
+    best: bool = False
+    ckpt: bool = False
+    kept: bool = False
+    size: int = 0
+
+
+def why_they_stay(runs: Sequence[Found], keep: int | None, older_than: float | None, now: float) -> list[str]:
+    """For each run, newest last, why it stays; "" if it is to be deleted.
+
+    keep: that many of the newest stay. older_than: days; younger ones stay. now: seconds of the wall clock.
+    """
+    with_best = [run for run in runs if run.best] or [run for run in runs if run.ckpt]
+    reasons = []
+    for number, run in enumerate(runs):
+        rules = (
+            (run.lives, "it lives"),
+            (run.link, "it is a link to another place"),
+            (run.kept, "it has models that `realm save` kept"),
+            (run in with_best[-1:], "it has the newest best model"),
+            (keep is not None and len(runs) - number <= keep, f"among the newest {keep}"),
+            (older_than is not None and now - run.used_at < older_than * _DAY_S, "too young"),
+        )
+        reasons.append(next((reason for holds, reason in rules if holds), ""))
+    return reasons
+
+
+def prune(log_dir: Path, keep: int | None, older_than: float | None, yes: bool) -> int:
+    """Show which runs go and which stay, and delete those that go after a yes. Raises ConfigError."""
+    if keep is None and older_than is None:
+        raise ConfigError("--prune needs --keep N, --older-than DAYS, or both")
+    if (keep or 0) < 0 or not 0 <= (older_than or 0.0) < 1e9:
+        raise ConfigError("--keep and --older-than must be numbers from 0 on")
+    runs = [_found(path, run) for path, run in find_runs(log_dir, warn)]  # the oldest first
+    reasons = why_they_stay(runs, keep, older_than, time.time())
+    go = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
+    for run, reason in zip(runs, reasons, strict=True):
+        say(_line(run, f"stays: {reason}" if reason else "goes"))
+    size = in_words(sum(run.size for run in go))
+    if not go:
+        say(f"nothing to delete below {log_dir}")
+        return 0
+    if not yes and not _asked(f"delete {len(go)} of {len(runs)} runs, {size}?"):
+        say(f"nothing was deleted; with --yes, {len(go)} of {len(runs)} runs go, {size}")
+        return 0
+    for run in go:
+        _delete(run.path)
+    return 0
+
+
+def _found(path: Path, run: RunFile) -> Found:
+    return Found(
+        path,
+        state_of(run),
+        (path / "run.json").stat().st_mtime,
+        lives=bool(living_pids(run)),
+        link=path.is_symlink(),
+        best=bool(models_in(path / BEST_FOLDER)),
+        ckpt=bool(models_in(path / "ckpt")),
+        kept=bool(models_in(path / "user_ckpt")),
+        size=0 if path.is_symlink() else sum(file.st_blocks * 512 for file in below(path)),
+    )
+
+
+def _line(run: Found, words: str) -> str:
+    days = max(0.0, time.time() - run.used_at) / _DAY_S
+    state = "living" if run.lives else run.state
+    return f"{run.path.name:<24} {state:<9} {days:6.1f} days {in_words(run.size):>10}  {words}".rstrip()
+
+
+def _asked(question: str) -> bool:
+    """Whether the user says yes; without a terminal nobody does."""
+    if not sys.stdin.isatty():
+        return False
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _delete(path: Path) -> None:
+    """Delete a run, unless one has just started there. Raises ConfigError."""
+    try:
+        lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # a run that is half deleted must not look like one
+            aside = path.with_name(f".removing-{path.name}")
+            os.rename(path, aside)
+            shutil.rmtree(aside)
+        finally:
+            os.close(lock)
+        say(f"deleted {path}")
+    except BlockingIOError:
+        say(f"{path}: stays, a run has just started in it")
+    except OSError as error:
+        raise ConfigError(f"cannot delete {error.filename or path}: {error.strerror}") from None

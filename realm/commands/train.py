@@ -1,39 +1,61 @@
-"""`realm start`: trains in a cluster of processes or in this process. `realm resume` and `realm sweep` call it, too."""
+"""`realm start` trains in a cluster of processes or in this one; `realm resume` goes on with a run that has ended."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from loguru import logger
 
 from realm.apart import apart
-from realm.commands.ending import called, say_ending, stopping
-from realm.commands.models import DEFAULT_CONFIG, checkpoints_of
-from realm.config.load import EVAL_SEED, RunConfig
+from realm.commands.ending import resuming, say_ending
+from realm.commands.game import projects
+from realm.commands.locate import DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, checkpoints_of, run_folder
+from realm.commands.parser import Commands
+from realm.commands.series import SET_HELP, add_configuration, train_seeds
+from realm.commands.spawn import set_options, start_detached
+from realm.config.load import EVAL_SEED, RunConfig, load_config
 from realm.config.plan import decide, make_plan, this_machine
+from realm.config.toml import toml_value
 from realm.errors import ConfigError
-from realm.files import set_aside
-from realm.kaiwu.project import load
-from realm.launch.environment import enter_learner_environment, for_python, role_environment
+from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
-from realm.user import BUILT_IN, hyper_keys, load_preferences
-from realm.watch.status import say
+from realm.learn.outcome import newest_model
+from realm.user import BUILT_IN, hyper_keys, load_preferences, refuse_code_of_a_run
+
+FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
+_DETACH_HELP = "leave the run in the background when it is ready"
+
+
+def add_commands(commands: Commands) -> None:
+    """Add them."""
+    text = "train, in a cluster of processes or in one process"
+    example = "realm start --set run_name=my-run max_seconds=600 diy.lr_start=1e-3"
+    starting = commands.add_parser("start", help=text, example=example)
+    add_configuration(starting)
+    starting.add_argument("--fresh", action="store_true", help=FRESH_HELP)
+    starting.add_argument("--detach", action="store_true", help=_DETACH_HELP)
+    starting.add_argument(
+        "--seeds", type=int, nargs="+", default=[], metavar="SEED",
+        help="a run for each seed, run_name-seed1 and so on, one after the other; the same command goes on",
+    )  # fmt: skip
+    starting.set_defaults(run=start)
+
+    text = "go on with a run, by the configuration in its folder"
+    going_on = commands.add_parser("resume", help=text, example="realm resume my-run --set max_env_steps=2_000_000")
+    going_on.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
+    going_on.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    going_on.add_argument("--detach", action="store_true", help=_DETACH_HELP)
+    going_on.add_argument("--log-dir", help=LOG_DIR_HELP)
+    going_on.set_defaults(run=lambda given: resume(run_folder(given.name, given.log_dir), given.set, given.detach))
 
 
 def start(arguments: argparse.Namespace) -> int:
     """`realm start`: train until a limit, a signal or an error; return the exit code."""
-    config = load(arguments.config, arguments.set, hyper_keys)
+    config = projects().load(arguments.config, arguments.set, hyper_keys)
     if arguments.seeds:
-        from realm.commands.seeds import train_seeds
-
         if arguments.fresh or arguments.detach:
             raise ConfigError(
                 "--seeds goes on with the runs that are there and shows them: leave out --fresh, --detach"
@@ -105,75 +127,38 @@ def _evaluate(config: RunConfig) -> int:
     return 0
 
 
-def set_options(settings: Sequence[str]) -> list[str]:
-    """`key=value` overrides as words of a command line."""
-    return [word for text in settings for word in ("--set", text)]
+def resume(run_dir: Path, overrides: Sequence[str], detach: bool) -> int:
+    """Train until a limit, a signal or an error; return the exit code. overrides: `key=value`, as of --set."""
+    config = configuration_of(run_dir, overrides)
+    if detach:
+        return start_detached(["resume", str(run_dir), *set_options(overrides)], config)
+    return train(config)
 
 
-def start_realm(words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "realm", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True, env=for_python(os.environ),
-    )  # fmt: skip
+def configuration_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a run, wherever its folder lies now, and whose code is not from there.
 
-
-def start_detached(words: Sequence[str], config: RunConfig) -> int:
-    """Start the command `realm WORDS` in a new session, and wait until its run is ready or has ended."""
-    from realm.launch.rundir import find_runs
-
-    folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
-    log_path = folder / f"start-{os.getpid()}.log"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        log_path.unlink(missing_ok=True)
-        # appending, because it is emptied in place when it is large (`watch/logs.py`)
-        log = open(log_path, "ab")  # noqa: SIM115 - closed by the `with log` below
-    except OSError as error:
-        place = config.places.get("app.log_dir", "[app]")
-        reason = f"{error.filename}: {error.strerror}"
-        raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
-    with log:
-        process = start_realm(words, log)
-    deadline, why = time.monotonic() + timeout_s, f"was not ready after start_timeout_s = {timeout_s:g} s"
-    try:
-        while process.poll() is None and time.monotonic() < deadline:
-            for run_dir, run in find_runs(folder):
-                if run.pid != process.pid or not run.lives():  # a pid comes again
-                    continue
-                log_path = _moved(log_path, run_dir / "log" / "supervisor.log")
-                if run.state == "running":
-                    say(*run.beginning)
-                    say(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
-                    watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
-                    say(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
-                    say(f"end it:   {stopping(folder)}")
-                    return 0
-                if run.state == "stopping":  # it began at its limit, and judges its last model
-                    deadline = time.monotonic() + timeout_s
-            time.sleep(0.1)
-    except KeyboardInterrupt:  # the run has a session of its own, and would go on
-        why = "was interrupted before it was ready"
-    say(*log_path.read_text(errors="replace").splitlines(), to_stderr=True)
-    code = process.poll()
-    if code is None:
-        process.terminate()  # the supervisor ends its roles first
-        try:
-            process.wait(2 * config.app.stop_timeout_s + 3 * timeout_s + 10)  # a first update is waited for
-        except subprocess.TimeoutExpired:
-            process.kill()  # its roles notice and end
-            process.wait()
-        say(f"error: the run {why} and was stopped; see {log_path}", to_stderr=True)
-        return 1
-    if log_path.parent == folder:
-        log_path.unlink()  # the run has no directory, and its output has been printed
-    return code
-
-
-def _moved(log: Path, to: Path) -> Path:
-    """The log of a run that is starting, in its folder; an earlier session's there is set aside."""
-    if log != to:
-        if to.exists():
-            set_aside(to)
-        log.rename(to)
-    return to
+    Raises ConfigError if the code would be, and if the run is at its limit already.
+    """
+    for text in overrides:
+        key = text.partition("=")[0].strip().removeprefix("app.")
+        if key in ("run_name", "log_dir"):
+            raise ConfigError(f"--set {text}: the run stays where it is; leave {key} out, or use realm start")
+    folder = Path(os.path.abspath(run_dir))
+    file = run_dir / "config.toml"
+    app = load_config(file).app
+    moved = Path(os.path.abspath(app.log_dir)) != folder.parent  # or the user stands elsewhere
+    place = [f"log_dir={toml_value(str(folder.parent))}"] if moved else []
+    config = load_config(file, [*overrides, f"run_name={toml_value(folder.name)}", *place], hyper_keys)
+    if "app.algo" not in config.places:
+        raise ConfigError(f"{file}: has no key 'algo', and Realm wrote all: the file is damaged; restore it")
+    for package in {config.app.algo, config.app.app}:
+        refuse_code_of_a_run(package, folder, folder.parent)
+    projects().check_resumed(config, overrides)
+    newest, limit = newest_model(run_dir), config.app.max_env_steps
+    if newest and limit and newest.env_steps >= limit:
+        raise ConfigError(
+            f"{run_dir}: has made {newest.env_steps:,} env steps, and its max_env_steps is {limit:,}; go on past it: "
+            f"{resuming(run_dir, newest.env_steps, limit)}"
+        )
+    return config

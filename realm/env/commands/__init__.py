@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from realm.commands.files import check_file
-from realm.commands.game import Commands
-from realm.commands.models import add_model_options, model_of
+from realm.commands.locate import add_model_options, model_of
+from realm.commands.parser import Commands, check_file
 from realm.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from loguru import logger
 from numpy.typing import NDArray
 
-from realm.commands.files import writing
+from realm.commands.parser import writing
 from realm.config.load import RunConfig
 from realm.env import draw, options, physics
 from realm.env.draw import Recording

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from realm.commands.evaluate import ROUNDS, Candidate, make_console, playing, title_of, write_json
-from realm.commands.files import writing
+from realm.commands.parser import writing
 from realm.env import draw, report
 from realm.env.draw.evaluation import Curve, Tile, draw_evaluation
 from realm.env.map import Map
@@ -87,10 +87,7 @@ def _unfit(candidate: Candidate) -> str:
     """Why the oracle cannot be asked about these environments; empty if it can."""
     maps = candidate.config.env.get("map")
     if isinstance(maps, list):
-        return (
-            f"the oracle is asked about one map, and [env] has {len(maps)}: --set env.map={maps[0]} takes one, and "
-            "tools/study/unseen_maps.py plays maps one by one"
-        )
+        return f"the oracle is asked about one map, and [env] has {len(maps)}: --set eval_env.map={maps[0]} takes one"
     if not plays_layouts(candidate.envs):
         return f"needs the realm, and the environments of {candidate.config.app.algo} play no layouts of it"
     return ""

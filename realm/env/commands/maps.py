@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from realm.commands.files import check_file, writing
+from realm.commands.parser import check_file, writing
 from realm.env import draw, options
 from realm.env import map as maps
 from realm.env.map import Map

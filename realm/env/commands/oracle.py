@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from realm.commands.files import check_file
-from realm.commands.models import check_seed
+from realm.commands.locate import check_seed
+from realm.commands.parser import check_file
 from realm.env import draw, options, oracle
 from realm.env import map as maps
 from realm.env.commands.episodes import PICTURES, fixed_options, write_recording

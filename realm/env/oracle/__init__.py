@@ -1,6 +1,6 @@
 """The oracle: the highest score that an episode allows, and a play that comes close.
 
-For `realm oracle`, `realm eval`, `tools/study/oracle_table.py` and everybody who measures agents: `make_oracle`
+For `realm oracle`, `realm eval` and everybody who measures agents: `make_oracle`
 prepares a map, a start and an end; `bound` gives the score that no policy can beat with a set of treasures, `plans` the
 best orders to take them in, `solve` both and the best plan played by the rules, `play_sets` that for many sets.
 

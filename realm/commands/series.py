@@ -1,17 +1,20 @@
-"""`realm sweep`: looks for the best settings. Optuna chooses values for keys, and each trial is a run of its own.
+"""Several runs, each a `realm start` in a process of its own: `realm start --seeds 1 2 3`, and `realm sweep`.
 
-The values that a key may take are in the table [sweep] of the configuration, or of a file of its own:
+A run that has come to its end is left alone, so the same command goes on where an earlier one was stopped.
+
+In a sweep Optuna chooses values for keys, and each trial is a run. The values that a key may take are in the table
+[sweep] of the configuration, or of a file of its own:
 
     [sweep]
     "diy.lr_start" = { low = 1e-5, high = 1e-3, log = true }   # whole numbers if both ends are
     "diy.hidden" = [64, 128, 256]                              # one of these
 
-What Optuna knows is in `<log_dir>/<run_name>.sweep.jsonl`, a journal of lines of JSON. So the same command goes on: a
-trial that was interrupted is resumed, then others follow.
+What Optuna knows is in `<log_dir>/<run_name>.sweep.jsonl`, a journal of lines of JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +26,143 @@ from typing import Any
 import numpy as np
 
 from realm.commands.ending import called
-from realm.commands.models import DEFAULT_CONFIG
-from realm.commands.seeds import check_series, has_ended, results, start_run
+from realm.commands.game import projects
+from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, config_file
+from realm.commands.parser import Commands
+from realm.commands.spawn import start_run
+from realm.config.keys import AppConfig
 from realm.config.load import SWEEP, RunConfig
 from realm.config.toml import read_toml, toml_value
 from realm.errors import ConfigError, UserError, did_you_mean, to_install
-from realm.kaiwu.project import load
+from realm.launch.rundir import read_run
+from realm.learn.outcome import evaluated, is_judged, newest_model
 from realm.user import hyper_keys, hyper_of
-from realm.watch.status import say, table
+from realm.watch.status import named, say, table
 
+SET_HELP = "override keys, repeatable; `realm config` lists them"
+_USER = UserError.exit_code
 _WORDS = ("low", "high", "log", "step")
 _DIGITS = 4  # of a number that was chosen, so that a person can type it
 _SHOWN = 10  # of the best trials
 _MOST_FAILURES = 3  # in a row
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `sweep`; `start` is added by `train.py`."""
+    text = "look for the best settings in many runs, with Optuna"
+    example = "realm sweep --trials 20 --set run_name=my-sweep max_env_steps=200_000"
+    sweeping = commands.add_parser("sweep", help=text, example=example)
+    add_configuration(sweeping)
+    text = "runs in all, with earlier ones (default 20)"
+    sweeping.add_argument("--trials", type=int, default=20, metavar="N", help=text)
+    text = "TOML file with the table [sweep] (default: the configuration, else sweep.toml)"
+    sweeping.add_argument("--space", type=Path, metavar="FILE", help=text)
+    sweeping.set_defaults(run=lambda given: sweep(given.config, given.set, given.trials, given.space))
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add --config and --set."""
+    parser.add_argument("--config", type=config_file, default=DEFAULT_CONFIG, help=CONFIG_HELP)
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=SET_HELP)
+
+
+# --- seeds
+
+
+def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: Sequence[int]) -> int:
+    """Train with each seed that has not come to its end, and print the table; returns the worst exit code."""
+    app = config.app
+    check_series(app, "--seeds")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: each seed must be given once")
+    folders, worst = [Path(app.log_dir) / f"{app.run_name}-seed{seed}" for seed in seeds], 0
+    for seed, folder in zip(seeds, folders, strict=True):
+        if has_ended(folder, app):
+            say(f"{folder}: has come to its end")
+            continue
+        say(f"{folder}: seed {seed}")
+        code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"])
+        if code == _USER:
+            return code  # it would be the same with every seed
+        worst = max(worst, code if code >= 0 else 128 - code)  # a shell's code for a process that a signal has ended
+    say(*seed_table(folders))
+    return worst
+
+
+def check_series(app: AppConfig, command: str) -> None:
+    """Refuse a configuration whose runs would have no names or no end."""
+    if not app.run_name:
+        raise ConfigError(f"{command}: needs a name for its runs: --set run_name=NAME")
+    if app.run_mode == "eval":
+        raise ConfigError(f"{command}: trains, so run_mode must be train")
+    if not (app.max_env_steps or app.max_seconds):
+        raise ConfigError(f"{command}: each of its runs must come to an end: set max_env_steps or max_seconds")
+
+
+def has_ended(run_dir: Path, app: AppConfig) -> bool:
+    """Whether a run has come to its limit, or its workflow to its end; not one that was stopped, or has failed."""
+    run, newest = read_run(run_dir), newest_model(run_dir)
+    if run is None or newest is None or run.state != "stopped":
+        return False
+    if run.cause.startswith("max_env_steps"):  # the limit may have been raised since
+        judged = not app.eval_every_steps or is_judged(run_dir)
+        return judged and 0 < app.max_env_steps <= newest.env_steps
+    if run.cause.startswith("max_seconds"):
+        return run.cause.startswith(f"max_seconds = {app.max_seconds:g} ")
+    return "workflow" in run.cause
+
+
+@dataclass(frozen=True)
+class Result:
+    """final: mean score of the last episodes. best: of the best model, None where none was evaluated."""
+
+    best: float | None
+    final: float
+
+    @property
+    def score(self) -> float:
+        """By which runs are compared."""
+        return self.final if self.best is None else self.best
+
+
+def results(folders: Sequence[Path]) -> tuple[str, list[Result | None]]:
+    """What was measured, and what each run came to, None if that is not known.
+
+    All runs are measured in the same way: by evaluations, or if there are none by the last training episodes.
+    """
+    by_evaluations = [evaluated(folder) for folder in folders]
+    if names := {one[0] for one in by_evaluations if one}:
+        return f"{named(min(names))} of evaluations", [Result(*one[1:]) if one else None for one in by_evaluations]
+    runs = [read_run(folder) for folder in folders]
+    what = next((run.statistic for run in runs if run and run.statistic), "score")
+    found = [None if run is None or run.score is None else Result(None, run.score) for run in runs]
+    return f"{what} of the last training episodes", found
+
+
+def seed_table(folders: Sequence[Path]) -> list[str]:
+    """What each run scored, then the mean, the least and the greatest of them."""
+    what, found = results(folders)
+    there = [result for result in found if result]
+    with_best = any(result.best is not None for result in there)
+
+    def texts(best: float | None, final: float) -> list[str]:
+        return [f"{x:.1f}" for x in ((best, final) if with_best else (final,)) if x is not None]
+
+    rows = [["", "env steps", *(["best"] if with_best else []), "final"]]
+    for folder, result in zip(folders, found, strict=True):
+        newest = newest_model(folder)
+        scores = texts(result.best, result.final) if result else ["-"] * (1 + with_best)
+        rows.append([folder.name, f"{newest.env_steps:,}" if newest else "-", *scores])
+    for name, of in (("mean", _mean), ("least", min), ("greatest", max)) if there else ():
+        rows.append([name, "", *texts(of([one.score for one in there]), of([one.final for one in there]))])
+    return ["", f"{what}:", *table(rows, frozenset({1, 2, 3}))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# --- sweep
 
 
 @dataclass(frozen=True)
@@ -80,7 +207,7 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
         import optuna
     except ImportError:
         raise ConfigError(f"realm sweep needs Optuna, which is not installed: {to_install('optuna')}") from None
-    config = load(path, overrides, hyper_keys)
+    config = projects().load(path, overrides, hyper_keys)
     app = config.app
     check_series(app, "realm sweep")
     if trials < 1:
@@ -168,7 +295,7 @@ def _check_space(space: Mapping[str, Values], path: str, overrides: Sequence[str
             raise ConfigError(f"{values.place}: key {key!r}: each trial has its own; leave it out")
         for end in values.ends:
             try:
-                config = load(path, [*overrides, f"{key}={end}"], hyper_keys)
+                config = projects().load(path, [*overrides, f"{key}={end}"], hyper_keys)
                 hyper_of(config)
             except UserError as error:
                 raise ConfigError(f"{values.place}: {error}") from error

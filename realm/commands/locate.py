@@ -13,6 +13,7 @@ from typing import Literal
 
 from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError, did_you_mean
+from realm.launch.rundir import find_runs
 from realm.learn.outcome import BEST_FOLDER, best_model, models_in
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
 from realm.watch.status import say
@@ -107,8 +108,6 @@ def chosen_model(
 
 def run_folder(name: str, log_dir: str | None) -> Path:
     """The directory of a run, by its name or its path; "" is the newest run. Raises ConfigError if there is none."""
-    from realm.launch.rundir import find_runs
-
     folder = runs_folder(log_dir)
     runs = [path for path, _ in find_runs(folder)]
     if not name:
@@ -138,7 +137,7 @@ def runs_folder(log_dir: str | None) -> Path:
 
 
 def shipped_model() -> Path:
-    """Where the shipped model is, if there is one: next to its agent, put there by tools/study/ship_model.py."""
+    """Where the shipped model is, if there is one: next to its agent, put there by tools/study/ship.py."""
     return folder_of("diy") / "shipped"
 
 
@@ -152,8 +151,6 @@ def _run_around(folder: Path) -> Path | None:
 
 def _newest_model(log_dir: Path, number: str) -> Path:
     """The newest run, or where there is none the shipped model."""
-    from realm.launch.rundir import find_runs
-
     runs = find_runs(log_dir)
     if runs:
         return runs[-1][0]

@@ -1,0 +1,125 @@
+"""Starts the command line again in a process and a session of its own: a run in the background, or one of a series."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from realm.commands.ending import called, stopping
+from realm.config.load import RunConfig
+from realm.errors import ConfigError
+from realm.files import set_aside
+from realm.launch.environment import for_python
+from realm.launch.rundir import find_runs
+from realm.launch.signals import ends
+from realm.watch.status import say
+
+
+def set_options(settings: Sequence[str]) -> list[str]:
+    """`key=value` overrides as words of a command line."""
+    return [word for text in settings for word in ("--set", text)]
+
+
+def start_realm(words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "realm", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True, env=for_python(os.environ),
+    )  # fmt: skip
+
+
+def start_detached(words: Sequence[str], config: RunConfig) -> int:
+    """Start the command `realm WORDS` in a new session, and wait until its run is ready or has ended."""
+    folder, timeout_s = Path(config.app.log_dir), config.app.start_timeout_s
+    log_path = folder / f"start-{os.getpid()}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log_path.unlink(missing_ok=True)
+        # appending, because it is emptied in place when it is large (`watch/logs.py`)
+        log = open(log_path, "ab")  # noqa: SIM115 - closed by the `with log` below
+    except OSError as error:
+        place = config.places.get("app.log_dir", "[app]")
+        reason = f"{error.filename}: {error.strerror}"
+        raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
+    with log:
+        process = start_realm(words, log)
+    deadline, why = time.monotonic() + timeout_s, f"was not ready after start_timeout_s = {timeout_s:g} s"
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            for run_dir, run in find_runs(folder):
+                if run.pid != process.pid or not run.lives():  # a pid comes again
+                    continue
+                log_path = _moved(log_path, run_dir / "log" / "supervisor.log")
+                if run.state == "running":
+                    say(*run.beginning)
+                    say(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
+                    watch = "attach {}" if run.control else "logs {} -f"  # one process answers no questions
+                    say(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
+                    say(f"end it:   {stopping(folder)}")
+                    return 0
+                if run.state == "stopping":  # it began at its limit, and judges its last model
+                    deadline = time.monotonic() + timeout_s
+            time.sleep(0.1)
+    except KeyboardInterrupt:  # the run has a session of its own, and would go on
+        why = "was interrupted before it was ready"
+    say(*log_path.read_text(errors="replace").splitlines(), to_stderr=True)
+    code = process.poll()
+    if code is None:
+        process.terminate()  # the supervisor ends its roles first
+        try:
+            process.wait(2 * config.app.stop_timeout_s + 3 * timeout_s + 10)  # a first update is waited for
+        except subprocess.TimeoutExpired:
+            process.kill()  # its roles notice and end
+            process.wait()
+        say(f"error: the run {why} and was stopped; see {log_path}", to_stderr=True)
+        return 1
+    if log_path.parent == folder:
+        log_path.unlink()  # the run has no directory, and its output has been printed
+    return code
+
+
+def _moved(log: Path, to: Path) -> Path:
+    """The log of a run that is starting, in its folder; an earlier session's there is set aside."""
+    if log != to:
+        if to.exists():
+            set_aside(to)
+        log.rename(to)
+    return to
+
+
+def start_run(config: str, settings: Sequence[str]) -> int:
+    """`realm start` in a process and a session of its own; returns its exit code.
+
+    Signals go on to it, once each: in one session Ctrl+C would reach it twice, and a second one ends a run at once.
+    Raises KeyboardInterrupt after its end if one came.
+    """
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: Any) -> None:
+        received.append(number)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in ends()}
+    try:
+        process = start_realm(["start", "--config", config, *set_options(settings)])
+        if received:  # while it was being started
+            process.send_signal(received[0])
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        say("stopped; the same command goes on", to_stderr=True)
+        raise KeyboardInterrupt
+    return code
