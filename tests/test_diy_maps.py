@@ -1,13 +1,10 @@
-"""`diy` on more than one map: several maps' environments as one, features for any map, `tools/study/unseen_maps.py`."""
+"""`diy` on more than one map: several maps' environments as one, and features for any map."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,10 +16,8 @@ from diy.feature.definition import FeatureEnvs, as_float32, make_envs, spec
 from diy.feature.joined import JoinedEnvs
 from diy.feature.ways import make_ways
 from realm.commands import main as cli
-from realm.commands import models as chosen
 from realm.config.load import load_config
 from realm.contract import Arrays, Version, check_arrays
-from realm.env import map as maps
 from realm.env.map import MapError
 from realm.env.physics import DIRECTION
 from realm.learn import checkpoint
@@ -222,17 +217,7 @@ def test_tours_are_what_all_orders_say() -> None:
     assert seen_flash > 20
 
 
-# ---- the judge ----
-
-
-@pytest.fixture
-def tool() -> ModuleType:
-    found = importlib.util.spec_from_file_location("unseen_maps", ROOT / "tools" / "study" / "unseen_maps.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+# ---- commands ----
 
 
 @pytest.fixture
@@ -249,79 +234,6 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_unseen_maps_are_judged(tool: ModuleType, run_dir: Path, capsys: Any) -> None:
-    out = run_dir / "unseen.json"
-    asked = ["--maps", "2", "--pairs", "2", "--layouts", "3", "--treasures", "2", "--no-oracle", "--json", str(out)]
-    assert tool.main([str(run_dir), *asked]) == 0
-    written = json.loads(out.read_text())
-    assert [one["map"] for one in written["maps"]] == ["generated:1001", "generated:1002"]
-    assert written["total"]["episodes"] == 12
-    assert written["total"]["excess %"] is None
-    episodes = written["episodes"]
-    assert len(set(zip(episodes["map"], episodes["start"], episodes["end"], strict=True))) == 4
-    for start, end, ids in zip(episodes["start"], episodes["end"], episodes["treasure_id"], strict=True):
-        assert len({start, end, *ids}) == 4
-    assert max(episodes["steps"]) == 30
-    said = capsys.readouterr().out
-    assert "wanted: all % >= 95: NO" in said
-    assert "and tours: a planner's best order" in said.splitlines()[1]
-    without = load_config(run_dir / "config.toml", ["diy.tours=false"])
-    assert "no tours" in tool.knowledge(without)
-    assert tool.knowledge(load_config(ROOT / "conf" / "reference.toml")) == ""
-
-
-def test_excess_is_against_the_oracle(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle, here one that takes as many steps as the start says, is asked about each pair once."""
-    pairs: list[tuple[int, int]] = []
-
-    def limits(map_: Any, layouts: Any, cache: Any) -> Any:
-        pairs.append((layouts[0].start, layouts[0].end))
-        return tool.report.Limits(np.zeros(len(layouts)), np.array([one.start for one in layouts]))
-
-    monkeypatch.setattr(tool.report, "bound_limits", limits)
-    map_, asked = maps.resolve("generated:1001"), tool.parsed(["model", "--layouts", "3", "--pairs", "2"])
-    layouts = tool.draw_layouts(map_, 2, 3, 9, 2000)
-    start = np.array([one.start for one in layouts])
-    missed, end = np.array([0, 1, 0, 0, 0, 0]), np.array([True, True, True, False, True, True])
-    played = tool.Outcome(3 * start, np.zeros(6), missed, end, {}, [])
-    np.testing.assert_allclose(tool.excess(asked, map_, layouts, played), [200, np.nan, 200, np.nan, 200, 200])
-    assert pairs == [(layouts[0].start, layouts[0].end), (layouts[3].start, layouts[3].end)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--first", "4"], "--first 4: the model was trained on generated:4"),
-        (["--first", "500", "--maps", "3"], "--first 500: the model was chosen on generated:501"),
-        (["--first", str(10**19)], f"map is 'generated:{10**19}', after generated: comes a seed"),
-        (["--json", "no/such/unseen.json"], "--json no/such/unseen.json: there is no folder no/such"),
-        (["--id", "x"], "--id x: must be a number of updates, latest or best"),
-        (["--id", "5"], "has no checkpoint of update 5; it must be one of: 4"),
-        (["--set", "diy.tours=false"], "was trained with other shapes"),
-    ],
-)
-def test_what_cannot_be_judged(
-    tool: ModuleType, run_dir: Path, arguments: list[str], sentence: str, capsys: Any
-) -> None:
-    assert tool.main([str(run_dir), "--no-oracle", "--maps", "1", *arguments]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert sentence in said[0]
-
-
-def test_a_model_is_named_as_everywhere(
-    tool: ModuleType, run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = ["--no-oracle", "--maps", "1", "--pairs", "1", "--layouts", "1", "--log-dir", str(run_dir / "none")]
-    monkeypatch.setattr(chosen, "shipped_model", lambda: run_dir)
-    for model in (["shipped"], []):
-        assert tool.main([*model, *asked]) == 0
-    monkeypatch.setattr(chosen, "shipped_model", lambda: run_dir / "none")
-    for model, sentence in ((["shipped"], "no model was shipped"), ([], "no run is there yet")):
-        assert tool.main([*model, *asked]) == 2
-        assert sentence in capsys.readouterr().err
-
-
 def test_commands_about_one_map_name_the_way(run_dir: Path, capsys: Any) -> None:
     for command in ("play", "record"):
         assert cli.main([command, str(run_dir)]) == 2
@@ -330,9 +242,12 @@ def test_commands_about_one_map_name_the_way(run_dir: Path, capsys: Any) -> None
         )
     assert cli.main(["play", str(run_dir), "--map", "generated:5", "--random", "2"]) == 0
     assert "ran out of time in 30 steps" in capsys.readouterr().out
-    why = "the oracle is asked about one map, and [env] has 2: --set env.map=generated:501 takes one, and "
-    why += "tools/study/unseen_maps.py plays maps one by one\n"
+    why = "the oracle is asked about one map, and [env] has 2: --set eval_env.map=generated:501 takes one\n"
     assert cli.main(["eval", str(run_dir), "--all"]) == 2
     assert capsys.readouterr().err.endswith(f"(/work/main/diy)\nerror: --all: {why}".replace("/work/main", str(ROOT)))
     assert cli.main(["eval", str(run_dir), "--episodes", "2"]) == 0
     assert f"without the oracle: {why}" in capsys.readouterr().out
+    assert (
+        cli.main(["eval", str(run_dir), "--episodes", "2", "--no-oracle", "--set", "eval_env.map=generated:501"]) == 0
+    )
+    assert "without the oracle" not in capsys.readouterr().out

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from realm.commands import locate as chosen
 from realm.commands import main as cli
-from realm.commands import models as chosen
 from realm.commands.main import main
 from realm.config.load import load_config, to_toml
 from realm.contract import Version
@@ -40,8 +40,8 @@ def make_run(folder: Path, *settings: str, schema: str = "") -> Path:
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/study/ship_model.py, with an evaluation that takes no time."""
-    place = importlib.util.spec_from_file_location("ship_model", ROOT / "tools" / "study" / "ship_model.py")
+    """tools/study/ship.py, with an evaluation that takes no time."""
+    place = importlib.util.spec_from_file_location("ship", ROOT / "tools" / "study" / "ship.py")
     assert place
     assert place.loader
     module = importlib.util.module_from_spec(place)
@@ -135,7 +135,7 @@ def test_it_is_looked_for_beside_the_agent(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_shipped_model_is_good(capsys: pytest.CaptureFixture[str]) -> None:
     if not SHIPPED.is_dir():
-        pytest.skip("no model is shipped: make one with tools/study/ship_model.py")
+        pytest.skip("no model is shipped: make one with tools/study/ship.py")
     assert sum(one.stat().st_size for one in SHIPPED.rglob("*") if one.is_file()) < 4e6
     table = json.loads((SHIPPED / "eval.json").read_text())["table"]
     assert table[0]["episodes"] == 715

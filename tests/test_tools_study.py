@@ -17,7 +17,7 @@ from realm.config.load import load_config, to_toml
 from realm.errors import ConfigError
 from realm.watch.tensorboard import TensorBoard
 from tools import common
-from tools.study import control, experiments, judge, runs
+from tools.study import control, judge, runs
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
@@ -131,29 +131,26 @@ MANY = 'env.map=["generated:1","generated:2"]'
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "sentence"),
+    ("arguments", "sentence"),
     [
-        ("judge", "--also no/such.json", "no/such.json"),
-        ("judge", "--also {tmp}/empty.json", "empty.json: holds no results of this script"),
-        ("judge", "--out {tmp}/empty.json", "empty.json: holds no results of this script"),
-        ("judge", "--out {tmp}/new.json --config no/such.toml", "no/such.toml"),
-        ("judge", "--out {tmp}", "cannot be written; it must be a file"),
-        ("judge", "--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
-        ("judge", "--out {tmp}/new.json --set env.map=nowhere", "nowhere"),
-        ("judge", "--out {tmp}/new.json --set env.start=99", "start is 99"),
-        ("judge", "--out {tmp}/new.json --set diy.lam=7.0", "diy.lam"),
-        ("experiments", "--out {tmp}/empty.json", "empty.json: holds no results of this script"),
-        ("experiments", "--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
-        ("experiments", "--config no/such.toml", "no/such.toml"),
+        ("--also no/such.json", "no/such.json"),
+        ("--also {tmp}/empty.json", "empty.json: holds no results of this script"),
+        ("--out {tmp}/empty.json", "empty.json: holds no results of this script"),
+        ("--out {tmp}/new.json --config no/such.toml", "no/such.toml"),
+        ("--out {tmp}", "cannot be written; it must be a file"),
+        ("--out {tmp}/new.json --set {many}", "[env] has 2 maps, models are judged on one"),
+        ("--out {tmp}/new.json --set env.map=nowhere", "nowhere"),
+        ("--out {tmp}/new.json --set env.start=99", "start is 99"),
+        ("--out {tmp}/new.json --set diy.lam=7.0", "diy.lam"),
     ],
 )
-def test_what_a_user_got_wrong_is_said_before_any_work(tool, arguments, sentence, tmp_path, monkeypatch, capsys):
+def test_what_a_user_got_wrong_is_said_before_any_work(arguments, sentence, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty.json").write_text("{}")
     words = [word.format(tmp=tmp_path, many=MANY) for word in arguments.split()]
-    monkeypatch.setattr(sys, "argv", [f"tools/study/{tool}.py", *words])
+    monkeypatch.setattr(sys, "argv", ["tools/study/judge.py", *words])
     monkeypatch.setattr(common, "run_process", None)
     with pytest.raises(SystemExit) as ended:
-        common.command_line({"judge": judge, "experiments": experiments}[tool].main)
+        common.command_line(judge.main)
     said = capsys.readouterr().err
     assert (ended.value.code, said.startswith("error: "), len(said.splitlines())) == (2, True, 1), said
     assert sentence in said
@@ -255,102 +252,6 @@ def test_other_code_plays_again():
     again = calls(FakeWork(code="def"))
     assert sorted(map(str, again)) == sorted(map(str, first[1:]))  # all but the training
     assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"def"}
-
-
-# ---- experiments ----
-
-
-def test_every_change_can_be_made_and_none_is_the_default():
-    found = experiments.changes(CONFIG, experiments.COMMON)
-    names = [row.name for row in found]
-    assert len(set(names)) == len(names)
-    assert {row.group for row in found} == {"default", *experiments.all_changes()[0]}
-    default = experiments.meaning(CONFIG, experiments.COMMON)
-    meanings = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings]) for row in found]
-    assert meanings.count(default) == 1
-
-
-@pytest.mark.parametrize("updates", [1, 4])
-def test_a_lag_starts_with_as_many_rounds_as_it_allows(updates):
-    (row,) = (row for row in experiments.all_changes()[1] if row.name == f"lag-{updates}")
-    plan = experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0]
-    assert plan.max_version_lag == updates
-    assert plan.preload == (updates + 1) * plan.batch
-
-
-def test_the_remedies_for_lag_have_the_flow_of_the_plain_clip():
-    rows = {row.name: row for row in experiments.changes(CONFIG, experiments.COMMON)}
-    found = {name: experiments.meaning(CONFIG, [*experiments.COMMON, *rows[name].settings])
-             for name in ("lag-4", "lag-4-decoupled", "lag-4-gae")}  # fmt: skip
-    plan, hyper, _, _ = found["lag-4-gae"]
-    assert (hyper.advantage, hyper.decoupled) == ("gae", False)
-    assert [found[name][0] for name in found] == [plan] * 3
-    assert (found["lag-4-decoupled"][1].advantage, found["lag-4-decoupled"][1].decoupled) == ("gae", True)
-    assert found["lag-4"][1].advantage == "vtrace"
-
-
-def test_a_change_is_one_of_the_default_that_is_asked_for():
-    def widths(*common):
-        every = experiments.changes(CONFIG, [*experiments.COMMON, *common])
-        return [row.name for row in every if row.name.startswith("hidden")]
-
-    assert widths() == ["hidden-256", "hidden-512"]
-    assert widths("diy.hidden=256") == ["hidden-128", "hidden-512"]
-
-
-def test_only_takes_groups_and_names_and_always_the_default():
-    every = experiments.changes(CONFIG, experiments.COMMON)
-    some = [one.name for one in experiments.chosen(every, ["normalise", "shared-trunk"])]
-    assert some == ["default", "normalise-none", "normalise-std", "shared-trunk"]
-    assert experiments.chosen(every, []) == every
-    with pytest.raises(ConfigError, match="no group or change gaex here, there are clip-"):
-        experiments.chosen(every, ["gae", "gaex"])
-
-
-def test_a_large_buffer_waits_for_one_batch_only():
-    found = [row for row in experiments.all_changes()[1] if row.group == "sampler"]
-    plans = [experiments.meaning(CONFIG, [*experiments.COMMON, *row.settings])[0] for row in found]
-    assert [(plan.capacity, plan.preload) for plan in plans] == [(2 * ROUND, ROUND), (32 * ROUND, ROUND)]
-
-
-def some_tasks():
-    rows = [experiments.DEFAULT, experiments.Change("gae", "lam-0", "lambda 0", ("diy.lam=0.0",))]
-    return [experiments.Task(row, seed) for seed in (1, 2) for row in rows]
-
-
-def fake_result(task):
-    return {
-        "env_steps": 100, "minutes": 1.0, "steps_per_s": 2.0, "mean_lag": 0.0, "commit": "abc", "greedy": FIGURES,
-        "last_score": 12.0, "sampled": FIGURES,
-    }  # fmt: skip
-
-
-def test_finished_runs_are_skipped_and_a_failed_one_is_tried_again(tmp_path):
-    out, tasks, setup = tmp_path / "e.json", some_tasks(), {"env_steps": 100}
-    ran = []
-
-    def runner(task):
-        ran.append(task.name)
-        if task.name == "lam-0-1" and len(ran) <= 4:
-            raise RuntimeError("exit code 1")
-        return fake_result(task)
-
-    results = experiments.open_results(out, setup, tasks)
-    failed = experiments.run_all(tasks, results, runner, lambda: common.write_json(out, results))
-    assert failed == ["lam-0-1: exit code 1"]
-    assert sorted(ran) == sorted(task.name for task in tasks)
-    again = experiments.open_results(out, setup, tasks)
-    assert experiments.run_all(tasks, again, runner, lambda: common.write_json(out, again)) == []
-    assert ran[4:] == ["lam-0-1"]
-    assert set(json.loads(out.read_text())["runs"]) == {task.name for task in tasks}
-    text = experiments.table(again)
-    assert "| returns (GAE) | lambda 0 | 7.0 / 7.0 |" in text
-    assert "100 env steps each, commit abc" in text
-    changed = [experiments.Task(experiments.Change("gae", "lam-0", "lambda 0", ("diy.lam=0.1",)), 1)]
-    with pytest.raises(ConfigError, match="lam-0-1"):
-        experiments.open_results(out, setup, changed)
-    with pytest.raises(ConfigError, match="take another --out"):
-        experiments.open_results(out, {"env_steps": 7}, tasks)
 
 
 def test_a_models_layouts_are_played(tmp_path):

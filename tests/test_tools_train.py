@@ -20,10 +20,9 @@ from realm.errors import ConfigError
 from realm.user import load_hyper
 from realm.watch.tensorboard import TensorBoard
 from tools import common as tools_common
-from tools.bench import report, train, watch
+from tools.bench import report, train
 from tools.bench.peers import common
-from tools.bench.train import Row
-from tools.bench.watch import Point
+from tools.bench.train import Point, Row
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ROOT / "conf" / "smoke.toml"
@@ -46,17 +45,15 @@ def test_rows_are_ours_those_asked_for_and_the_peers():
     tuner = train.tuner_settings(load_config(path).app, this_machine())
     extra = ["many=aisrv_count=4 aisrv_connect_to_kaiwu_env_count=16", "wide=diy.hidden=512", "few=aisrv_count=7"]
     rows = train.all_rows(path, (), tuner, extra)
-    assert [row.name for row in rows[:6]] == ["plain", "local", "tuner", "many", "wide", "few"]
+    assert [row.name for row in rows] == ["plain", "local", "tuner", "pufferlib", "many", "wide", "few"]
     assert {row.name: row.same for row in rows if row.name in ("tuner", "many", "wide", "few")} == {
         "tuner": True, "many": True, "wide": False, "few": False,
     }  # fmt: skip
-    for row in rows[:6]:
+    for row in rows:
         load_config(path, row.settings)
-    assert [row.name for row in rows[6:]] == ["pufferlib", "pufferlib-malloc", "sb3", "sb3-malloc"]
-    names = [row.name for row in train.chosen_rows(rows, [], extra)]
-    assert names == ["plain", "local", "tuner", "many", "wide", "few", "pufferlib", "sb3"]
-    some = train.chosen_rows(rows, ["tuner", "sb3-malloc"], ["wide=x"])
-    assert [row.name for row in some] == ["tuner", "wide", "sb3-malloc"]
+    assert train.chosen_rows(rows, [], extra) == rows
+    some = train.chosen_rows(rows, ["tuner", "pufferlib"], ["wide=x"])
+    assert [row.name for row in some] == ["tuner", "pufferlib", "wide"]
     with pytest.raises(ConfigError, match="--rows d: there is no such row"):
         train.chosen_rows(rows, ["d"], [])
     for text in ("many", "=aisrv_count=2", "many="):
@@ -80,44 +77,25 @@ def test_the_tuners_row_is_the_tuners_with_as_many_environments():
 
 
 def test_a_peer_says_why_it_cannot_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PEERS", tmp_path)
+    monkeypatch.setattr(train, "PEER", tmp_path)
     plan = tools_common.plan_of(load_config(SMOKE).app)
-    with pytest.raises(ConfigError, match=r"is not installed: tools/bench/peers.sh sb3$"):
-        train.start_of(Row("sb3-malloc", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
-    (tmp_path / "sb3").mkdir()
-    (tmp_path / "sb3" / "failed").write_text("no wheel for this Python\n")
+    with pytest.raises(ConfigError, match=r"is not installed: tools/bench/peers.sh$"):
+        train.start_of(Row("pufferlib", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
+    (tmp_path / "failed").write_text("no wheel for this Python\n")
     with pytest.raises(ConfigError, match="could not be installed: no wheel for this Python"):
-        train.start_of(Row("sb3", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
-
-
-def test_only_one_of_a_peers_rows_has_the_allocator_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PEERS", tmp_path)
-    monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
-    (tmp_path / "sb3").mkdir()
-    (tmp_path / "sb3" / "installed").touch()
-    plan = tools_common.plan_of(load_config(SMOKE).app)
-    with_, without = (
-        train.start_of(Row(name, "", "peer", (), allocator), SMOKE, plan, tmp_path / "run", 1)
-        for name, allocator in (("sb3-malloc", True), ("sb3", False))
-    )
-    assert with_.command == without.command
-    assert int(with_.environment["MALLOC_TOP_PAD_"]) > 1
-    assert not [name for name in without.environment if name.startswith("MALLOC_")]
-    assert without.environment["GOMP_SPINCOUNT"] == with_.environment["GOMP_SPINCOUNT"] == "300000"
+        train.start_of(Row("pufferlib", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
 
 
 def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PEERS", tmp_path)
-    (tmp_path / "sb3").mkdir()
-    (tmp_path / "sb3" / "installed").touch()
+    monkeypatch.setattr(train, "PEER", tmp_path)
+    (tmp_path / "installed").touch()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("KEPT", "7")
     plan = tools_common.plan_of(load_config(SMOKE).app)
-    peer = train.start_of(Row("sb3", "", "peer"), SMOKE, plan, tmp_path / "run", 1, "/tmp/x", 3)
+    peer = train.start_of(Row("pufferlib", "", "peer"), SMOKE, plan, tmp_path / "run", 1, 3)
     assert peer.command[-2:] == ["--threads", "3"]
     assert peer.environment["OMP_NUM_THREADS"] == "3"
-    assert peer.environment["TMPDIR"] == "/tmp/x"
     for row in (Row("plain", "", "plain"), Row("local", "", "local"), Row("tuner", "", "cluster")):
         start = train.start_of(row, SMOKE, plan, tmp_path / "run", 1)
         assert start.environment["KEPT"] == "7"
@@ -135,21 +113,21 @@ def test_the_window_begins_after_the_first_updates():
 
 
 def test_the_score_is_of_enough_episodes():
-    score = watch.Score()
+    score = train.Score()
     assert score.take(None, 0) is None
     assert score.take(1000.0, 150) is None
     assert score.take(2000.0, 100) == 1500.0
     assert score.take(None, 0) == 1500.0
     seen = points((1, 10, 1, None), (2, 20, 2, 900.0), (4, 30, 3, 1200.0), (6, 40, 4, 1100.0), (8, 50, 5, 1300.0))
-    at = watch.reached(seen, 1150.0)
+    at = train.reached(seen, 1150.0)
     assert at is not None
     assert (at.time, at.env_steps, at.score) == (pytest.approx(2 + 2 * 5 / 6), 28, 1150.0)  # the first time
-    assert watch.reached(seen, 900.0) == seen[1]
-    assert watch.reached(seen, 800.0) == seen[1]  # nothing is known of before
-    assert watch.reached(seen, 1350.0) is None
-    assert watch.reached(seen, None) is None
+    assert train.reached(seen, 900.0) == seen[1]
+    assert train.reached(seen, 800.0) == seen[1]  # nothing is known of before
+    assert train.reached(seen, 1350.0) is None
+    assert train.reached(seen, None) is None
     often = points((2, 20, 2, 900.0), (2.5, 22, 2, 1170.0), (4, 30, 3, 1100.0), (6, 40, 4, 1200.0))
-    at = watch.reached(often, 1150.0)
+    at = train.reached(often, 1150.0)
     assert at is not None
     assert (at.time, at.env_steps) == (5, 35)  # who looks every two seconds has not seen 1170
 
@@ -158,7 +136,7 @@ def test_lines_are_read_as_they_come(tmp_path):
     log = tmp_path / "log"
     line = json.dumps({"time": 5.0, "env_steps": 64, "updates": 2, "episodes": 400, "score": 7.0})
     log.write_text(f"loading\n{line}\n{line[:10]}")
-    lines = watch.Lines(log)
+    lines = train.Lines(log)
     assert lines.poll() == points((5.0, 64, 2, 7.0))
     with open(log, "a") as file:
         file.write(f"{line[10:]}\n[1, 2]\nnull\n")
@@ -172,7 +150,7 @@ def test_curves_are_read(tmp_path):
     values = {"system/learner/version_update": 4.0, "episode/score": 30.0, "system/aisrv/episodes_per_s": 200.0}
     board.write(values, 512)
     board.close()
-    (point,) = watch.Curves(tmp_path).poll()
+    (point,) = train.Curves(tmp_path).poll()
     assert point[1:] == (512, 4, None)
     assert abs(point.time - time.time()) < 60
 
@@ -181,11 +159,11 @@ def test_the_episodes_of_a_curve_are_its_rate_times_the_time_since_the_event_bef
     (tmp_path / "log" / "tensorboard").mkdir(parents=True)
     values = {"system/learner/version_update": 4.0, "system/aisrv/episodes_per_s": 12.0}
     events = [
-        watch.common.Event(0, at, 512, {**values, "episode/score": score})
+        tools_common.Event(0, at, 512, {**values, "episode/score": score})
         for at, score in ((10.0, 30.0), (20.0, 60.0), (40.0, 90.0))
     ]
-    monkeypatch.setattr(watch.common, "read_events", lambda run: events)
-    seen = watch.Curves(tmp_path).poll()
+    monkeypatch.setattr(tools_common, "read_events", lambda run: events)
+    seen = train.Curves(tmp_path).poll()
     assert [point.time for point in seen] == [10.0, 20.0, 40.0]
     # since when the first one counts is not known; then 120 episodes, which are too few, and 240, which are enough
     assert [point.score for point in seen] == [None, None, 90.0]
@@ -203,7 +181,7 @@ def test_processes_count_children_and_what_has_ended():
     busy = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(1)"
     code = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {busy!r}]); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code])
-    seen = watch.Processes(process.pid)
+    seen = train.Processes(process.pid)
     begin = time.monotonic()
     while time.monotonic() - begin < 30 and (len(seen.history) < 3 or seen.history[-1][1] < 0.3):
         seen.sample()
@@ -278,7 +256,6 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
         "sb3": entry("peer", {2: 30.0}, failures=(1,)),
         "rllib": entry("peer", {}, failures=(1, 2)),
     }
-    rows["sb3"] |= {"trials": {"1": 31.0, "2": 29.0}, "threads": "1"}
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(results_of(rows, to_score=1150.0)))
     command = [sys.executable, str(ROOT / "tools" / "bench" / "train.py"), "--table", str(path)]
@@ -290,7 +267,6 @@ def test_a_table_is_printed_again_from_its_file(tmp_path):
     assert "| 50 (2 of 2 rounds) |" in lines[2]
     assert "failed in round 1: it broke / twice over" in lines[3]
     assert "| 0.10 |" in lines[3]
-    assert lines[3].endswith("| 1 (1: 31/s, 2: 29/s) |")
     assert "round 1: it broke / twice over; round 2: it broke" in lines[4]
 
     path.write_text("{}")
@@ -362,8 +338,8 @@ def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path)
 
 def bench(tmp_path, rows, rounds):
     args = SimpleNamespace(
-        out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, config=SMOKE,
-        set=TINY,
+        out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, peer_threads=0,
+        config=SMOKE, set=TINY,
     )  # fmt: skip
     results = results_of({row.name: train.new_entry(row) for row in rows})
     return train.Bench(rows, args, load_config(SMOKE, TINY), results), results, args.out
@@ -389,34 +365,6 @@ def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monke
     assert [one["round"] for one in plain["rounds"]] == [2]
     assert len(results["rows"]["local"]["rounds"]) == 2
     assert "round 1 of 2, plain: failed: OSError: no more sockets" in capsys.readouterr().out
-
-
-def test_a_peer_keeps_its_fastest_number_of_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PEERS", tmp_path / "peers")
-    (tmp_path / "peers" / "sb3").mkdir(parents=True)
-    (tmp_path / "peers" / "sb3" / "installed").touch()
-    monkeypatch.setattr(train.limits, "numbers_of_threads", lambda cores: [1, 2, 3, 4])
-    rates, tried, temporaries = {"1": 10.0, "2": 30.0, "3": 20.0}, [], set()
-
-    def measure(start, log, source, wanted, show):
-        threads = start.environment["OMP_NUM_THREADS"]
-        tried.append(threads)
-        temporary = Path(start.environment["TMPDIR"])
-        (temporary / "left behind").touch()
-        temporaries.add(temporary)
-        log.touch()
-        if threads == "4":
-            raise RuntimeError("out of memory")
-        return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "env_steps_per_s": rates[threads], "died": ""}
-
-    monkeypatch.setattr(train, "measure", measure)
-    runs, results, out = bench(tmp_path, [Row("sb3", "", "peer")], rounds=2)
-    runs.run()
-    assert tried == ["1", "2", "3", "4", "2", "2"]
-    kept = json.loads(out.read_text())["rows"]["sb3"]
-    assert (kept["trials"], kept["threads"]) == (rates, "2")
-    assert [one["env_steps_per_s"] for one in results["rows"]["sb3"]["rounds"]] == [30.0, 30.0]
-    assert not [one for one in temporaries if one.exists()]
 
 
 @pytest.mark.system

@@ -47,14 +47,14 @@ def table(results: Results) -> str:
     """Markdown: a line for each row. results: with `add_ratios`."""
     lines = [
         "| | env steps/s | range | of the tuner's | of the plain loop | CPU s per 1000 | cores in use | peak MB (PSS) "
-        "| s to score | tau | threads of a peer |",
-        "|---|" + "---:|" * 9 + "---|",
+        "| s to score | tau |",
+        "|---|" + "---:|" * 9,
     ]
     for name, entry in results["rows"].items():
         why = "; ".join(f"round {one['round']}: {one['why']}" for one in entry["failures"])
         why = " ".join(why.replace("|", "/").split())
         if not entry["rounds"]:
-            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 9)
+            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 8)
             continue
         rates = [one["env_steps_per_s"] for one in entry["rounds"]]
         cores = [one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000 for one in entry["rounds"]]
@@ -70,7 +70,6 @@ def table(results: Results) -> str:
             f"{statistics.median(one['pss_mb'] for one in entry['rounds']):,.0f}",
             score_cell(entry["to_score"]) if results["setup"]["to_score"] else "-",
             ratio_cell(ratios["tau"]),
-            trials_cell(entry) if entry["kind"] == "peer" else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -87,11 +86,6 @@ def ratio_cell(ratio: Mapping[str, float] | None) -> str:
 def score_cell(score: Mapping[str, Any]) -> str:
     """312 (3 of 3 rounds)"""
     return f"{number(score['median'], ',.0f', 'not reached')} ({score['reached']} of {score['of']} rounds)"
-
-
-def trials_cell(entry: Mapping[str, Any]) -> str:
-    """2 (1: 8,120/s, 2: 9,013/s)"""
-    return f"{entry['threads']} ({', '.join(f'{count}: {rate:,.0f}/s' for count, rate in entry['trials'].items())})"
 
 
 def told(results: Results) -> str:

@@ -1,20 +1,18 @@
-"""How fast training is: a cluster, one process, a plain loop and other frameworks, alternately in one run.
+"""How fast training is: a cluster, one process, a plain loop and another framework, alternately in one run.
 
-    tools/bench/peers.sh                                        # once: installs the other frameworks
+    tools/bench/peers.sh                                        # once: installs PufferLib
     python tools/bench/train.py --out train/bench.json
     python tools/bench/train.py --rows plain tuner pufferlib --to-score 1150
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
     python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
     python tools/bench/train.py --table train/bench.json        # print the table of an earlier run again
 
-Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), one for each
-peer, and with `-malloc` the peer with our allocator settings. `--row NAME='KEY=VALUE ...'` adds the tuner's cluster
-with these changes. All train the same environments with the features, network, chunk length, minibatch and epochs of
-`--config`. Each round starts every row once, from scratch; what counts begins after its first updates and lasts
-`--seconds`. Our rows are seen every two seconds: take 60 for the published network, whose updates are long. The table
-has medians over the rounds; the JSON has everything, after each row. A row that fails is tried again in the next round.
-Peers compute in float32: `--set diy.precision='"fp32"'` says what our bfloat16 is worth. Each peer is first tried with
-every number of threads for some seconds, and keeps the fastest.
+Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), pufferlib.
+`--row NAME='KEY=VALUE ...'` adds the tuner's cluster with these changes. All train the same environments with the
+features, network, chunk length, minibatch and epochs of `--config`. Each round starts every row once, from scratch;
+what counts begins after its first updates and lasts `--seconds`. Our rows are seen every two seconds: take 60 for the
+published network, whose updates are long. The table has medians over the rounds; the JSON has everything, after each
+row. A row that fails is tried again in the next round. PufferLib computes in float32 and gets `--peer-threads`.
 
 s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds,
              is that high. Seconds count from the start of the command; a round that does not get there is infinite
@@ -27,18 +25,21 @@ MB           the peak of the sum of all processes' PSS, in which shared memory c
 from __future__ import annotations
 
 import argparse
-import ast
+import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -46,13 +47,12 @@ from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.config.plan import Machine, Plan, this_machine
 from realm.errors import ConfigError
-from realm.launch.environment import role_environment
+from realm.watch.board import RECENT_EPISODES, RecentMean
 from tools import common
-from tools.bench import limits, report
+from tools.bench import report
 from tools.bench.report import Results
-from tools.bench.watch import Curves, Lines, Point, Processes, Source, reached
 
-PEERS = common.ROOT / ".cache" / "peers"  # an environment for each, made by tools/bench/peers.sh
+PEER = common.ROOT / ".cache" / "peers" / "pufferlib"  # its Python environment, made by tools/bench/peers.sh
 SCRIPTS = common.ROOT / "tools" / "bench"
 LIBGOMP_SPINS = "300000"  # its default
 # of the caller's variables, those about threads and allocators: rows have their own
@@ -61,7 +61,9 @@ WARM_UPDATES = 3  # of a run that do not count: kernels, allocators and queues f
 POLL_S = 0.2
 SAMPLE_S = 1.0  # between two looks at CPU time
 START_S = 240.0  # a run without its first updates is given up after this time and a few `--seconds`
-TRIAL_S = 8.0  # that count, of a peer with some number of threads
+LOOK_S = 2.0  # between two looks at a score: as often as a run writes its curves
+MEMORY_S = 2.0  # between two looks at memory, which cost more than those at CPU time
+STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 
 Figures = dict[str, Any]
 # ---- rows ----
@@ -77,7 +79,6 @@ class Row(NamedTuple):
     says: str
     kind: str
     settings: tuple[str, ...] = ()
-    allocator: bool = False  # peers: with the variables of our learner
     same: bool = True
 
 
@@ -96,11 +97,12 @@ def tuner_settings(app: AppConfig, machine: Machine) -> tuple[str, ...]:
 
 
 def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra: Sequence[str]) -> list[Row]:
-    """Ours, those of --row (`extra`), and two for each peer. path, overrides: the configuration of all."""
+    """Ours, the peer, and those of --row (`extra`). path, overrides: the configuration of all."""
     total = common.plan_of(load_config(path, overrides).app).round_size
     one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
     rows = [Row("plain", "plain loop", "plain"), Row("local", "one process", "local", one)]
     rows.append(Row("tuner", "cluster as the tuner chooses", "cluster", tuner))
+    rows.append(Row("pufferlib", "PufferLib: PuffeRL; action masks", "peer"))
     for text in extra:
         name, equals, words = text.partition("=")
         changes = tuple(words.split())
@@ -109,21 +111,15 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
         plan = common.plan_of(load_config(path, [*overrides, *tuner, *changes]).app)
         same = plan.round_size == total and not any(one.startswith("diy.") for one in changes)
         rows.append(Row(name, " ".join(changes), "cluster", (*tuner, *changes), same=same))
-    for script in sorted((SCRIPTS / "peers").glob("*.py")):
-        text = script.read_text()
-        if re.search("^# requires: ", text, re.MULTILINE):
-            says = (ast.get_docstring(ast.parse(text)) or script.stem).splitlines()[0].rstrip(".")
-            rows.append(Row(script.stem, says, "peer"))
-            rows.append(Row(f"{script.stem}-malloc", f"{says}, our allocator settings", "peer", allocator=True))
     return rows
 
 
 def chosen_rows(rows: Sequence[Row], names: Sequence[str], extra: Sequence[str]) -> list[Row]:
-    """Those named, without names all but `-malloc`; those of --row in any case."""
+    """Those named, without names all; those of --row in any case."""
     if unknown := [name for name in names if name not in {row.name for row in rows}]:
         raise ConfigError(f"--rows {unknown[0]}: there is no such row, only {', '.join(row.name for row in rows)}")
     added = {text.partition("=")[0] for text in extra}
-    return [row for row in rows if row.name in added or (row.name in names if names else not row.allocator)]
+    return [row for row in rows if row.name in added or row.name in (names or [row.name])]
 
 
 # ---- starting a row ----
@@ -140,13 +136,9 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(NOT_INHERITED)}
 
 
-def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, temporary: str = "", threads: int = 1) -> Start:
-    """How to start it. config: the file that all rows train by; run: a folder that is not there yet.
-
-    For peers, temporary: a folder with a short name, since sockets are made in it; threads: of torch.
-
-    Raises ConfigError if it cannot be started here.
-    """
+def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, threads: int = 1) -> Start:
+    """How to start it. config: the file that all rows train by; run: a folder that is not there yet; threads: of torch
+    in the peer. Raises ConfigError if it cannot be started here."""
     environment = inherited(os.environ) | {"PYTHONUNBUFFERED": "1"}
     if row.kind != "peer":
         environment.setdefault("NUMBA_CACHE_DIR", str(common.ROOT / ".cache" / "numba"))
@@ -155,23 +147,165 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, temporary
         plain = [sys.executable, str(SCRIPTS / "plain_ppo.py"), "--json", "--seconds", "1e9"]
         return Start([*plain, *same], environment)
     if row.kind == "peer":
-        name = row.name.removesuffix("-malloc")
-        home = PEERS / name
-        if (home / "failed").exists():
-            raise ConfigError(f"could not be installed: {(home / 'failed').read_text().strip()[-300:]}")
-        if not (home / "installed").exists():
-            raise ConfigError(f"is not installed: tools/bench/peers.sh {name}")
+        if (PEER / "failed").exists():
+            raise ConfigError(f"could not be installed: {(PEER / 'failed').read_text().strip()[-300:]}")
+        if not (PEER / "installed").exists():
+            raise ConfigError("is not installed: tools/bench/peers.sh")
         # its own cache of kernels: its numba may be another one
-        environment |= {"PYTHONPATH": str(common.ROOT), "NUMBA_CACHE_DIR": str(home / "numba"), "TMPDIR": temporary}
+        environment |= {"PYTHONPATH": str(common.ROOT), "NUMBA_CACHE_DIR": str(PEER / "numba")}
         # threads wait as they do without us: importing realm, as our environments do, makes them sleep at once
         environment |= {"GOMP_SPINCOUNT": LIBGOMP_SPINS, "OMP_NUM_THREADS": str(threads)}
-        if row.allocator:
-            ours = role_environment("learner", plan)
-            environment |= {name: value for name, value in ours.items() if name.startswith("MALLOC_")}
-        command = [str(home / "bin" / "python"), "-m", f"tools.bench.peers.{name}", *same, "--threads", str(threads)]
-        return Start(command, environment, run)  # some write where they are
+        command = [str(PEER / "bin" / "python"), "-m", "tools.bench.peers.pufferlib", *same, "--threads", str(threads)]
+        return Start(command, environment, run)  # it writes where it is
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
     return Start(common.start_command(config, [*row.settings, *place]), environment)
+
+
+# ---- what is read from it ----
+
+
+class Point(NamedTuple):
+    """What was known of a run when an update was done."""
+
+    time: float  # seconds since 1970
+    env_steps: int
+    updates: int
+    score: float | None  # mean of the last RECENT_EPISODES episodes
+
+
+def reached(points: Sequence[Point], score: float | None) -> Point | None:
+    """When the score was reached first: on the line between the two points around it.
+
+    Points that follow another much sooner than LOOK_S are passed over, since ours have no others, and who looks at a
+    noisy mean after each update finds it high sooner.
+    """
+    if score is None:
+        return None
+    before: Point | None = None
+    for one in points:
+        if one.score is None or (before is not None and one.time - before.time < 0.9 * LOOK_S):
+            continue
+        if one.score >= score:
+            if before is None or before.score is None:
+                return one
+            share = (score - before.score) / (one.score - before.score)
+            time_, env_steps = (a + share * (b - a) for a, b in zip(before[:2], one[:2], strict=True))
+            return one._replace(time=time_, env_steps=round(env_steps), score=score)
+        before = one
+    return None
+
+
+class Score:
+    """Mean over the last RECENT_EPISODES episodes, the same for every row however often it reports."""
+
+    def __init__(self) -> None:
+        self._recent = RecentMean()
+
+    def take(self, mean: float | None, count: float) -> float | None:
+        """`count` more episodes had this mean. Returns the recent mean, None before there are enough."""
+        if mean is not None and count > 0:
+            self._recent.take(mean, count)
+        return self._recent.mean() if self._recent.taken >= RECENT_EPISODES else None
+
+
+class Source(Protocol):
+    def poll(self) -> list[Point]:
+        """Return points that are new."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """The lines of JSON that tools/bench/plain_ppo.py and peers write into their log."""
+
+    def __init__(self, log: Path) -> None:
+        self._file = open(log, "rb")  # noqa: SIM115 - closed by `close`
+        self._rest = b""
+        self._score = Score()
+
+    def poll(self) -> list[Point]:
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        points = []
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a log has other lines, too
+                one = json.loads(line)
+                score = self._score.take(one["score"], one["episodes"])
+                points.append(Point(one["time"], one["env_steps"], one["updates"], score))
+        return points
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Curves:
+    """The curves of a run, which are written every two seconds."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._seen, self._looked = run, 0, 0.0
+        self._before: float | None = None  # when the event before was written
+        self._score = Score()
+
+    def poll(self) -> list[Point]:
+        if time.monotonic() - self._looked < LOOK_S:
+            return []
+        self._looked = time.monotonic()
+        events = [one for one in common.read_events(self._run) if one.values]
+        new, self._seen = events[self._seen :], len(events)
+        points = []
+        for _, at, env_steps, values in new:
+            # the rate is since the event before; since when that of the first one is, is not known
+            episodes = values.get("system/aisrv/episodes_per_s", 0.0) * (at - (self._before or at))
+            self._before = at
+            score = self._score.take(values.get("episode/score"), episodes)
+            points.append(Point(at, env_steps, int(values.get("system/learner/version_update", 0)), score))
+        return points
+
+    def close(self) -> None: ...
+
+
+class Processes:
+    """A process with all that it started: CPU time and memory."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._known = {self._root}
+        self._cpu: dict[psutil.Process, float] = {}  # stays when a process ends
+        self.history: list[tuple[float, float]] = []  # time, CPU seconds of all until then
+        self.pss_mb = 0.0  # peak; memory that is shared counts once
+        self._memory_at = 0.0
+
+    def sample(self) -> None:
+        now = time.time()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._known |= set(self._root.children(recursive=True))
+        look_at_memory, pss = now - self._memory_at >= MEMORY_S, 0
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                self._cpu[process] = sum(process.cpu_times()[:2])
+                pss += process.memory_full_info().pss if look_at_memory else 0
+        self.history.append((now, sum(self._cpu.values())))
+        if look_at_memory:
+            self._memory_at, self.pss_mb = now, max(self.pss_mb, pss / 2**20)
+
+    def alive(self) -> list[psutil.Process]:
+        return [one for one in self._known if one.is_running()]
+
+    def cpu_at(self, when: float) -> float:
+        """CPU seconds used until then, between two looks in proportion."""
+        return float(np.interp(when, *zip(*self.history, strict=True)))
+
+    def end(self) -> None:
+        """End the first process, in order, and then whatever is left."""
+        self.sample()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._root.terminate()
+        psutil.wait_procs([self._root], STOP_S)
+        _, left = psutil.wait_procs(self.alive(), 5)  # they end by themselves when the first one is gone
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, 10)
 
 
 # ---- measuring it ----
@@ -266,10 +400,9 @@ def last_words(log: Path) -> str:
 
 
 def new_entry(row: Row) -> dict[str, Any]:
-    """What results hold of a row. rounds: Figures of `measure`, with the number of the round; failures: [{round, why}];
-    of a peer, trials: threads -> env steps/s, and threads: the fastest of them, "" before."""
+    """What results hold of a row. rounds: Figures of `measure` with the number of the round; failures: {round, why}."""
     known = {"kind": row.kind, "says": row.says, "settings": list(row.settings), "same": row.same}
-    return {**known, "rounds": [], "failures": [], "trials": {}, "threads": ""}
+    return {**known, "rounds": [], "failures": []}
 
 
 class Bench:
@@ -298,10 +431,7 @@ class Bench:
         """Run a row once; returns what to say of it."""
         log = self._folder / f"{row.name}-{number}.log"
         try:
-            if row.kind == "peer" and not entry["threads"]:
-                entry["trials"] = self._try_threads(row, number, log)
-                entry["threads"] = max(entry["trials"], key=entry["trials"].__getitem__)
-            figures = self._measure(row, number, log, int(entry["threads"] or 0), self._wanted)
+            figures = self._measure(row, number, log)
         except Exception as error:  # whatever it is, the other rows go on
             why = str(error) if isinstance(error, RuntimeError | ConfigError) else f"{type(error).__name__}: {error}"
             entry["failures"].append({"round": number, "why": why})
@@ -313,36 +443,19 @@ class Bench:
         log.unlink()
         return text
 
-    def _try_threads(self, row: Row, number: int, log: Path) -> dict[str, float]:
-        """Number of threads -> env steps/s, of those with which it works. Raises what the last one did if none does."""
-        rates: dict[str, float] = {}
-        counts = limits.numbers_of_threads(self._plan.cores)
-        for threads in counts:
-            wanted = Wanted(min(TRIAL_S, self._wanted.seconds))
-            try:
-                rates[str(threads)] = self._measure(row, number, log, threads, wanted)["env_steps_per_s"]
-            except RuntimeError as error:
-                self._progress.say(self._line(row, number, f"failed with {threads} threads: {error}"))
-                if threads == counts[-1] and not rates:
-                    raise
-        return rates
-
-    def _measure(self, row: Row, number: int, log: Path, threads: int, wanted: Wanted) -> Figures:
-        """threads: of a peer. Leaves a log, which stays where it fails."""
+    def _measure(self, row: Row, number: int, log: Path) -> Figures:
+        """Leaves a log, which stays where it fails."""
         run = log.with_suffix("")
         shutil.rmtree(run, ignore_errors=True)  # of a measurement that was interrupted
-
-        def source() -> Source:
-            return Lines(log) if row.kind in ("plain", "peer") else Curves(run)
-
-        with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as temporary:
-            try:
-                start = start_of(row, self._config, self._plan, run, number, temporary, threads)
-                start.folder.mkdir(exist_ok=True)
-                show = self._progress.show
-                return measure(start, log, source, wanted, lambda text: show(self._line(row, number, text)))
-            finally:
-                shutil.rmtree(run, ignore_errors=True)
+        try:
+            start = start_of(row, self._config, self._plan, run, number, self._args.peer_threads or self._plan.cores)
+            start.folder.mkdir(exist_ok=True)
+            return measure(
+                start, log, lambda: Lines(log) if row.kind in ("plain", "peer") else Curves(run), self._wanted,
+                lambda text: self._progress.show(self._line(row, number, text)),
+            )  # fmt: skip
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
 
     def _line(self, row: Row, number: int, text: str) -> str:
         todo = self._args.rounds * len(self._rows) - self._done
@@ -357,10 +470,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=common.CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every row, repeatable")
-    parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="default: all but those of -malloc")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="default: all")
     parser.add_argument("--row", action="append", default=[], metavar="NAME='KEY=VALUE ...'",
                         help="one more row: the tuner's cluster with these changes, repeatable")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--peer-threads", type=int, default=0, metavar="N", help="of torch in PufferLib (default: cores)"
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="that count, of each row and round")
     parser.add_argument("--to-score", type=float, metavar="POINTS", nargs="?", const=1150.0,
                         help="go on until the mean score of the training episodes is this high (1150)")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs that faults are done to: a fast cluster of the counting user, and what is asked of it meanwhile.
+"""Runs that faults are done to: a fast cluster of the counting user, what it is asked, and who knocks at its ports.
 
 Its learner ends the run at the first row that is lost, doubled, out of order or trained on across a reset
 (`tests/counting`), so the exit code 0 says that none was. `Outcome` is what the report tells of a fault.
@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import random
 import signal
 import socket
 import struct
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from realm.errors import ConfigError
-from realm.wire.codec import Codec
+from realm.wire.codec import Codec, Message
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.sockets import Client
+from tests.broken import GREETING, SOCKET_TYPE, mutate
 from tests.cluster import PATIENCE_S, Run
-from tools import common
 
 STRICT = ("max_version_lag=0", "counting.strict=true")
 FAST = ("restart_budget=1000", "restart_window_s=0.01", "counting.learn_s=0.01", "dump_model_freq=20")
@@ -61,11 +59,11 @@ class Ground:
     show: Callable[[str], None]
 
     @contextlib.contextmanager
-    def victim(self, *overrides: str, variables: Mapping[str, str] | None = None) -> Iterator[Victim]:
+    def victim(self, *overrides: str) -> Iterator[Victim]:
         """A run that trains. It is ended with the block, whatever happens."""
         folder = self.folder / f"run-{len(list(self.folder.glob('run-*')))}"
         folder.mkdir(parents=True)
-        with Victim(folder, *FAST, "buffer_backend=native", *self.settings, *overrides, variables=variables) as run:
+        with Victim(folder, *FAST, "buffer_backend=native", *self.settings, *overrides) as run:
             yield run
 
 
@@ -113,14 +111,6 @@ class Victim(Run):
 
         self.wait_for(reached, what)
         return time.monotonic() - begin
-
-    def pace(self, seconds: float = 5.0) -> float:
-        """Updates a second."""
-        incarnation, before = self.updates()
-        begin = time.monotonic()
-        time.sleep(seconds)
-        again, after = self.updates()
-        return (after - before * (again == incarnation)) / (time.monotonic() - begin)
 
     def pid_of(self, label: str) -> int:
         return int(self.process.pid if label == SUPERVISOR else self.pid(label))
@@ -183,38 +173,74 @@ def memory_mb(pid: int) -> float:
     return float(psutil.Process(pid).memory_full_info().pss / 2**20)
 
 
-def free_ports(number: int) -> int:
-    """The first of so many free ports in a row."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            try:
-                for port in range(first + 1, first + number):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-        if first < 64_000:
-            return int(first)
+# ---- who knocks at it ----
+
+MANY = 256 << 20
+SERVERS = ("actor-0", "buffer-0", "model_pool-0")
+HELLO = b"\x05HELLO\x05realm\x05wrong"
+OPENINGS = {  # of strangers: all that is sent
+    "random bytes": b"",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+    "no password": GREETING % b"NULL\0\0\0\0" + b"\x04\x26\x05READY" + SOCKET_TYPE + b"\x00\xff" + bytes(255),
+    "a wrong password": GREETING % b"PLAIN\0\0\0" + bytes([4, len(HELLO)]) + HELLO,
+    "a part of 1 GB": GREETING % b"PLAIN\0\0\0" + b"\x02" + struct.pack(">Q", 1 << 30) + bytes(1000),
+    "parts without an end": GREETING % b"PLAIN\0\0\0" + (b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16)) * 50,
+}
+WRONG = "a wrong password"  # the only one of them that is counted; the others are closed by ZeroMQ
 
 
-class Shim:
-    """tools/soak/shim.c in the processes of a run: another wall clock, another port."""
+def visit(address: str, opening: str, draw: random.Random) -> None:
+    """Be a stranger at a port for a moment."""
+    port = int(address.rpartition(":")[2])
+    data = OPENINGS[opening] or draw.randbytes(draw.randrange(1, 500))
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+        stranger.sendall(data)
+        # until it is turned away: a connection that is closed at once may never be looked at
+        stranger.settimeout(0.1 if opening != WRONG else 10)
+        answer = b""
+        while b"RROR" not in answer and (more := stranger.recv(4096)):
+            answer += more
 
-    def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise ConfigError("this fault needs a C compiler, and there is no cc; install gcc")
-        self._library = folder.absolute() / "shim.so"
-        source = common.ROOT / "tools" / "soak" / "shim.c"
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"], check=True)
-        self._clock = folder.absolute() / "clock"
-        self.step(0)
 
-    def step(self, seconds: float) -> None:
-        """Set the wall clock so many seconds ahead of the machine's."""
-        with open(self._clock, "r+b" if self._clock.exists() else "wb") as file:
-            file.write(struct.pack("d", seconds))
+class Peer:
+    """Knows the run's secret, as a damaged worker would, and sends what is no message."""
 
-    def variables(self, from_port: int = 0, to_port: int = 0) -> dict[str, str]:
-        ports = {"SOAK_FROM": str(from_port), "SOAK_TO": str(to_port)}
-        return {"LD_PRELOAD": str(self._library), "SOAK_CLOCK": str(self._clock), **ports}
+    def __init__(self, run_id: str, address: str) -> None:
+        self._codec = Codec(run_id, "damaged", "aisrv-0", 1, MANY)
+        self._client = Client(self._codec, address)
+        self._good = [bytes(one) for one in self._codec.encode(Message("add", 1, {"a": [1, 2]}), checksum=True)]
+        self.sent = 0
+
+    def send_bad(self, draw: random.Random) -> bool:
+        """Send one broken message; whether it went out."""
+        frames, bad = mutate(draw, self._good)
+        if not bad or not frames:
+            frames = [draw.randbytes(30)]
+        took = self._client._send(frames)
+        self.sent += took
+        return took
+
+    def send_many(self, draw: random.Random, number: int) -> None:
+        """Send so many; waits while ZeroMQ takes none."""
+        deadline, goal = time.monotonic() + 120, self.sent + number
+        while self.sent < goal:
+            if not self.send_bad(draw):
+                require(time.monotonic() < deadline, "a peer with the secret gets no message through")
+                time.sleep(0.001)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def addresses(run: Victim) -> dict[str, str]:
+    """Label -> address of every port of a run."""
+    found = run.file()
+    return {"supervisor": found["control"], **{label: found["roles"][label]["address"] for label in SERVERS}}
+
+
+def counted(run: Victim, label: str, name: str) -> float:
+    """A counter of a port's present process."""
+    status = run.status()
+    totals = status["traffic"] if label == "supervisor" else status["roles"][label]["totals"]
+    return float(totals.get(name if label == "supervisor" else f"wire/{name}", 0.0))

@@ -1,4 +1,4 @@
-"""Folders of runs, their models, and how well these play: for tools/study/judge.py and tools/study/experiments.py."""
+"""Folders of runs, their models, and how well these play: for tools/study/judge.py and tools/study/control.py."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def judged_env(env: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: env[key] for key in KEPT_ENV if key in env}
     if isinstance(kept.get("map"), list):
         maps = len(kept["map"])
-        raise ConfigError(f"[env] has {maps} maps, models are judged on one; tools/study/unseen_maps.py plays more")
+        raise ConfigError(f"[env] has {maps} maps, models are judged on one")
     return {**kept, "treasure_random": 1, "treasure_num": TREASURES}
 
 

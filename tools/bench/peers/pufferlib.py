@@ -6,9 +6,6 @@ Muon, float32, one process. It clamps each reward to -1..1 and takes a truncated
 pufferl.py, `evaluate`): it learns from other rewards than the others, which its score tells and its speed does not.
 """
 
-# requires: pufferlib==3.0.0
-# afterwards: gymnasium==1.4.0
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,10 +1,17 @@
-"""Puts the model of a run into diy/shipped, from where `realm play` takes it when there is no run.
+"""Makes what comes with Realm: the model in diy/shipped, and the oracle's bounds on the default map.
 
-    python tools/study/ship_model.py train/my_run --id best
+    python tools/study/ship.py train/my_run --id best
+    python tools/study/ship.py --bounds
 
-Evaluates the run's model with `realm eval --all` and writes `eval.json`, `config.toml` (with every hyper-parameter, so
-that new defaults do not change the model) and `ckpt/`, in which the optimizer is a fresh one, since training never goes
-on from there. What was shipped before is replaced at the end.
+A model: `realm play` takes it when there is no run. Evaluates the run's model with `realm eval --all` and writes
+`eval.json`, `config.toml` (with every hyper-parameter, so that new defaults do not change the model) and `ckpt/`, in
+which the optimizer is a fresh one, since training never goes on from there. What was shipped before is replaced at the
+end.
+
+Bounds: so that `realm eval` answers at once on the default map. To be made again (two minutes) after a change of that
+map, of the game's rules or of the oracle's bound; a slow test compares the file with what the oracle computes. The file
+is `realm/env/maps/default/bounds-<hash>.npz`; the hash is of the map and of the question, so that a changed map never
+gets the bounds of the old one.
 """
 
 from __future__ import annotations
@@ -15,16 +22,21 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from realm.commands.locate import ID_HELP, chosen_model
 from realm.commands.main import main as realm
-from realm.commands.models import ID_HELP, chosen_model
 from realm.config.keys import AppConfig
 from realm.config.load import to_toml
+from realm.env import map as maps
+from realm.env import options, oracle, report
 from realm.errors import ConfigError
 from realm.learn import checkpoint
 from realm.learn.evaluate import load_player
 from realm.user import hyper_of
+from realm.watch.progress import measuring
 from tools import common
 
 
@@ -57,11 +69,29 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     print(f"shipped {found.path} to {shipped} ({size / 1e6:.1f} MB)")
 
 
+def ship_bounds() -> None:
+    """Replace the file of bounds."""
+    start, end, max_step = (int(options.DEFAULTS[name]) for name in ("start", "end", "max_step"))
+    ids = [point for point in options.IDS if point not in (start, end)]
+    with measuring("the oracle's bounds of the default map") as show:
+        steps = oracle.make_oracle(maps.default(), start, end, ids, max_step, report=show).steps
+    file = report.shipped_bounds(maps.default(), start, end, ids, max_step)
+    for old in file.parent.glob("bounds-*.npz"):
+        old.unlink()
+    np.savez_compressed(file, steps=steps)
+    print(f"{file} ({file.stat().st_size / 1e3:.0f} kB)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run's folder, such as train/final")
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, such as train/final")
     parser.add_argument("--id", default="latest", help=ID_HELP)
+    parser.add_argument("--bounds", action="store_true", help="the oracle's bounds instead of a model")
     args = parser.parse_args()
+    if (args.run is None) != args.bounds:
+        parser.error("give the run whose model is to be shipped, or --bounds")
+    if args.bounds:
+        return ship_bounds()
     ship(args.run, args.id, common.ROOT / "diy" / "shipped")
 
 
