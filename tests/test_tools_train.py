@@ -20,7 +20,7 @@ from realm.errors import ConfigError
 from realm.user import load_hyper
 from realm.watch.tensorboard import TensorBoard
 from tools import common as tools_common
-from tools.bench import report, train
+from tools.bench import train
 from tools.bench.peers import common
 from tools.bench.train import Point, Row
 
@@ -46,9 +46,6 @@ def test_rows_are_ours_those_asked_for_and_the_peers():
     extra = ["many=aisrv_count=4 aisrv_connect_to_kaiwu_env_count=16", "wide=diy.hidden=512", "few=aisrv_count=7"]
     rows = train.all_rows(path, (), tuner, extra)
     assert [row.name for row in rows] == ["plain", "local", "tuner", "pufferlib", "many", "wide", "few"]
-    assert {row.name: row.same for row in rows if row.name in ("tuner", "many", "wide", "few")} == {
-        "tuner": True, "many": True, "wide": False, "few": False,
-    }  # fmt: skip
     for row in rows:
         load_config(path, row.settings)
     assert train.chosen_rows(rows, [], extra) == rows
@@ -200,9 +197,9 @@ def test_processes_count_children_and_what_has_ended():
 # ---- what comes out ----
 
 
-def entry(kind, rates, same=True, seconds=None, failures=()):
+def entry(rates, seconds=None, failures=()):
     """rates: round -> env steps/s"""
-    row = train.new_entry(Row("", "says", kind, same=same))
+    row = train.new_entry(Row("", "says", "plain"))
     for number, rate in rates.items():
         found = dict.fromkeys(FIGURES, 1.0) | {"died": "", "seconds_to_score": None}
         row["rounds"].append(found | {"round": number, "env_steps_per_s": rate})
@@ -212,67 +209,30 @@ def entry(kind, rates, same=True, seconds=None, failures=()):
     return row
 
 
-def results_of(rows, to_score=None):
-    about = {"command": "c", "date": "d", "machine": "m", "commit": "0"}
-    setup = {"rounds": 3, "seconds": 1.0, "num_envs": 8, "to_score": to_score}
-    return {"about": about, "setup": setup, "rows": rows}
+def test_a_round_that_did_not_reach_the_score_is_infinitely_long():
+    rates = {1: 1.0, 2: 1.0, 3: 1.0}
+    assert train.seconds_to_score(entry(rates, seconds=(30.0, 10.0, 20.0))) == "20 (3 of 3 rounds)"
+    assert train.seconds_to_score(entry(rates, seconds=(30.0, None, 20.0))) == "30 (2 of 3 rounds)"
+    assert train.seconds_to_score(entry(rates, seconds=(30.0, None, None))) == "not reached (1 of 3 rounds)"
+    failed = entry({1: 1.0}, seconds=(30.0,), failures=(2, 3))
+    assert train.seconds_to_score(failed) == "not reached (1 of 3 rounds)"
 
 
 def test_ratios_are_of_rows_in_the_same_round():
     rows = {
-        "plain": entry("plain", {1: 100.0, 2: 200.0, 3: 400.0}),
-        "local": entry("local", {1: 100.0, 3: 100.0}, failures=(2,)),
-        "tuner": entry("cluster", {1: 50.0, 2: 200.0, 3: 300.0}),
-        "sb3": entry("peer", {1: 25.0, 2: 20.0, 3: 30.0}),
-        "envs-4": entry("cluster", {1: 10.0, 2: 10.0, 3: 10.0}, same=False),
+        "plain": entry({1: 100.0, 2: 200.0, 3: 400.0}, seconds=(40.0, 60.0, 50.0)),
+        "tuner": entry({1: 50.0, 2: 200.0, 3: 300.0}),
+        "pufferlib": entry({2: 30.0}, failures=(1,)),
+        "broken": entry({}, failures=(1, 2)),
     }
-    report.add_ratios(results_of(rows))
-    found = {name: row["ratios"] for name, row in rows.items()}
-    # of the medians it would be 1.0
-    assert found["tuner"]["of_plain"] == {"median": 0.75, "least": 0.5, "greatest": 1.0, "rounds": 3}
-    assert found["tuner"]["tau"] == {"median": 1.75, "least": 0.5, "greatest": 3.0, "rounds": 2}
-    assert found["sb3"]["of_tuner"] == {"median": 0.1, "least": 0.1, "greatest": 0.5, "rounds": 3}
-    assert found["sb3"]["tau"] is None
-    assert found["envs-4"]["tau"] is None
-    assert found["envs-4"]["of_tuner"]["median"] == pytest.approx(0.05)
-
-
-def test_a_round_that_did_not_reach_the_score_is_infinitely_long():
-    rates = {1: 1.0, 2: 1.0, 3: 1.0}
-    all_three = report.to_score(entry("plain", rates, seconds=(30.0, 10.0, 20.0)))
-    assert all_three == {"median": 20.0, "reached": 3, "of": 3}
-    two = report.to_score(entry("plain", rates, seconds=(30.0, None, 20.0)))
-    assert two == {"median": 30.0, "reached": 2, "of": 3}
-    assert report.to_score(entry("plain", rates, seconds=(30.0, None, None)))["median"] is None
-    failed = report.to_score(entry("plain", {1: 1.0}, seconds=(30.0,), failures=(2, 3)))
-    assert failed == {"median": None, "reached": 1, "of": 3}
-    assert report.score_cell(two) == "30 (2 of 3 rounds)"
-    assert report.score_cell(failed) == "not reached (1 of 3 rounds)"
-
-
-def test_a_table_is_printed_again_from_its_file(tmp_path):
-    rows = {
-        "plain": entry("plain", {1: 100.0, 2: 300.0}, seconds=(40.0, 60.0)),
-        "sb3": entry("peer", {2: 30.0}, failures=(1,)),
-        "rllib": entry("peer", {}, failures=(1, 2)),
-    }
-    path = tmp_path / "bench.json"
-    path.write_text(json.dumps(results_of(rows, to_score=1150.0)))
-    command = [sys.executable, str(ROOT / "tools" / "bench" / "train.py"), "--table", str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    assert len({line.count("|") for line in lines[:5]}) == 1
-    assert "| 200 | 100 - 300 | - | 1.00 (1.00 - 1.00) |" in lines[2]
-    assert "| 50 (2 of 2 rounds) |" in lines[2]
-    assert "failed in round 1: it broke / twice over" in lines[3]
-    assert "| 0.10 |" in lines[3]
-    assert "round 1: it broke / twice over; round 2: it broke" in lines[4]
-
-    path.write_text("{}")
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
-    assert "holds no results" in ended.stderr
+    lines = train.table({"rows": rows, "setup": {"to_score": 1150.0}}).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| 200 | 100 - 400 | 1.00 (1.00 - 1.00) |" in lines[2]
+    assert "| 50 (3 of 3 rounds) |" in lines[2]
+    assert "| 0.75 (0.50 - 1.00) |" in lines[3]  # of the medians it would be 1.0
+    assert "failed in round 1: it broke / twice over" in lines[4]
+    assert "| 0.15 (0.15 - 0.15) |" in lines[4]
+    assert "round 1: it broke / twice over; round 2: it broke" in lines[5]
 
 
 # ---- peers ----
@@ -341,7 +301,7 @@ def bench(tmp_path, rows, rounds):
         out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, peer_threads=0,
         config=SMOKE, set=TINY,
     )  # fmt: skip
-    results = results_of({row.name: train.new_entry(row) for row in rows})
+    results = {"setup": {"to_score": None}, "rows": {row.name: train.new_entry(row) for row in rows}}
     return train.Bench(rows, args, load_config(SMOKE, TINY), results), results, args.out
 
 
@@ -375,7 +335,6 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
     rows.append(Row("broken", "is wrong", "cluster", ("no_such_field=1",)))
     runs, results, out = bench(tmp_path, rows, rounds=1)
     runs.run()
-    report.add_ratios(results)
 
     kept = json.loads(out.read_text())["rows"]
     for name in ("plain", "cluster"):
@@ -387,13 +346,10 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
         assert found["updates"] > train.WARM_UPDATES
         assert min(found["env_steps_per_s"], found["cpu_s_per_1000"], found["pss_mb"]) > 0
         assert found["window_s"] >= 2.0
-    cluster = results["rows"]["cluster"]
-    assert cluster["ratios"]["tau"] is None  # the row `local` was not run
-    assert cluster["ratios"]["of_plain"]["rounds"] == 1
     broken = results["rows"]["broken"]
     assert "no_such_field" in broken["failures"][0]["why"]
     assert not broken["rounds"]
-    text = report.table(results)
+    text = train.table(results)
     assert len(text.splitlines()) == 2 + 3
     assert "no_such_field" in text
     assert "round 1 of 1, plain" in capsys.readouterr().out

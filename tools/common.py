@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -166,6 +167,18 @@ def commit() -> str:
 def number(value: float | None, form: str, none: str = "-") -> str:
     """Format a cell of a table."""
     return none if value is None else format(value, form)
+
+
+class Spread(NamedTuple):
+    median: float
+    least: float
+    greatest: float
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Of several rounds, one at least."""
+    known = list(values)
+    return Spread(statistics.median(known), min(known), max(known))
 
 
 # ---- runs as processes ----

@@ -35,7 +35,6 @@ from realm.launch.environment import enter_learner_environment
 from realm.learn.trainer import complete
 from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import common
-from tools.bench.report import spread
 
 NETWORKS = {"default": common.CONFIG, "reference": common.ROOT / "conf" / "reference.toml"}
 PASS_ROWS = 4096  # of a forward without gradients
@@ -255,11 +254,10 @@ def table(lines: Sequence[Line], times: Sequence[tuple[list[float], list[float]]
     heads = ("median us", "least", "greatest", "a second", "", "bound us")
     text = [f"{'':42}" + "".join(f"{head:>12}" for head in heads)]
     for line, (own, bound) in zip(lines, times, strict=True):
-        told, limit = spread(own), statistics.median(bound)
-        assert told
-        cells = "".join(f"{1e6 * told[name]:>12,.1f}" for name in ("median", "least", "greatest"))
-        rate = f"{line.amount / told['median']:>12,.0f} {line.unit:<11}"
-        ratio = f"{1e6 * limit:>12,.1f} x {told['median'] / limit:<9,.2f}{line.bound}"
+        told, limit = common.spread(own), statistics.median(bound)
+        cells = "".join(f"{1e6 * seconds:>12,.1f}" for seconds in told)
+        rate = f"{line.amount / told.median:>12,.0f} {line.unit:<11}"
+        ratio = f"{1e6 * limit:>12,.1f} x {told.median / limit:<9,.2f}{line.bound}"
         text.append(f"{line.name:42}{cells}{rate}{ratio}")
     return "\n".join(text)
 

@@ -5,7 +5,6 @@
     python tools/bench/train.py --rows plain tuner pufferlib --to-score 1150
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
     python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
-    python tools/bench/train.py --table train/bench.json        # print the table of an earlier run again
 
 Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), pufferlib.
 `--row NAME='KEY=VALUE ...'` adds the tuner's cluster with these changes. All train the same environments with the
@@ -16,8 +15,7 @@ row. A row that fails is tried again in the next round. PufferLib computes in fl
 
 s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds,
              is that high. Seconds count from the start of the command; a round that does not get there is infinite
-ratios       of two rows in the same round: the median over the rounds, and the range
-tau          env steps/s of a cluster over those of one process (the row `local`), if both train the same
+of the first of the first row in the same round: the median over the rounds, and the range
 cores        CPU seconds a second: where cores are left, a row waits
 MB           the peak of the sum of all processes' PSS, in which shared memory counts once
 """
@@ -28,9 +26,11 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -49,8 +49,6 @@ from realm.config.plan import Machine, Plan, this_machine
 from realm.errors import ConfigError
 from realm.watch.board import RECENT_EPISODES, RecentMean
 from tools import common
-from tools.bench import report
-from tools.bench.report import Results
 
 PEER = common.ROOT / ".cache" / "peers" / "pufferlib"  # its Python environment, made by tools/bench/peers.sh
 SCRIPTS = common.ROOT / "tools" / "bench"
@@ -66,20 +64,19 @@ MEMORY_S = 2.0  # between two looks at memory, which cost more than those at CPU
 STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 
 Figures = dict[str, Any]
+Results = dict[str, Any]
+"""{about, setup, rows: {name: entry}}; entry: of `new_entry`"""
+
 # ---- rows ----
 
 
 class Row(NamedTuple):
-    """One line of the table. kind: plain, local, cluster or peer; settings: what follows each --set.
-
-    same: it has the network and the number of environments of `--config`.
-    """
+    """One line of the table. kind: plain, local, cluster or peer; settings: what follows each --set."""
 
     name: str
     says: str
     kind: str
     settings: tuple[str, ...] = ()
-    same: bool = True
 
 
 def tuner_settings(app: AppConfig, machine: Machine) -> tuple[str, ...]:
@@ -108,9 +105,8 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
         changes = tuple(words.split())
         if not (equals and changes and re.fullmatch(r"[\w.-]+", name)):
             raise ConfigError(f"--row {text}: must be NAME='KEY=VALUE ...'")
-        plan = common.plan_of(load_config(path, [*overrides, *tuner, *changes]).app)
-        same = plan.round_size == total and not any(one.startswith("diy.") for one in changes)
-        rows.append(Row(name, " ".join(changes), "cluster", (*tuner, *changes), same=same))
+        load_config(path, [*overrides, *tuner, *changes])
+        rows.append(Row(name, " ".join(changes), "cluster", (*tuner, *changes)))
     return rows
 
 
@@ -401,8 +397,7 @@ def last_words(log: Path) -> str:
 
 def new_entry(row: Row) -> dict[str, Any]:
     """What results hold of a row. rounds: Figures of `measure` with the number of the round; failures: {round, why}."""
-    known = {"kind": row.kind, "says": row.says, "settings": list(row.settings), "same": row.same}
-    return {**known, "rounds": [], "failures": []}
+    return {"kind": row.kind, "says": row.says, "settings": list(row.settings), "rounds": [], "failures": []}
 
 
 class Bench:
@@ -463,6 +458,50 @@ class Bench:
         return f"round {number} of {self._args.rounds}, {row.name}: {text}; {left} min left"
 
 
+# ---- the table ----
+
+
+def seconds_to_score(entry: dict[str, Any]) -> str:
+    """312 (3 of 3 rounds): the median over all rounds; one that did not reach the score is infinitely long."""
+    seconds = [one["seconds_to_score"] or math.inf for one in entry["rounds"]] + [math.inf] * len(entry["failures"])
+    middle = statistics.median(seconds) if seconds else math.inf
+    reached_in = sum(math.isfinite(one) for one in seconds)
+    return f"{f'{middle:,.0f}' if math.isfinite(middle) else 'not reached'} ({reached_in} of {len(seconds)} rounds)"
+
+
+def table(results: Results) -> str:
+    """Markdown: a line for each row."""
+    rows, lines = (
+        results["rows"],
+        ["| | env steps/s | range | of the first | CPU s per 1000 | cores | MB | s to score |"],
+    )
+    lines.append("|---|" + "---:|" * 7)
+    rates = {name: {one["round"]: one["env_steps_per_s"] for one in entry["rounds"]} for name, entry in rows.items()}
+    first = next(iter(rates.values()))
+    for name, entry in rows.items():
+        why = "; ".join(f"round {one['round']}: {one['why']}" for one in entry["failures"])
+        why = " ".join(why.replace("|", "/").split())
+        if not entry["rounds"]:
+            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 6)
+            continue
+        known = common.spread(rates[name].values())
+        ratios = [rate / first[number] for number, rate in rates[name].items() if number in first]
+        cpu, cores, memory = (
+            statistics.median(values)
+            for values in zip(*((one["cpu_s_per_1000"], one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000,
+                                 one["pss_mb"]) for one in entry["rounds"]), strict=True)
+        )  # fmt: skip
+        cells = [
+            f"{name}: {entry['says']}" + (f" (failed in {why})" if why else ""),
+            f"{known.median:,.0f}", f"{known.least:,.0f} - {known.greatest:,.0f}",
+            "{:.2f} ({:.2f} - {:.2f})".format(*common.spread(ratios)) if ratios else "-",
+            f"{cpu:.3f}", f"{cores:.1f}", f"{memory:,.0f}",
+            seconds_to_score(entry) if results["setup"]["to_score"] else "-",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 # ---- the command ----
 
 
@@ -482,7 +521,6 @@ def arguments() -> argparse.Namespace:
                         help="go on until the mean score of the training episodes is this high (1150)")  # fmt: skip
     parser.add_argument("--score-minutes", type=float, default=20.0, help="after these it is not waited for any longer")
     parser.add_argument("--out", type=Path, default=Path("train/bench.json"), help="where to write the figures")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print table and ratios of this JSON again, and end")
     args = parser.parse_args()
     if args.rounds < 1 or args.seconds <= 0:
         parser.error("--rounds must be 1 or more, --seconds above 0")
@@ -491,9 +529,6 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    if args.table:
-        print(report.told(common.read_json(args.table, "rows")))
-        return
     common.end_in_order()
     config = load_config(args.config, args.set)
     if config.app.algo != "diy":
@@ -513,9 +548,9 @@ def main() -> None:
         Bench(rows, args, config, results).run()
     except KeyboardInterrupt:
         stopped = True
-    text = report.told(results)
-    common.write_json(args.out, results)
-    print(f"\n{text}\n{args.out}")
+    about = results["about"]
+    print(f"\n{table(results)}\n\n`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}")
+    print(args.out)
     if stopped:
         sys.exit("stopped: the table has what was measured before")
 

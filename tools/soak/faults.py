@@ -1,20 +1,15 @@
 """The faults that are done to running processes: each is one function that does it, waits, checks and tells.
 
-`random_faults` is the long run: roles killed and frozen at random, one bad frame in a hundred and strangers. It must go
-on training and count exactly what was injected. `undisturbed` is a run whose processes must not grow.
+In `random_faults`, the long run, roles are killed and frozen at random; in `undisturbed` no process may grow.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import random
 import re
-import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -23,21 +18,14 @@ import numpy as np
 from tools import common
 from tools.soak.victim import (
     BEAT,
-    OPENINGS,
-    SERVERS,
     STRICT,
     SUPERVISOR,
-    WRONG,
     Ground,
     Outcome,
-    Peer,
     Victim,
-    addresses,
-    counted,
     frozen,
     memory_mb,
     require,
-    visit,
 )
 
 CONFIG = "conf/configure_app.toml"
@@ -46,7 +34,6 @@ SETTINGS = (
     "restart_window_s=0.01", "report_interval_s=0.5", "dump_model_freq=10",
 )  # fmt: skip
 QUIET_S = 20.0  # at the end nothing is injected, so that the last counters are told
-SHARE = 0.01  # of bad frames
 EVENT_S = (4.0, 20.0)  # between two events
 FREEZE_S = (1.0, 40.0)
 KILL_SHARE = 0.7  # of the events of a role; the others are freezes
@@ -124,125 +111,42 @@ def freeze_each(ground: Ground) -> Outcome:
 # ---- the long run ----
 
 
-@dataclass
-class Injected:
-    """How often what was done; by label, and in all."""
-
-    kills: dict[str, int] = field(default_factory=dict)
-    freezes: dict[str, int] = field(default_factory=dict)
-    frozen_s: float = 0.0
-    bad: dict[str, int] = field(default_factory=dict)
-    visits: int = 0
-    wrong_passwords: int = 0
-    recovery_s: list[float] = field(default_factory=list)
-
-
-class Injector:
-    """Does one fault after the other to a run, by a seed."""
-
-    def __init__(self, run: Victim, seed: int) -> None:
-        self._run, self._draw = run, random.Random(seed)
-        self.done = Injected()
-        self._peers: dict[str, tuple[int, Peer, int, int]] = {}  # label -> pid, peer, messages before, wrong passwords
-
-    def event(self) -> None:
-        draw, labels = self._draw, [*self._run.labels(), SUPERVISOR]
-        label = draw.choice(labels)
-        if label != SUPERVISOR and draw.random() < KILL_SHARE:
-            self.settle(label)
-            self.done.recovery_s.append(self._run.kill_and_recover(label))
-            self.done.kills[label] = self.done.kills.get(label, 0) + 1
-            self._forget(label)
-        else:
-            seconds = math.exp(draw.uniform(*map(math.log, FREEZE_S)))
-            pid = self._run.pid_of(label)
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(seconds)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-            self.done.frozen_s += seconds
-            self.done.freezes[label] = self.done.freezes.get(label, 0) + 1
-            self.done.recovery_s.append(self._run.goes_on(2, f"training goes on after {label} was frozen"))
-
-    def noise(self) -> None:
-        """Bad frames until they are one in a hundred of what came in, and now and then a stranger."""
-        for label in (*SERVERS, SUPERVISOR):
-            pid = self._run.pid_of(label)
-            if label not in self._peers or self._peers[label][0] != pid:
-                self._forget(label)
-                self._peers[label] = (pid, Peer(self._run.file()["run_id"], addresses(self._run)[label]), 0, 0)
-            _, peer, _, wrong = self._peers[label]
-            goal = SHARE * counted(self._run, label, "messages_in")
-            if peer.sent < goal:
-                peer.send_many(self._draw, math.ceil(goal) - peer.sent)
-            opening = self._draw.choice(list(OPENINGS))
-            visit(addresses(self._run)[label], opening, self._draw)
-            self.done.visits += 1
-            self._peers[label] = (pid, peer, 0, wrong + (opening == WRONG))
-
-    def settle(self, label: str) -> None:
-        """Wait until a port has counted what was sent to it, so that a kill takes no count with it."""
-        if label not in self._peers or self._peers[label][0] != self._run.pid_of(label):
-            return
-        _, peer, _, wrong = self._peers[label]
-        for name, number in (("bad_frames", peer.sent), ("refused_peers", wrong)):
-            self._run.wait_for(lambda b=name, n=number: counted(self._run, label, b) >= n, f"{label} counts {name}")  # type: ignore[misc]
-            got = counted(self._run, label, name)
-            require(got == number, f"{label} has counted {got:.0f} {name}, {number} were sent")
-
-    def _forget(self, label: str) -> None:
-        if label in self._peers:
-            _, peer, _, wrong = self._peers.pop(label)
-            self.done.bad[label] = self.done.bad.get(label, 0) + peer.sent
-            self.done.wrong_passwords += wrong
-            peer.close()
-
-    def close(self) -> None:
-        for label in list(self._peers):
-            self.settle(label)
-            self._forget(label)
-
-
 def trained(ground: Ground) -> Victim:
     ground.folder.mkdir(parents=True)
     return Victim(ground.folder, *SETTINGS, *ground.settings, config=CONFIG)
 
 
 def random_faults(ground: Ground) -> Outcome:
-    seconds = 60 * ground.minutes
+    """Roles are killed and frozen at random for `minutes`; restarts must be as many as kills."""
+    end_s, draw, took, kills, frozen_s = (
+        60 * ground.minutes,
+        random.Random(ground.seed),
+        list[float](),
+        0,
+        list[float](),
+    )
     with trained(ground) as run:
         run.wait_updates(2)
-        begin, next_event = time.monotonic(), 0.0
-        injector, draw = Injector(run, ground.seed), random.Random(ground.seed + 1)
-        while (now := time.monotonic() - begin) < seconds:
-            ground.show(f"minute {now / 60:.1f} of {ground.minutes:g}, {len(injector.done.recovery_s)} faults")
-            if now > next_event and now < seconds - QUIET_S:
-                injector.event()
-                next_event = time.monotonic() - begin + draw.uniform(*EVENT_S)
-            injector.noise()
-            time.sleep(LOOK_S)
-        injector.close()
-        done, incarnations = injector.done, run.incarnations()
+        begin = time.monotonic()
+        while (now := time.monotonic() - begin) < end_s - QUIET_S:
+            ground.show(f"minute {now / 60:.1f} of {ground.minutes:g}, {len(took)} faults")
+            label = draw.choice([*run.labels(), SUPERVISOR])
+            if label != SUPERVISOR and draw.random() < KILL_SHARE:
+                took.append(run.kill_and_recover(label))
+                kills += 1
+            else:
+                frozen_s.append(math.exp(draw.uniform(*map(math.log, FREEZE_S))))
+                frozen(run.pid_of(label), frozen_s[-1])
+                took.append(run.goes_on(2, f"training goes on after {label} was frozen"))
+            time.sleep(draw.uniform(*EVENT_S))
+        time.sleep(max(0.0, end_s - (time.monotonic() - begin)))
+        restarts = run.restarts()
         require(run.interrupt() == 0, run.text())
         require(run.processes() == [], f"left: {run.processes()}")
-        sums = run.summary()
-        kills = sum(done.kills.values())
-        restarts = sum(incarnations.values()) - len(incarnations)
         require(restarts == kills, f"{restarts} restarts after {kills} kills")
-        told = sum(totals.get("wire/bad_frames", 0) for totals in sums["processes"].values())
-        sent = sum(number for label, number in done.bad.items() if label != SUPERVISOR)
-        require(told == sent, f"the roles have counted {told:.0f} bad frames, {sent} were sent to them")
-    bad = sum(done.bad.values())
-    lost = (
-        f"{restarts} restarts counted of {kills} kills, {bad:,} bad frames of {bad:,}, {done.wrong_passwords} wrong "
-        f"passwords of {done.wrong_passwords}; training score {score(run.dir):.1f}"
-    )
-    freezes = sum(done.freezes.values())
-    injected = (
-        f"{ground.minutes:g} minutes: {kills} kills, {freezes} freezes of {done.frozen_s:.0f} s in all, {done.visits} "
-        f"strangers, {bad:,} bad frames"
-    )
-    return Outcome(injected, kills + freezes, lost, done.recovery_s)
+        lost = f"{restarts} restarts counted of {kills} kills; training score {score(run.dir):.1f}"
+    injected = f"{ground.minutes:g} minutes: {kills} kills, {len(frozen_s)} freezes of {sum(frozen_s):.0f} s in all"
+    return Outcome(injected, kills + len(frozen_s), lost, took)
 
 
 def undisturbed(ground: Ground) -> Outcome:

@@ -1,4 +1,4 @@
-"""Runs that faults are done to: a fast cluster of the counting user, what it is asked, and who knocks at its ports.
+"""Runs that faults are done to: a fast cluster of the counting user, and what it is asked meanwhile.
 
 Its learner ends the run at the first row that is lost, doubled, out of order or trained on across a reset
 (`tests/counting`), so the exit code 0 says that none was. `Outcome` is what the report tells of a fault.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +17,9 @@ from typing import Any
 
 import psutil
 
-from realm.wire.codec import Codec, Message
+from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.sockets import Client
-from tests.broken import GREETING, SOCKET_TYPE, mutate
 from tests.cluster import PATIENCE_S, Run
 
 STRICT = ("max_version_lag=0", "counting.strict=true")
@@ -171,76 +167,3 @@ def frozen(pid: int, seconds: float) -> None:
 def memory_mb(pid: int) -> float:
     """What a process takes for itself, with its share of what it has in common with others."""
     return float(psutil.Process(pid).memory_full_info().pss / 2**20)
-
-
-# ---- who knocks at it ----
-
-MANY = 256 << 20
-SERVERS = ("actor-0", "buffer-0", "model_pool-0")
-HELLO = b"\x05HELLO\x05realm\x05wrong"
-OPENINGS = {  # of strangers: all that is sent
-    "random bytes": b"",
-    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
-    "no password": GREETING % b"NULL\0\0\0\0" + b"\x04\x26\x05READY" + SOCKET_TYPE + b"\x00\xff" + bytes(255),
-    "a wrong password": GREETING % b"PLAIN\0\0\0" + bytes([4, len(HELLO)]) + HELLO,
-    "a part of 1 GB": GREETING % b"PLAIN\0\0\0" + b"\x02" + struct.pack(">Q", 1 << 30) + bytes(1000),
-    "parts without an end": GREETING % b"PLAIN\0\0\0" + (b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16)) * 50,
-}
-WRONG = "a wrong password"  # the only one of them that is counted; the others are closed by ZeroMQ
-
-
-def visit(address: str, opening: str, draw: random.Random) -> None:
-    """Be a stranger at a port for a moment."""
-    port = int(address.rpartition(":")[2])
-    data = OPENINGS[opening] or draw.randbytes(draw.randrange(1, 500))
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
-        stranger.sendall(data)
-        # until it is turned away: a connection that is closed at once may never be looked at
-        stranger.settimeout(0.1 if opening != WRONG else 10)
-        answer = b""
-        while b"RROR" not in answer and (more := stranger.recv(4096)):
-            answer += more
-
-
-class Peer:
-    """Knows the run's secret, as a damaged worker would, and sends what is no message."""
-
-    def __init__(self, run_id: str, address: str) -> None:
-        self._codec = Codec(run_id, "damaged", "aisrv-0", 1, MANY)
-        self._client = Client(self._codec, address)
-        self._good = [bytes(one) for one in self._codec.encode(Message("add", 1, {"a": [1, 2]}), checksum=True)]
-        self.sent = 0
-
-    def send_bad(self, draw: random.Random) -> bool:
-        """Send one broken message; whether it went out."""
-        frames, bad = mutate(draw, self._good)
-        if not bad or not frames:
-            frames = [draw.randbytes(30)]
-        took = self._client._send(frames)
-        self.sent += took
-        return took
-
-    def send_many(self, draw: random.Random, number: int) -> None:
-        """Send so many; waits while ZeroMQ takes none."""
-        deadline, goal = time.monotonic() + 120, self.sent + number
-        while self.sent < goal:
-            if not self.send_bad(draw):
-                require(time.monotonic() < deadline, "a peer with the secret gets no message through")
-                time.sleep(0.001)
-
-    def close(self) -> None:
-        self._client.close()
-
-
-def addresses(run: Victim) -> dict[str, str]:
-    """Label -> address of every port of a run."""
-    found = run.file()
-    return {"supervisor": found["control"], **{label: found["roles"][label]["address"] for label in SERVERS}}
-
-
-def counted(run: Victim, label: str, name: str) -> float:
-    """A counter of a port's present process."""
-    status = run.status()
-    totals = status["traffic"] if label == "supervisor" else status["roles"][label]["totals"]
-    return float(totals.get(name if label == "supervisor" else f"wire/{name}", 0.0))
