@@ -194,7 +194,7 @@ def control(cases: Cases, folder: Path) -> None:
     app = AppConfig(algo=ALGO, aisrv_count=2, log_dir=str(folder))
     config = RunConfig(decide(app, Machine(cores=2, gpus=0, has_reverb=False)).app, {}, {}, {})
     supervisor = Supervisor(Prepared(config, plan, spec, folder, RunFile("run", 1, 0.0), None), own_network=False)
-    for role in supervisor._roles.values():
+    for role in supervisor.roles:
         role.incarnation = 1
     who = {"role": "aisrv", "index": 0}
     report = {"env_steps": 5, "totals": {"updates": 1.0}, "means": {"episode/score": [4.0, 2.0]}, **who}

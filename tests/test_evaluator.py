@@ -5,12 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +19,6 @@ from cluster import ROOT
 from realm.config.load import load_config
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
 from realm.errors import RunError, Stopped, UserCodeError
-from realm.launch.role import Role, heed_silence, waited_for_a_core
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
 from realm.learn.evaluate import Episodes, evaluate, guarded
@@ -325,48 +319,6 @@ def test_the_first_evaluation_is_short_and_endless_ones_stay_so(
     assert lines("endless", "env.length=0") == [(8, 0, 200), (8, 0, 50), (8, 0, 50)]
     assert sum("did not end within" in line for line in logged) == 1
     assert json.loads((tmp_path / "endless" / "evaluations.jsonl").read_text().splitlines()[-1])["best"] == 50
-
-
-# --- silence
-
-
-def test_starving_is_not_silence() -> None:
-    app = load_config(ROOT / "conf" / "classic.toml").app
-
-    def is_killed(quiet_s: float, starved_s: float, restarts: int = 0) -> bool:
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-        role = Role("evaluator", 0, cast(BaseProcess, process), state="ready", named=True)
-        role.restarts.extend([(0.0, 0.0)] * restarts)
-        role.starved_s = waited_for_a_core(process.pid) - starved_s
-        role.heard_at = time.monotonic() - quiet_s
-        heed_silence(role, app, 0.1, "its log")
-        killed = "silent for" in role.cause
-        process.kill()
-        process.communicate()
-        return killed
-
-    assert is_killed(200, 0)
-    assert not is_killed(100, 0)
-    assert not is_killed(600, 500)  # it has had no core for most of the time
-    assert is_killed(700, 500)
-    assert not is_killed(200, 0, restarts=1)  # what compiles for long has more time at each start
-    assert is_killed(400, 0, restarts=1)
-
-
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
-def test_who_shares_a_core_waits_for_it() -> None:
-    core = str(min(os.sched_getaffinity(0)))
-    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    try:
-        while not all(waited_for_a_core(one.pid) > 0.05 for one in both):
-            assert all(one.poll() is None for one in both)
-            time.sleep(0.05)
-    finally:
-        for one in both:
-            one.kill()
-            one.wait()
-    assert waited_for_a_core(both[0].pid) == 0
 
 
 # --- what it leaves and says

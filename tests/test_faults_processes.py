@@ -18,8 +18,6 @@ import pytest
 from cluster import PATIENCE_S, ROOT, Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from realm.config.keys import AppConfig
-from realm.launch.role import Role
 from realm.launch.rundir import RunFile, boot_id, find_runs, is_alive, living_pids, read_run, start_of
 
 NATIVE = "buffer_backend=native"
@@ -286,17 +284,3 @@ def test_all_processes_end_with_the_worker_and_with_the_run(tmp_path):
         run.process.wait()
         gone(families)
         gone(run.processes())
-
-
-def test_restarts_are_forgotten_only_after_progress():
-    role = Role("aisrv", 0)
-    now = time.monotonic()
-    assert role.count_restart(5.0, 300.0) == 1
-    assert role.restart_at - now < 0.5
-    for count, pause in ((2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 30), (8, 30)):
-        assert role.count_restart(5.0, 0.0) == count  # the learner stands still
-        assert abs(role.restart_at - time.monotonic() - pause) < 0.5
-    assert role.count_restart(6.0, 300.0) == 9  # too early
-    time.sleep(0.01)
-    assert role.count_restart(7.0, 0.001) == 1
-    assert AppConfig().report_interval_s * 30 == 15

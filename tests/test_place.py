@@ -20,7 +20,7 @@ from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.launch import place as place_
 from realm.launch.environment import role_environment
-from realm.launch.place import place, start_fork_server
+from realm.launch.place import Handle, place, start_fork_server
 from realm.launch.ports import check_ports
 
 PATIENCE_S = 60
@@ -96,7 +96,7 @@ def eventually(condition, what):
 
 def ended(process):
     process.join(PATIENCE_S)
-    return process.exitcode
+    return process.exit_code
 
 
 def pids(path):
@@ -184,6 +184,41 @@ def test_no_folder_for_temporary_files(monkeypatch):
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/1"])
     with pytest.raises(ConfigError, match=r"TMPDIR: .*No usable temporary directory found .*set TMPDIR to a folder"):
         place_._socket_folder()
+
+
+def test_a_kill_takes_what_the_process_has_started(start, tmp_path):
+    path = tmp_path / "pids"
+    process, _ = start(wait, str(path))
+    both = pids(path)
+    assert process.exit_code is None
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
+    eventually(lambda: not any(lives(pid) for pid in both), "both have ended")
+
+
+def test_a_spare_process_counts_as_larger():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    own, childs = (Path(f"/proc/{pid}/oom_score_adj") for pid in (os.getpid(), child.pid))
+    Handle(child).spare()
+    assert int(childs.read_text()) == min(1000, int(own.read_text()) + 300)
+    child.communicate(b"\n", timeout=60)
+    Handle(child).spare()  # it has ended
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
+def test_who_shares_a_core_waits_for_it():
+    core = str(min(os.sched_getaffinity(0)))
+    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    try:
+        while not all(Handle(one).starved_s() > 0.05 for one in both):
+            assert all(one.poll() is None for one in both)
+            time.sleep(0.05)
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+    assert Handle(both[0]).starved_s() == 0
 
 
 ORPHANS = """

@@ -19,7 +19,6 @@ import pytest
 from cluster import ROOT, Run
 
 from realm.config.memory import group_memory
-from realm.launch.role import spare
 from realm.watch import logs, resources
 from realm.watch.logs import rotate, rotate_all
 from realm.watch.resources import (
@@ -157,15 +156,6 @@ def test_a_look(tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(resources, "read", gone)
     assert not one.look(pids)
-
-
-def test_a_spare_process_counts_as_larger() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    own, childs = (Path(f"/proc/{pid}/oom_score_adj") for pid in (os.getpid(), child.pid))
-    spare(child.pid)
-    assert int(childs.read_text()) == min(1000, int(own.read_text()) + 300)
-    child.communicate(b"\n", timeout=60)
-    spare(child.pid)  # it has ended
 
 
 # --- logs

@@ -7,15 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
-
-from realm.contract import Report
 from realm.launch import rundir
 from realm.launch.signals import Wishes, ends
-from realm.launch.supervisor import Role, Supervisor
-from realm.watch.board import Board
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,37 +107,6 @@ def test_a_signal_that_has_another_use_does_not_end_a_run():
         signal.signal(signal.SIGPROF, before)
 
 
-def test_the_first_update_of_a_learner_is_waited_for_as_a_start_is():
-    board, app = Board(), SimpleNamespace(stop_timeout_s=10.0, start_timeout_s=120.0)
-    supervisor = SimpleNamespace(board=board, app=app)
-    supervisor._update_s = lambda role: Supervisor._update_s(supervisor, role)
-    learner = Role("learner", 0, state="ready", incarnation=1)
-
-    def patience(role):
-        return Supervisor._patience_s(supervisor, role)
-
-    assert patience(learner) == 370
-    assert patience(Role("learner", 0, state="bound", incarnation=1)) == patience(Role("aisrv", 0, state="ready")) == 10
-    board.take(Report("learner", 0, 8, {"updates": 1.0}, {"update_s": [20.0, 1.0]}), 1)
-    assert patience(learner) == 70
-    learner.incarnation = 2  # it compiles again
-    assert patience(learner) == 370
-
-
-def test_a_start_that_takes_too_long_names_its_key():
-    said = []
-    role = Role("aisrv", 0, SimpleNamespace(exitcode=None), state="bound", started_at=time.monotonic() - 12)
-    supervisor = SimpleNamespace(
-        _roles={("aisrv", 0): role}, _stopping_since=None, app=SimpleNamespace(start_timeout_s=10.0),
-        stop=lambda *words: said.append(words), _log=lambda role: "see its log", _update_s=lambda role: None,
-    )  # fmt: skip
-    Supervisor._watch(supervisor)
-    assert said == [
-        ("aisrv-0 was not ready after 12 s: start_timeout_s = 10 is over; choose a larger one if it only starts slowly "
-         "(see its log)", 1)
-    ]  # fmt: skip
-
-
 def test_a_run_of_another_user_is_not_called_dead(tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(1, "not permitted")
@@ -157,13 +120,3 @@ def test_a_run_of_another_user_is_not_called_dead(tmp_path, monkeypatch):
     said = []
     assert rundir.read_run(tmp_path, said.append) is None
     assert said == [f"{tmp_path / 'run.json'}: only its owner, {tmp_path.owner()}, can see this run or stop it"]
-
-
-@pytest.mark.parametrize(
-    ("saved", "ends_with"), [(3, "are lost, if it made any: it had told of none"), (2, "are lost")]
-)
-def test_what_a_killed_learner_takes_with_it_is_said_truly(tmp_path, monkeypatch, saved, ends_with):
-    board = Board()
-    board.take(Report("learner", 0, 8, {"version_update": 3.0}, {}), 1)
-    monkeypatch.setattr("realm.launch.supervisor.newest_model", lambda folder: SimpleNamespace(update=saved))
-    assert Supervisor._lost(SimpleNamespace(run_dir=tmp_path, board=board)).endswith(ends_with)

@@ -1,7 +1,6 @@
 """How a run starts, ends and fails: real processes, signals, a taken port, a killed launcher."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -18,9 +17,9 @@ import pytest
 from backends import HAS_REVERB, OWN_NETWORK
 from cluster import PATIENCE_S, ROOT, Run
 from commands import finished
-from loguru import logger
 
-from realm.launch.supervisor import Role, Supervisor
+from realm.launch.decisions import Role
+from realm.launch.supervisor import Supervisor
 
 pytestmark = pytest.mark.system
 NATIVE = "buffer_backend=native"
@@ -164,61 +163,15 @@ def test_a_long_update_is_waited_for(tmp_path, updates):
         assert run.checkpoints()[-1] == (1, run.totals("learner")["version_update"])
 
 
-def test_a_role_that_does_not_stop_is_named_once():
-    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
-    process.start()
-    role = Role("learner", 0, process, state="ready", asked_at=time.monotonic() - 20)
-    supervisor = SimpleNamespace(
-        _roles={("learner", 0): role}, _patience_s=lambda _: 10.0, _command=lambda *_: None
-    )  # fmt: skip
-    said = []
-    sink = logger.add(said.append, format="{message}")
-    try:
-        for _ in range(3):
-            Supervisor._drive_stop(supervisor)
-    finally:
-        logger.remove(sink)
-    assert said == ["learner-0 did not stop in 10 s and is killed\n"]
-    process.join(PATIENCE_S)
-    assert process.exitcode == -signal.SIGKILL
-
-
 def test_a_role_that_starts_hears_no_command_but_stop():
     said = []
     supervisor = SimpleNamespace(_server=SimpleNamespace(send=lambda peer, message: said.append((peer, message.kind))))
     for kind in ("save", "hold", "stop"):
         role = Role("learner", 0, bound=(b"starts", 1))
-        Supervisor._command(supervisor, role, kind)
+        Supervisor._tell(supervisor, role, kind)
         assert (role.bound is None) == (kind == "stop")
-    Supervisor._command(supervisor, Role("learner", 0, next=(b"runs", 2)), "save")
+    Supervisor._tell(supervisor, Role("learner", 0, next=(b"runs", 2)), "save")
     assert said == [(b"starts", "stop"), (b"runs", "save")]
-
-
-def test_workers_that_wait_for_one_that_has_finished_end_the_run():
-    """A batch of bounded age takes a round of each worker, so none comes any more."""
-    ends, updates = [], [5.0]
-    roles = {("aisrv", index): Role("aisrv", index, state="ready") for index in range(2)}
-    supervisor = SimpleNamespace(
-        _roles=roles, _updates_then=(0.0, time.monotonic()), plan=SimpleNamespace(max_version_lag=1),
-        board=SimpleNamespace(total=lambda *_: updates[0], env_steps=0, training_s=0.0),
-        app=SimpleNamespace(limit_reached=lambda *_: ""), stop=lambda cause, code: ends.append((cause, code)),
-    )  # fmt: skip
-
-    def looked_at_after(seconds):
-        supervisor._updates_then = (supervisor._updates_then[0], supervisor._updates_then[1] - seconds)
-        Supervisor._check_limits(supervisor)
-        return len(ends)
-
-    assert looked_at_after(100) == 0  # both play
-    roles["aisrv", 0].state = "finished"
-    assert looked_at_after(100) == 0  # an update came
-    assert looked_at_after(30) == 0
-    updates[0] = 6.0
-    assert looked_at_after(31) == 0
-    assert looked_at_after(61) == 1
-    assert ends[0][1] == 0
-    supervisor.plan.max_version_lag = None  # batches of any age: the others go on
-    assert looked_at_after(100) == 1
 
 
 @pytest.mark.slow

@@ -101,12 +101,12 @@ def train(config: RunConfig, fresh: bool = False) -> int:
     supervisor = Supervisor(prepared, decided.own_network)
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
-    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.cause)
+    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause)
     if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
         prepared.put_back_config()
-    if supervisor.trace:
-        logger.error("the last lines of the traceback:\n{}", supervisor.trace)
-    logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.cause)
+    if supervisor.state.trace:
+        logger.error("the last lines of the traceback:\n{}", supervisor.state.trace)
+    logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.state.cause)
     say_ending(run_dir, supervisor.status(), code)
     return code
 

@@ -125,7 +125,7 @@ def run_role(args: ChildArgs) -> int:
         logger.info("{} (incarnation {}, pid {}) starts", name, args.incarnation, os.getpid())
         if args.own_network:
             netns.enter()  # the sockets above were opened outside
-        if ROLES[args.role].weights or args.role == "aisrv":
+        if ROLES[args.role].weights or ROLES[args.role].plays:
             enter(config, args.role, args.run_dir)
         run = _loop_of(args.role)
         run(job)

@@ -210,7 +210,7 @@ class _OneProcess:
             judge.close()
             self._judge = None
             return
-        self._curves.write_evaluation(self.board.judged(result), result.env_steps)
+        self._curves.take(self.board, result, self.prepared.run_file.epoch)
 
     def _heed_end(self) -> None:
         """End an evaluation, too, when somebody ends the run or its time is over."""

@@ -35,6 +35,7 @@ from realm.launch.signals import held
 
 Argument = TypeVar("Argument")
 
+_SPARE = 300  # thousandths of all memory that a spare process counts as larger
 _GUARD_S = 3.0  # for the guard, which also finds children in sessions of their own
 _PRELOADED = "realm.launch.preload"
 _MOST_SOCKET_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of a folder in which it makes its socket
@@ -78,7 +79,7 @@ def place(
     title: str,
     imports_torch: bool,
     own_network: bool = False,
-) -> BaseProcess:
+) -> Handle:
     """Start a process that runs `run(argument)` and exits with its result.
 
     It leads its own session, so that Ctrl+C in the terminal does not reach it. It hears no signal that ends a run until
@@ -100,7 +101,48 @@ def place(
     except EOFError as error:
         raise ConfigError("the fork server, which imports torch, has ended; fix its error, which is above") from error
     _tell_guard(process)
-    return process
+    return Handle(process)
+
+
+class Handle:
+    """A process that `place` has started. It leads a session, and what it starts belongs to it."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process, self.pid = process, process.pid or 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives, negative for a signal."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill it and all that it started."""
+        if sys.platform == "linux":
+            guard.kill([self.pid])
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()  # it may not have reached its setsid yet
+
+    def join(self, timeout_s: float | None = None) -> None:
+        self._process.join(timeout_s)
+
+    def write_stacks(self) -> None:
+        """Have it write its stacks into its log, for which a role has a handler (`child.py`)."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def spare(self) -> None:
+        """Have the system end it before the others when memory is gone. Linux only."""
+        with suppress(OSError, ValueError):  # it has ended, or may not be changed
+            own = int(Path("/proc/self/oom_score_adj").read_text())
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(min(1000, own + _SPARE)))
+
+    def starved_s(self) -> float:
+        """Seconds that its main thread could have run and had no core to run on; 0 where the system does not tell."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
 
 _guard: subprocess.Popen[bytes] | None = None

@@ -31,7 +31,7 @@ from realm.learn.outcome import models_in
 from realm.watch.status import Status
 
 _MOST_BYTES = 4 << 20  # of a run.json
-_UNWRITTEN = ("lock", "warned", "writing")
+_UNWRITTEN = ("lock", "warned", "writing", "written")
 
 
 @dataclass
@@ -65,6 +65,8 @@ class RunFile:
     """The open lock file; it keeps other starts out of the directory while this process lives. Not written."""
     writing: Any = field(default_factory=threading.Lock, repr=False, compare=False)
     """Held while it is written: in one process a signal is noted by a thread. Not written."""
+    written: Any = field(default=b"", repr=False, compare=False)
+    """What it says since the last write. Not written."""
     warned: bool = field(default=False, repr=False, compare=False)
     """Whether the last write failed. Not written."""
 
@@ -78,9 +80,13 @@ class RunFile:
             self.statistic, self.score = status.statistic, status.score
 
     def write(self, run_dir: Path) -> None:
+        """Write it, unless it says all that already."""
         with self.writing:
             content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _UNWRITTEN}
-            replace_file(run_dir / "run.json", json.dumps(content, indent=1).encode(), mode=0o600, sync=False)
+            text = json.dumps(content, indent=1).encode()
+            if text != self.written:
+                replace_file(run_dir / "run.json", text, mode=0o600, sync=False)
+                self.written = text
 
     def write_or_warn(self, run_dir: Path) -> None:
         """Write it; a full disk is one warning, until a write succeeds again."""

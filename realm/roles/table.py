@@ -20,6 +20,9 @@ class Row:
     device     its model is on the plan's device; all other roles use the CPU
     optional   training goes on without it: no role waits for it, and it has a low priority
     spare      what it loses when it is killed is little: so it is the first that the system ends when memory is gone
+    trains     makes the updates: each start of it is an epoch, and it ends with a last checkpoint
+    plays      runs the user's workflow, which may end by itself
+    stores     holds the samples; who plays must know when they are lost
     """
 
     answers: bool = False
@@ -27,14 +30,17 @@ class Row:
     device: bool = False
     optional: bool = False
     spare: bool = False
+    trains: bool = False
+    plays: bool = False
+    stores: bool = False
 
 
 ROLES = {
-    "buffer": Row(answers=True),
+    "buffer": Row(answers=True, stores=True),
     "model_pool": Row(answers=True),
-    "learner": Row(weights=True, device=True),
+    "learner": Row(weights=True, device=True, trains=True),
     "actor": Row(answers=True, weights=True, device=True),
-    "aisrv": Row(spare=True),
+    "aisrv": Row(spare=True, plays=True),
     "evaluator": Row(weights=True, optional=True, spare=True),
 }
 """In the order of their start."""
@@ -56,4 +62,4 @@ def processes(role: str, plan: Plan) -> int:
 
 def holds_weights(role: str, plan: Plan) -> bool:
     """Whether a role's process needs torch; workers do if they predict locally."""
-    return ROLES[role].weights or (role == "aisrv" and plan.predict_local)
+    return ROLES[role].weights or (ROLES[role].plays and plan.predict_local)

@@ -6,13 +6,13 @@ Owned by the supervisor and by the one-process run.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from loguru import logger
 
 from realm.config.load import RunConfig, to_toml
 from realm.config.toml import toml_value
+from realm.contract import Evaluation
 from realm.watch import health
 from realm.watch.board import Board
 from realm.watch.progress import Every
@@ -63,9 +63,14 @@ class Curves:
         for sentence in warnings:
             self._warn(sentence)
 
-    def write_evaluation(self, values: Mapping[str, float], env_steps: int) -> None:
-        """Write what a model of that many env steps scored."""
-        self._tensorboard.write(values, env_steps)
+    def take(self, board: Board, result: Evaluation, epoch: int) -> None:
+        """Show an evaluation, and write it at the env steps of its model; it may come twice. epoch: the learner's."""
+        if board.evaluation is not None and result.version == board.evaluation.version:
+            return
+        values = board.judged(result)
+        # a model that a lost learner made after its last checkpoint has no place on the axis any more
+        if result.version.epoch == epoch or result.env_steps <= board.env_steps:
+            self._tensorboard.write(values, result.env_steps)
 
     def close(self) -> None:
         self._tensorboard.close()
