@@ -258,6 +258,10 @@ class Fed:
 
     def ready(self, sockets: Any) -> None: ...
 
+    def waits(self, wait: object) -> None: ...
+
+    def goes_on(self) -> None: ...
+
     def fileno_socket(self) -> Any:
         return self._awake.fileno_socket()
 

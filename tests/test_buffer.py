@@ -740,7 +740,7 @@ def test_a_standstill_is_named_once_with_the_numbers(native: MakeBuffer) -> None
     assert keeper.standstill(begin + 30) == ""
     text = keeper.standstill(begin + 100)
     assert text.startswith("nothing has moved for 1")
-    assert "the learner waits for the first 4 samples, and no worker sends any (0 of 8 samples are stored" in text
+    assert "the learner waits for a batch: for the first 4 samples, and no worker sends any (0 of 8" in text
     assert keeper.standstill(begin + 200) == ""
     for seq in range(6):  # 12 samples: 4 are drawn, 8 stay, and the sixth round waits
         keeper.handle(b"w", Message("add", seq, {}, played(seq), sender="aisrv-0", incarnation=1))

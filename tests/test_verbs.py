@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import zmq
 from backends import BACKENDS
+from loguru import logger
 
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
@@ -31,10 +32,11 @@ from realm.errors import ContractError, RunError, Stopped
 from realm.learn.checkpoint import load_bytes, to_bytes
 from realm.policy.gate import VersionGate
 from realm.policy.local_policy import LocalPolicy, reply_fields, request_fields
-from realm.roles import actor, buffer, model_pool
+from realm.roles import WAITS, actor, buffer, model_pool
 from realm.roles.buffer import Keeper
 from realm.roles.job import Job
 from realm.watch.meters import Meters
+from realm.watch.progress import Stillness
 from realm.wire import models as model_verbs
 from realm.wire import sockets
 from realm.wire.codec import Codec, Message, WireError
@@ -99,6 +101,24 @@ def patience(timeout_s: float = 60.0) -> Callable[[], None]:
     return tick
 
 
+def test_a_wait_that_lasts_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of the table; one that ended in between begins again."""
+    link, now, said = object.__new__(Link), [1000.0], list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    link._waits, link._stillness = None, Stillness()
+    sink = logger.add(said.append, format="{message}")
+    tick = link.waiting(WAITS["batch"], lambda: None)
+    try:
+        for turn in range(300):
+            now[0] += 1.0
+            tick()
+            if turn == 50:
+                link.goes_on()
+    finally:
+        logger.remove(sink)
+    assert said == ["for 60 s the learner waits for a batch, until workers have added what it and the warm-up lack\n"]
+
+
 # --- roles in threads
 
 
@@ -118,6 +138,12 @@ class FakeLink:
 
     def commands(self) -> list[Message]:
         return []
+
+    def waits(self, wait: object) -> None:
+        assert wait in WAITS.values()
+
+    def goes_on(self) -> None:
+        pass
 
 
 class Role:

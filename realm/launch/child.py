@@ -28,6 +28,7 @@ from realm.config.load import load_config
 from realm.config.plan import make_plan
 from realm.errors import DivergedError, RunError, Stopped, UserError, one_line, place_in, place_of
 from realm.launch.signals import Wishes, listen
+from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.roles.table import ROLES
 from realm.user import enter, folder_of
@@ -117,7 +118,7 @@ def run_role(args: ChildArgs) -> int:
     try:
         codec = Codec(args.run_id, args.schema, name, args.incarnation, args.max_bytes)
         server = Server(codec, config.app.bind_host, args.port, args.keys) if ROLES[args.role].answers else None
-        orders = link.bound(server.address if server else "")
+        orders = link.bound(server.address if server else "", WAITS["bound"])
         job = Job(
             args.role, args.index, args.incarnation, orders.epoch, args.run_dir, config, make_plan(config.app),
             orders.spec, orders.book, link, server, codec, args.keys,

@@ -69,7 +69,12 @@ def run(prepared: Prepared) -> End:
     with _recorded(prepared), display(title, STOPS, prepared.config.app.level) as show, listening(record) as wishes:
         one = _OneProcess(prepared, show, wishes)
         with closing(one):
-            one.train()
+            idle = False
+            with suppress(Stopped):
+                for items in one.rounds():
+                    one.add(items)
+                idle = not one.trained.totals["updates"]
+            one.finish(idle)
     status, board = one.status("stopped"), one.board
     prepared.run_file.cause = one.cause
     prepared.run_file.note_score(status)
@@ -87,12 +92,12 @@ class _OneProcess:
         config, plan, spec = prepared.config, prepared.plan, prepared.spec
         app, epoch = config.app, prepared.run_file.epoch
         self.prepared, self._show, self._wishes = prepared, show, wishes
-        self.board, self._trained = Board(), Meters()
+        self.board, self.trained = Board(), Meters()
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
         enter(config, "local", prepared.run_dir)
         self._worker = Worker(config, plan, spec, seed, Meters())
         agent = make_agent(config, spec, plan.device, app.seed)
-        self.trainer = begin(agent, spec, app, prepared.run_dir, epoch, self._trained)
+        self.trainer = begin(agent, spec, app, prepared.run_dir, epoch, self.trained)
         _tell(prepared, self.trainer.origin)
         kept = prepared.run_dir / "replay" if app.save_replay else None
         self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
@@ -105,14 +110,17 @@ class _OneProcess:
         if app.eval_every_steps:
             self._judge = Judge(config.evaluated(), agent, spec, prepared.run_dir, self._heed_end)
 
-    def train(self) -> None:
-        """Train until a limit, a signal, or the end of the workflow; save, and evaluate what is to be."""
-        idle = False
+    def rounds(self) -> Iterator[Arrays]:
+        """What the workflow yields, until it ends."""
         self.board.trains_since = time.monotonic()
-        with suppress(Stopped):
-            self._worker.play(self._policy, self._tick, self._add, self._save, self._update)
-            idle = not self._trained.totals["updates"]
-        self.trainer.save_last()  # not after an error: a resume must not get half-updated weights
+        return self._worker.rounds(self._policy, self._tick, self.add, self._save, self._update)
+
+    def finish(self, idle: bool) -> None:
+        """Save, not after an error: a resume must not get half-updated weights. Then evaluate the last model.
+
+        idle: the workflow has ended by itself before an update was made, which is an error.
+        """
+        self.trainer.save_last()
         self._buffer.close()
         if idle:
             place = place_of_function(load_workflow(self.prepared.config.app.algo))
@@ -121,7 +129,7 @@ class _OneProcess:
             self._judge_last()
 
     def close(self) -> None:
-        _report(self.board, self.trainer, self._worker.meters, self._trained, self._buffer)
+        _report(self.board, self.trainer, self._worker.meters, self.trained, self._buffer)
         self._curves.write(self.board)
         self._curves.close()
         self._worker.close()
@@ -139,7 +147,7 @@ class _OneProcess:
         self._tick()  # a workflow that never yields must be seen, and ended, too
         return self.trainer.version, self.trainer.env_steps + self._buffer.new_env_steps, self._buffer.size
 
-    def _add(self, items: Arrays) -> None:
+    def add(self, items: Arrays) -> None:
         """Put a round into the buffer, and train as often as the buffer lets."""
         plan, trainer, buffer = self.prepared.plan, self.trainer, self._buffer
         self._begin()
@@ -175,7 +183,7 @@ class _OneProcess:
         prepared, app, board, trainer = self.prepared, self.prepared.config.app, self.board, self.trainer
         self._worker.meters.totals["actions"] = self._policy.actions
         if self._shown.due():
-            _report(board, trainer, self._worker.meters, self._trained, self._buffer)
+            _report(board, trainer, self._worker.meters, self.trained, self._buffer)
             self._show(self.status("running"))
             # nobody here could wait for memory
             self._resources.look({"the run": prepared.run_file.pid}, holds=False)

@@ -15,6 +15,7 @@ import numpy as np
 from realm.contract import NO_VERSION, Array, Arrays, PredictContext, Version
 from realm.learn.checkpoint import acting, load_bytes
 from realm.policy.local_policy import checked_answer, reply_fields, request_fields
+from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.user import make_agent
 from realm.wire.codec import Message, WireError
@@ -68,9 +69,14 @@ def run(job: Job) -> None:
                 continue
             looked_at = now
             link.tick()
+            if any(question.head.version > models.version for question in lines.waiting.values()):
+                link.waits(WAITS["parked"])
+            else:
+                link.goes_on()
             invite(server, lines)
             if models.poll():
                 again = True  # what waited for these weights
+                link.goes_on()
                 meters.totals["models_loaded"] = models.loaded
                 meters.put("publish_to_use_ms", 1e3 * models.delay_s)
                 meters.totals["version_epoch"], meters.totals["version_update"] = models.version

@@ -13,6 +13,7 @@ from realm.contract import Arrays, Version
 from realm.errors import ContractError
 from realm.policy.gate import VersionGate
 from realm.policy.local_policy import LocalPolicy
+from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.rollout.worker import Worker
 from realm.user import make_agent
@@ -28,7 +29,7 @@ def run(job: Job) -> None:
     worker = Worker(job.config, plan, job.spec, job.seed, meters, job.index, job.incarnation)
     gate = VersionGate(plan.max_version_lag, plan.batch, plan.round_size)
     to_buffer = job.client("buffer")
-    sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.tick)
+    sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.waiting(WAITS["add"], link.tick))
 
     def tick() -> None:
         link.tick()
@@ -38,7 +39,9 @@ def run(job: Job) -> None:
                 gate.refill()
 
     policy: LocalPolicy | RemotePolicy
-    policy, to_policy = (_policy_here if plan.predict_local else _policy_at_actor)(job, gate, tick)
+    policy, to_policy = (_policy_here if plan.predict_local else _policy_at_actor)(
+        job, gate, link.waiting(WAITS["question"], tick)
+    )  # fmt: skip
 
     def add(items: Arrays) -> None:
         if plan.max_version_lag is not None and len(items["worker"]) != plan.envs_per_worker:
@@ -51,13 +54,15 @@ def run(job: Job) -> None:
         gate.begin_round()
         started = time.monotonic()
         sender.add(items)
+        link.goes_on()
         meters.count("add_wait_s", time.monotonic() - started)
         for status, number in sender.answers.items():
             meters.totals[f"rounds_{status}"] = number
 
     link.ready([to_policy, to_buffer])
     with closing(worker):
-        worker.play(policy, tick, add, lambda: link.say("save", {}))
+        for items in worker.rounds(policy, tick, add, lambda: link.say("save", {})):
+            add(items)
         sender.finish()
 
 
@@ -74,6 +79,7 @@ def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple
         started = time.monotonic()
         version = models.wait(gate.minimum, tick)
         gate.see(version)
+        job.link.goes_on()
         job.link.meters.count("predict_wait_s", time.monotonic() - started)
         job.link.meters.totals["models_loaded"] = models.loaded
         return version, models.env_steps, models.memory_size
@@ -86,6 +92,7 @@ def _policy_at_actor(job: Job, gate: VersionGate, tick: Callable[[], None]) -> t
     meters, to_actor = job.link.meters, job.client("actor")
 
     def predicted(seconds: float) -> None:
+        job.link.goes_on()
         meters.timing("predict", seconds)
         meters.count("predict_wait_s", seconds)
 

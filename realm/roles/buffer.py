@@ -192,10 +192,10 @@ class Keeper:
         if draw is None:
             who = f"{rounds} rounds wait for room, and the learner asks for none: its update takes long, or it hangs"
         elif limiter.inserted < limiter.preload:
-            who = f"the learner waits for the first {limiter.preload} samples"
+            who = f"the learner waits for a batch: for the first {limiter.preload} samples"
         else:
             still = ", perhaps while it trains on the one before" if limiter.sampled else ""
-            who = f"the learner has asked for a batch of {draw.count}{still}"
+            who = f"the learner waits for a batch of {draw.count}{still}"
         if draw is not None:
             who += f"; {rounds} rounds of workers wait for room" if rounds else ", and no worker sends any"
         return f"nothing has moved for {still_s:.0f} s: {who} ({counts})"

@@ -20,6 +20,7 @@ from realm.contract import NO_VERSION, Agent, Version
 from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
 from realm.learn.outcome import is_judged, newest_model
+from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.user import make_agent
 from realm.wire.models import parse_model
@@ -63,7 +64,8 @@ class _Evaluator:
         while True:
             # asked only now: a question that stayed open, as ModelReader's does, would bring an old model
             question = self._to_pool.ask("first" if self._untrained else "latest", {"have": list(version)})
-            model = self._to_pool.wait(question, self._tick)
+            model = self._to_pool.wait(question, self._link.waiting(WAITS["evaluator"], self._tick))
+            self._link.goes_on()
             tag = parse_model(model)
             version, self._memory_size = tag.version, tag.memory_size
             if not self.judge.is_due(tag.env_steps):

@@ -10,6 +10,7 @@ from loguru import logger
 from realm.contract import Agent, Version
 from realm.errors import Stopped, UserCodeError
 from realm.learn.trainer import begin
+from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.user import make_agent
 from realm.wire.models import ModelWriter
@@ -39,7 +40,7 @@ def run(job: Job) -> None:
         link.meters.totals["published"] = models.published
         link.meters.count("publish_s", time.monotonic() - started)
 
-    batches = BatchReader(to_buffer, plan.batch, tick, plan.on_policy)
+    batches = BatchReader(to_buffer, plan.batch, link.waiting(WAITS["batch"], tick), plan.on_policy)
     publish(trainer.version, trainer.env_steps)
     link.env_steps = trainer.env_steps
     link.ready([to_pool, to_buffer], trainer.origin)
@@ -49,6 +50,7 @@ def run(job: Job) -> None:
         while True:
             started = time.monotonic()
             items, info = batches.receive()
+            link.goes_on()
             link.meters.count("wait_s", time.monotonic() - started)
             if not plan.rest_s:
                 # the batch after this one is asked for now, and will be trained on the version after this one

@@ -6,7 +6,7 @@ The same in a worker's process (`roles/aisrv.py`) and in one process (`launch/lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from realm.config.load import RunConfig
@@ -39,31 +39,34 @@ class Worker:
             lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, meters.count
         )
 
-    def play(
+    def rounds(
         self,
         policy: CountingPolicy,
         tick: Callable[[], None],
         add: Callable[[Arrays], None],
         save: Callable[[], None],
         update: Callable[[Arrays, SampleInfo], None] | None = None,
-    ) -> None:
-        """Run the workflow until it ends, or until one of these functions raises; `add` gets each round.
+    ) -> Iterator[Arrays]:
+        """Run the workflow; count and yield each round, name -> [n, ...].
 
-        tick, save, update: as in WorkflowContext; tick is also called before each round.
+        add: gets the rounds that the workflow hands over itself, counted. tick, save, update: as in WorkflowContext;
+        tick is also called before each round.
         """
         meters = self.meters
 
-        def count_and_add(items: Arrays) -> None:
+        def counted(items: Arrays) -> Arrays:
             tick()
             meters.count("env_steps", count_env_steps(items))
             meters.count("items", len(items["worker"]))
             meters.count("rounds")
             meters.totals["actions"] = policy.actions
-            add(items)
+            return items
 
-        context = WorkflowContext(self._spec, self._hyper, *self._origin, meters, tick, count_and_add, save, update)
+        context = WorkflowContext(
+            self._spec, self._hyper, *self._origin, meters, tick, lambda items: add(counted(items)), save, update
+        )
         for items in rounds(load_workflow(self._app.algo), self.envs, policy, context, self._whole):
-            count_and_add(items)
+            yield counted(items)
 
     def close(self) -> None:
         close(self.envs)

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from loguru import logger
 
 from realm.contract import Book, Evaluation, Report, Spec
 from realm.errors import Stopped
 from realm.watch.meters import Meters
+from realm.watch.progress import Stillness
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.keys import Keys
 from realm.wire.sockets import Client, Socket
@@ -65,13 +67,16 @@ class Link:
         self._commands: list[Message] = []
         self._process = psutil.Process()
         self._sockets: list[Socket] = []
+        self._waits: object = None
+        self._stillness = Stillness()
         self._warnings: deque[str] = deque(maxlen=_MOST_WARNINGS)
         self._warned: set[str] = set()
 
-    def bound(self, address: str) -> Orders:
-        """Report this role's address ("" without a server) and wait for the orders."""
+    def bound(self, address: str, wait: object) -> Orders:
+        """Report this role's address ("" without a server) and wait for the orders. wait: how that is called."""
         meta = {"role": self.role, "index": self.index, "address": address, "pid": os.getpid()}
-        answer = self._client.wait(self._client.ask("bound", meta), self._pass_on)
+        answer = self._client.wait(self._client.ask("bound", meta), self.waiting(wait, self._pass_on))
+        self.goes_on()
         if answer.kind == "stop":
             raise Stopped
         return Orders(
@@ -114,6 +119,27 @@ class Link:
                 self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
         if time.monotonic() - self._reported_at >= self._interval_s:
             self.report()
+
+    def waiting(self, wait: object, tick: Callable[[], None]) -> Callable[[], None]:
+        """`tick` for whoever calls it in each turn of this wait. `goes_on` ends the wait."""
+
+        def ticked() -> None:
+            self.waits(wait)
+            tick()
+
+        return ticked
+
+    def waits(self, wait: object) -> None:
+        """Call it in each turn of a wait, which is named in the log once when it lasts."""
+        if wait is not self._waits:
+            self._waits = wait
+            self._stillness.moved()
+        elif still_s := self._stillness.due(time.monotonic()):
+            logger.info("for {:.0f} s {}", still_s, wait)
+
+    def goes_on(self) -> None:
+        """It waits no longer."""
+        self._waits = None
 
     def _pass_on(self) -> None:
         """Tell the supervisor once that a signal asks this process to end: it ends the whole run in order."""
