@@ -16,8 +16,12 @@ class VersionGate:
     keeps pace with training and is at most the lag ahead. Strict on-policy is a bucket of exactly one round.
     Workers share no counter: a restarted worker starts with a full bucket, a new epoch or a lost buffer fills it
     (`refill`), a round that the buffer refused is paid back (`refund`), and credits above the bucket's size are lost.
-    It cannot stall: a batch is whole rounds (`flow.check_flow`), so after any update all workers together have the
-    credits for the next one.
+    It cannot stall: a batch is whole rounds, preload is at most (max_version_lag + 1) batches, and the buffer has room
+    for a batch and a round more (`flow.check_flow`). So all workers together may play what the first update needs, and
+    each update gives them the credits for one batch more. Refusals and lost rounds are paid back, so a worker never
+    waits for a version that needs its own missing rounds.
+    A formula, such as "round r needs version floor(r * N * E / batch) - lag", would need an r that agrees with the
+    learner's count. There is none after a restart, a resume or a lost buffer; credits refer to what was seen since.
     """
 
     def __init__(self, max_version_lag: int | None, batch: int, round_size: int) -> None:
