@@ -21,7 +21,7 @@ ALLOWED = {
     "policy": {"base", "contract", "policy"},
     "watch": {"base", "contract", "config", "watch"},
     "wire": {"base", "contract", "config", "data", "policy", "watch", "wire"},
-    "user": {"base", "contract", "config", "watch", "user"},
+    "user": {"base", "contract", "config", "user"},
     "algorithms": {"base", "contract", "algorithms"},
     "learn": {"base", "contract", "config", "policy", "watch", "user", "learn"},
     "roles": {"base", "contract", "config", "wire", "roles"},
@@ -61,7 +61,7 @@ OWNERS = {
 PRELOAD = "realm.launch.preload"  # imports in the fork server alone
 PATH_OF_A_STEP = (
     "contract/arrays", "contract/versions", "contract/spec", "contract/samples", "contract/package", "chunk",
-    "rollout/worker", "rollout/rounds", "rollout/returned", "returns",
+    "rollout/rounds", "rollout/returned", "returns",
     "algorithms/ppo", "algorithms/batch", "algorithms/estimate", "algorithms/losses", "algorithms/side_by_side",
     "wire/codec", "wire/sockets", "wire/line", "wire/predict", "wire/samples", "wire/models",
     "policy/gate", "policy/local_policy", "policy/state", "data/buffer", "data/reverb", "learn/trainer",
@@ -75,7 +75,7 @@ def layer(module: str) -> str:
         return "tenant"
     room = parts[1] if len(parts) > 1 else ""
     if room == "roles":
-        return "roles" if parts[2:3] in ([], ["job"], ["table"]) else "role"
+        return "roles" if parts[2:3] in ([], ["WAITS"], ["job"], ["table"]) else "role"
     if room == "env":
         return "game commands" if parts[2:3] in (["commands"], ["report"]) else "game"
     if parts[1:3] == ["kaiwu", "commands"]:

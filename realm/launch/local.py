@@ -17,7 +17,7 @@ import psutil
 from loguru import logger
 
 from realm.apart import let_learn
-from realm.contract import Arrays, Report, Version
+from realm.contract import Arrays, Report, Version, WorkflowContext
 from realm.contract.versions import seed_of
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.errors import (
@@ -35,9 +35,8 @@ from realm.learn.judge import Judge
 from realm.learn.outcome import is_judged
 from realm.learn.trainer import Trainer, begin
 from realm.policy.local_policy import LocalPolicy
-from realm.rollout.rounds import ENDLESS
-from realm.rollout.worker import Worker
-from realm.user import enter, load_workflow, make_agent
+from realm.rollout.rounds import ENDLESS, close, rounds, worker_envs
+from realm.user import enter, hyper_of, load_workflow, make_agent
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.display import STOPS, display
@@ -95,13 +94,17 @@ class _OneProcess:
         self.board, self.trained = Board(), Meters()
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
         enter(config, "local", prepared.run_dir)
-        self._worker = Worker(config, plan, spec, seed, Meters())
+        self._played = Meters()
+        self._envs = worker_envs(config, plan, spec, seed, self._played.count)
         agent = make_agent(config, spec, plan.device, app.seed)
         self.trainer = begin(agent, spec, app, prepared.run_dir, epoch, self.trained)
         _tell(prepared, self.trainer.origin)
         kept = prepared.run_dir / "replay" if app.save_replay else None
         self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest)
+        self._context = WorkflowContext(
+            spec, hyper_of(config), seed, 0, 1, self._played, self._tick, self.add, self._save, self._update
+        )
         self._curves, self._resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
         self._curves.begin(self.board, self.trainer.env_steps)
         self._limit = ""  # which one has ended the run
@@ -113,7 +116,8 @@ class _OneProcess:
     def rounds(self) -> Iterator[Arrays]:
         """What the workflow yields, until it ends."""
         self.board.trains_since = time.monotonic()
-        return self._worker.rounds(self._policy, self._tick, self.add, self._save, self._update)
+        whole = self.prepared.plan.max_version_lag is not None
+        return rounds(load_workflow(self.prepared.config.app.algo), self._envs, self._policy, self._context, whole)
 
     def finish(self, idle: bool) -> None:
         """Save, not after an error: a resume must not get half-updated weights. Then evaluate the last model.
@@ -129,10 +133,10 @@ class _OneProcess:
             self._judge_last()
 
     def close(self) -> None:
-        _report(self.board, self.trainer, self._worker.meters, self.trained, self._buffer)
+        _report(self.board, self.trainer, self._played, self.trained, self._buffer)
         self._curves.write(self.board)
         self._curves.close()
-        self._worker.close()
+        close(self._envs)
         if self._judge:
             self._judge.close()
 
@@ -168,7 +172,7 @@ class _OneProcess:
     def _update(self, items: Any, info: Any) -> None:
         """Train on these items at once, past the buffer."""
         self._begin()
-        self._worker.meters.count("env_steps", info.new_env_steps)
+        self._played.count("env_steps", info.new_env_steps)
         self.trainer.update(items, info)
         self._stillness.moved()
         self._tick()
@@ -181,15 +185,15 @@ class _OneProcess:
     def _tick(self) -> None:
         """Show the run and write its curves if it is time."""
         prepared, app, board, trainer = self.prepared, self.prepared.config.app, self.board, self.trainer
-        self._worker.meters.totals["actions"] = self._policy.actions
+        self._played.totals["actions"] = self._policy.actions
         if self._shown.due():
-            _report(board, trainer, self._worker.meters, self.trained, self._buffer)
+            _report(board, trainer, self._played, self.trained, self._buffer)
             self._show(self.status("running"))
             # nobody here could wait for memory
             self._resources.look({"the run": prepared.run_file.pid}, holds=False)
         self._curves.write_due(board)
         if still_s := self._stillness.due(time.monotonic()):
-            actions, played = self._policy.actions, int(self._worker.meters.totals["env_steps"])
+            actions, played = self._policy.actions, int(self._played.totals["env_steps"])
             logger.warning(
                 "nothing has moved for {:.0f} s: the workflow has yielded no round ({:,} actions predicted and {:,} "
                 "env steps yielded so far)", still_s, actions, played,

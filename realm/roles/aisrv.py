@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 
-from realm.contract import Arrays, Version
+from realm.contract import Arrays, Version, WorkflowContext
 from realm.errors import ContractError
 from realm.policy.gate import VersionGate
 from realm.policy.local_policy import LocalPolicy
 from realm.roles import WAITS
 from realm.roles.job import Job
-from realm.rollout.worker import Worker
-from realm.user import make_agent
+from realm.rollout.rounds import close, rounds, worker_envs
+from realm.user import hyper_of, load_workflow, make_agent
 from realm.wire.models import ModelReader
 from realm.wire.predict import RemotePolicy
 from realm.wire.samples import ItemSender
@@ -26,7 +25,7 @@ from realm.wire.sockets import Client
 def run(job: Job) -> None:
     """Run the workflow until stopped, or until it ends."""
     plan, link, meters = job.plan, job.link, job.link.meters
-    worker = Worker(job.config, plan, job.spec, job.seed, meters, job.index, job.incarnation)
+    envs = worker_envs(job.config, plan, job.spec, job.seed, meters.count)
     gate = VersionGate(plan.max_version_lag, plan.batch, plan.round_size)
     to_buffer = job.client("buffer")
     sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.waiting(WAITS["add"], link.tick))
@@ -52,6 +51,7 @@ def run(job: Job) -> None:
                 'set max_version_lag = "free" to allow any number'
             )
         gate.begin_round()
+        meters.totals["actions"] = policy.actions
         started = time.monotonic()
         sender.add(items)
         link.goes_on()
@@ -59,11 +59,18 @@ def run(job: Job) -> None:
         for status, number in sender.answers.items():
             meters.totals[f"rounds_{status}"] = number
 
+    context = WorkflowContext(
+        job.spec, hyper_of(job.config), job.seed, job.index, job.incarnation, meters, tick, add,
+        lambda: link.say("save", {}),
+    )  # fmt: skip
+    workflow, whole = load_workflow(job.config.app.algo), plan.max_version_lag is not None
     link.ready([to_policy, to_buffer])
-    with closing(worker):
-        for items in worker.rounds(policy, tick, add, lambda: link.say("save", {})):
+    try:
+        for items in rounds(workflow, envs, policy, context, whole):
             add(items)
         sender.finish()
+    finally:
+        close(envs)
 
 
 def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:

@@ -1,7 +1,8 @@
 """Runs the user's workflow over environments that may fail: the same in a worker and in the one-process run.
 
 RestartingEnvs  the environments that a workflow gets: they are checked at each step, and started again if they fail
-rounds          what a workflow yields, as arrays, without the chunks in which an environment failed
+worker_envs     those of a worker, by the configuration of its run
+rounds          what a workflow yields, as arrays, counted, without the chunks in which an environment failed
 
 An environment fails if it raises or returns something that is not of the Spec. Then its episode is thrown away. In a
 gymnasium SyncVectorEnv that environment alone is made again, by its `env_fn`, and to the workflow the episode looks
@@ -24,6 +25,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 from loguru import logger
 
+from realm.config.load import RunConfig
+from realm.config.plan import Plan
 from realm.contract import (
     Array,
     Arrays,
@@ -34,9 +37,11 @@ from realm.contract import (
     WorkflowContext,
     check_arrays,
     chunk_to_arrays,
+    count_env_steps,
 )
 from realm.errors import ContractError, RunError, UserCodeError, UserError, place_of_function
 from realm.rollout import returned
+from realm.user import hyper_of, load_definition
 
 MOST_FAILURES = 3
 ENDLESS = "it must yield rounds until the run ends, as in `while True`"
@@ -161,7 +166,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
     """The vector environment of one worker. NEXT_STEP autoreset, as the user's own.
 
     make: seed -> vector environment; called again, with another seed, if it has to be made again as a whole.
-    count: takes `env_restarts`, `dropped_episodes` and `dropped_chunks`. most: 1 raises the first failure as it is.
+    count: takes `env_restarts`, `dropped_episodes`, `dropped_chunks`, and what `rounds` counts. most: 1 raises the
+    first failure as it is.
     """
 
     # of VectorWrapper, whose __init__ refuses what only looks like a VectorEnv
@@ -171,7 +177,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         self, make: Callable[[int], Any], seed: int, spec: Spec, count: Count, most: int = MOST_FAILURES
     ) -> None:
         self._make, self._spec, self._seed = make, spec, seed
-        self._failures = Failures(most, count)
+        self._failures, self._count = Failures(most, count), count
         self.env = self._made(seed)
         self._streak = Streak(self.env.num_envs)
         self._seeds = np.random.default_rng(seed)
@@ -326,6 +332,12 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         self._gone = True
 
 
+def worker_envs(config: RunConfig, plan: Plan, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
+    """The environments of one worker; count: gets numbers of what happens to them, and of rounds."""
+    make_envs, hyper = load_definition(config.app.algo).make_envs, hyper_of(config)
+    return RestartingEnvs(lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, count)
+
+
 def rounds(
     workflow: Callable[..., Iterator[Any]],
     envs: RestartingEnvs,
@@ -335,13 +347,21 @@ def rounds(
 ) -> Iterator[Arrays]:
     """Run the workflow; yield each round as name -> [n, ...], n > 0, with a valid row at least.
 
-    whole: version credits count rounds, so each keeps its size; one without a valid row is left out, and the next one
-    is played in its place. Raises UserCodeError for a round that is not of the Spec.
+    Each is counted, also one that the workflow hands over itself, and `context.tick` is called before it. whole:
+    version credits count rounds, so each keeps its size; one without a valid row is left out, and the next one is
+    played in its place. Raises UserCodeError for a round that is not of the Spec.
     """
+
+    def counted(items: Arrays) -> Arrays:
+        context.tick()
+        envs._count("env_steps", count_env_steps(items))
+        envs._count("items", len(items["worker"]))
+        envs._count("rounds", 1)
+        return items
 
     def add(items: Arrays) -> None:
         if (kept := envs.without_spoiled(items, whole)) is not None:
-            context.add(kept)
+            context.add(counted(kept))
 
     def update(items: Arrays, info: SampleInfo) -> None:
         assert context.update is not None
@@ -363,7 +383,7 @@ def rounds(
             raise UserCodeError(f"{where} what is not of the Spec: {error}") from error
         kept = envs.without_spoiled(items, whole)
         if kept is not None:
-            yield kept
+            yield counted(kept)
 
 
 def close(env: Any) -> None:
