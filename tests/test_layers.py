@@ -210,7 +210,7 @@ for name in ("config", "feature.definition", "train_workflow", "algorithm.agent"
     __import__(f"diy.{name}")
 print(sorted(name for name in sys.modules if name.split(".")[0] == "zmq" or name.startswith("realm.wire")))
     """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == ["[]"], done.stderr
 
 
