@@ -71,7 +71,7 @@ def load_policy(model: str | Path = "", number: str | int = "latest") -> Trained
     """
     from realm.commands.locate import chosen_model  # late: torch, and `import realm` stays light
     from realm.learn.checkpoint import find
-    from realm.learn.evaluate import load_player
+    from realm.learn.evaluation import load_player
     from realm.learn.policy import TrainedPolicy
 
     config, folder, which = chosen_model(str(model), str(number), (), None)

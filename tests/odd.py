@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
-from realm.learn.evaluate import Player, predictor
+from realm.learn.evaluation import Player, predictor
 from realm.learn.policy import TrainedPolicy
 from realm.user import load_agent, load_config_class, load_definition
 

@@ -21,7 +21,7 @@ from realm.contract import Arrays, Version, check_arrays
 from realm.env.map import MapError
 from realm.env.physics import DIRECTION
 from realm.learn import checkpoint
-from realm.learn.evaluate import plays_layouts
+from realm.learn.evaluation import plays_layouts
 
 ROOT = Path(__file__).parents[1]
 ANYWHERE = Config(position=False, tours=True)

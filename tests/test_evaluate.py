@@ -1,4 +1,4 @@
-"""`realm/evaluate.py` and `realm eval`: who played what, against a slow literal loop; regret against the oracle."""
+"""`realm eval` and `realm/learn/evaluation.py`: who played what, against a slow literal loop; regret and the oracle."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
 from realm.commands import main as cli
 from realm.commands.evaluate import Request
-from realm.commands.game import eval_options, load_game
+from realm.commands.games import eval_options, load_game
 from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
 from realm.env import commands, oracle, report
 from realm.env import map as maps
-from realm.env.commands import evaluation
+from realm.env.commands import eval_report
 from realm.env.map import Map
 from realm.env.options import Episode, OptionError
 from realm.env.oracle import lattice
 from realm.errors import ConfigError, UserCodeError
 from realm.learn import judge
-from realm.learn.evaluate import Outcome, evaluate_layouts, plays_layouts
+from realm.learn.evaluation import Outcome, evaluate_layouts, plays_layouts
 
 # ---- who played what ----
 
@@ -311,13 +311,13 @@ def test_the_table_literally() -> None:
                            report.Limits(*(one[3:4] for one in limits)))) == 1  # fmt: skip
 
     names, worst = ["greedy actions", "sampled actions"], report.worst_layouts(played, limits, 6)
-    both = evaluation.Played(maps.default(), layouts, limits, names, [played, played], [table, table], worst)
+    both = eval_report.Evaluation(maps.default(), layouts, limits, names, [played, played], [table, table], worst)
     for width in (80, 120, 200):
         out = io.StringIO()
         console = Console(width=width, file=out)
-        views = evaluation._tables(both, console)
+        views = eval_report._tables(both, console)
         assert len(views) == (3 if width < 200 else 1)
-        for view in (*views, evaluation._worst_table(both)):
+        for view in (*views, eval_report._worst_table(both)):
             console.print(view)
         text = out.getvalue()
         assert "\u2026" not in text  # nothing is cut

@@ -21,7 +21,7 @@ from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Ver
 from realm.errors import RunError, Stopped, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
-from realm.learn.evaluate import Episodes, evaluate, guarded
+from realm.learn.evaluation import Episodes, evaluate, guarded
 from realm.learn.judge import Judge, add_line, next_due, spread
 from realm.learn.outcome import best_model, evaluated, main_statistic
 from realm.roles.evaluator import Budget

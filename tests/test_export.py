@@ -24,7 +24,7 @@ from realm.config.load import load_config, to_toml
 from realm.contract import PredictContext, Version
 from realm.errors import ConfigError, ContractError, to_install
 from realm.learn import checkpoint
-from realm.learn.evaluate import Player
+from realm.learn.evaluation import Player
 from realm.learn.export import PACKAGES, OnnxPolicy, write_onnx
 from realm.user import load_agent, load_definition, load_hyper
 

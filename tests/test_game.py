@@ -1,4 +1,4 @@
-"""How a game brings commands and a report of its own to the command line (`realm/commands/game.py`)."""
+"""How a game brings commands and a report of its own to the command line (`realm/commands/games.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from cluster import ROOT
 from commands import realm
 
-from realm.commands.game import EvaluatingGame, Game, app_here, load_game
+from realm.commands.games import EvaluatingGame, Game, app_here, load_game
 from realm.commands.main import NO_GAME
 from realm.config.load import load_config, to_toml
 from realm.contract import Version
@@ -37,7 +37,7 @@ def greet(arguments):
 EVALUATION = """
 from realm.commands.evaluate import write_json
 from realm.errors import ConfigError
-from realm.learn.evaluate import evaluate as play
+from realm.learn.evaluation import evaluate as play
 
 def add_eval_options(parser):
     parser.add_argument("--twice", action="store_true", help="count twice")

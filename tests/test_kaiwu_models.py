@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from realm.errors import ConfigError, UserCodeError
-from realm.kaiwu import models, pack, process, surface
+from realm.kaiwu import model_files, pack, process, surface
 from realm.kaiwu.algorithm.agent import Agent as RealmAgent
 from realm.kaiwu.config import Config
 from realm.kaiwu.modules import Modules, load_optimizer_states, optimizer_states
@@ -58,11 +58,11 @@ def held(run_dir: Path) -> tuple[Agent, Modules]:
     """An agent whose weights are 5 and that predicts with a model of 3, and its modules."""
     agent = Agent()
     agent.set(3)
-    assert models.save(agent, run_dir / "m", 3)
+    assert model_files.save(agent, run_dir / "m", 3)
     modules = Modules(agent, dict, lambda files: None)
     agent.set(5)
     modules.hold()
-    models.load(agent, run_dir / "m", 3)
+    model_files.load(agent, run_dir / "m", 3)
     assert agent.number == 3
     return agent, modules
 
@@ -74,7 +74,7 @@ def test_weights_that_arrive_wait_while_another_model_predicts(run_dir: Path, he
     modules.release()
     assert agent.number == 7
     modules.hold()
-    models.load(agent, run_dir / "m", 3)
+    model_files.load(agent, run_dir / "m", 3)
     modules.release()
     assert agent.number == 7, "without news the newest comes back"
 
@@ -147,11 +147,11 @@ def test_arrays_that_learn_changes_travel_with_the_weights(run_dir: Path) -> Non
 
 
 def test_a_model_that_the_learner_has_removed_gives_way_to_the_newest(run_dir: Path) -> None:
-    agent = SimpleNamespace(user=Agent(), model_id=models.NEWEST)
+    agent = SimpleNamespace(user=Agent(), model_id=model_files.NEWEST)
     agent.model = Modules(agent.user, dict, lambda files: None)
     folder = process.current().restore_dir
     agent.user.set(3)
-    models.save(agent.user, folder, 10)
+    model_files.save(agent.user, folder, 10)
     agent.user.set(5)
     RealmAgent.choose_model(agent, 10)  # type: ignore[arg-type]
     assert agent.user.number == 3
@@ -173,8 +173,8 @@ def test_models_are_due_by_the_update_of_their_checkpoint(run_dir: Path, freq: i
 
 def test_the_last_model_of_a_run_is_saved_with_the_weights_that_are_trained(run_dir: Path) -> None:
     """Whether one is due or not, once, and also while an older one predicts."""
-    agent = SimpleNamespace(user=Agent(), model_id=models.NEWEST)
-    agent.model, agent.saves = Modules(agent.user, dict, lambda files: None), models.Saves(agent.user)
+    agent = SimpleNamespace(user=Agent(), model_id=model_files.NEWEST)
+    agent.model, agent.saves = Modules(agent.user, dict, lambda files: None), model_files.Saves(agent.user)
     agent.choose_model = lambda number: RealmAgent.choose_model(agent, number)  # type: ignore[arg-type]
     folder = process.current().restore_dir
     agent.user.set(3)
@@ -183,8 +183,8 @@ def test_the_last_model_of_a_run_is_saved_with_the_weights_that_are_trained(run_
     agent.choose_model(10)
     for _ in range(2):
         RealmAgent.saved_last(agent, run_dir / "ckpt" / "model.ckpt-4-13")  # type: ignore[arg-type]
-    assert models.numbers_in(folder) == [10, 13]
-    models.load(agent.user, folder, 13)
+    assert model_files.numbers_in(folder) == [10, 13]
+    model_files.load(agent.user, folder, 13)
     assert agent.user.number == 5
 
 
@@ -227,34 +227,34 @@ def test_a_submission_holds_the_packages_that_its_package_imports(tmp_path: Path
 def test_a_full_disk_is_a_warning_and_leaves_no_half_file(run_dir: Path) -> None:
     agent = Agent()
     agent.full = True
-    assert not models.save(agent, run_dir / "m", 4)
-    assert models.numbers_in(run_dir / "m") == []
+    assert not model_files.save(agent, run_dir / "m", 4)
+    assert model_files.numbers_in(run_dir / "m") == []
     agent.full = False
-    assert models.save(agent, run_dir / "m", 5)
+    assert model_files.save(agent, run_dir / "m", 5)
 
 
 def test_a_file_of_objects_is_refused_with_what_to_do(run_dir: Path) -> None:
     agent = Agent()
     agent.whole = True
-    assert models.save(agent, run_dir / "m", 1)
+    assert model_files.save(agent, run_dir / "m", 1)
     with pytest.raises(
         UserCodeError, match=r"model.ckpt-1.pkl: is damaged, or holds more than tensors.*save model.state_dict\(\)"
     ):
-        models.load(agent, run_dir / "m", 1)
+        model_files.load(agent, run_dir / "m", 1)
     with pytest.raises(ConfigError, match=r"^load_model: .* has no model 9; it has: 1$"):
-        models.load(agent, run_dir / "m", 9)
+        model_files.load(agent, run_dir / "m", 9)
 
 
 def test_as_many_models_are_kept_as_the_configuration_says(run_dir: Path) -> None:
     agent = Agent()
-    saves = models.Saves(agent)
+    saves = model_files.Saves(agent)
     for number in range(4):
         saves.dump(number)
         saves.for_user(number)
         saves.for_user(number)  # a step that is saved already
     here = process.current()
-    assert models.numbers_in(here.restore_dir) == [2, 3]
-    assert models.numbers_in(here.user_dir) == [0, 1]
+    assert model_files.numbers_in(here.restore_dir) == [2, 3]
+    assert model_files.numbers_in(here.user_dir) == [0, 1]
 
 
 class Parts(Agent):
@@ -267,10 +267,10 @@ class Parts(Agent):
 
 
 def test_the_number_may_be_anywhere_in_the_names_of_a_models_files(run_dir: Path) -> None:
-    saves = models.Saves(Parts())
+    saves = model_files.Saves(Parts())
     for number in (9, 10, 11):
         saves.dump(number)
-    left = [path.name for path in models.files_of(process.current().restore_dir, 10)]
+    left = [path.name for path in model_files.files_of(process.current().restore_dir, 10)]
     assert left == ["actor_model.ckpt-10.pth", "critic_model.ckpt-10.pth"]
     assert len(list(process.current().restore_dir.iterdir())) == 4, "those of model 9 are gone, both"
-    assert sorted(models.as_files(Parts(), 3)) == ["actor_model.ckpt-3.pth", "critic_model.ckpt-3.pth"]
+    assert sorted(model_files.as_files(Parts(), 3)) == ["actor_model.ckpt-3.pth", "critic_model.ckpt-3.pth"]

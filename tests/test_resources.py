@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from cluster import ROOT, Run
 
-from realm.config.memory import group_memory
+from realm.config.machine_memory import group_memory
 from realm.watch import logs, resources
 from realm.watch.logs import rotate, rotate_all
 from realm.watch.resources import (
@@ -232,7 +232,7 @@ def join(group: Path, pid: int) -> None:
 HOG = """
 import sys, time
 from pathlib import Path
-from realm.config.memory import memory
+from realm.config.machine_memory import memory
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 kept = []
 while memory()[0] > 120 << 20:

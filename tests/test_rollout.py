@@ -20,7 +20,7 @@ from diy.train_workflow import workflow
 from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.errors import RunError, UserCodeError
 from realm.rollout import rounds as rollout
-from realm.rollout.returned import check_envs
+from realm.rollout.checks import check_envs
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.watch.meters import Meters
 

@@ -1,4 +1,4 @@
-"""realm/launch/trial.py: a round of the workflow is played before a run has a directory or a process."""
+"""realm/launch/smoke_test.py: a round of the workflow is played before a run has a directory or a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Spec
 from realm.errors import ConfigError, UserCodeError, to_install
-from realm.launch.trial import _random_action, try_user_code
+from realm.launch.smoke_test import _random_action, try_user_code
 from realm.user import load_hyper
 
 ROOT = Path(__file__).parents[1]

@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def configuration() -> str:
     """The reference of all keys, from where they are declared."""
     sys.path[:0] = [str(ROOT)]
-    keys = importlib.import_module("realm.commands.settings")
+    keys = importlib.import_module("realm.commands.configuration")
     text = (
         "# Configuration\n\nEvery key, made from the code that declares it. `realm config KEY` shows the same in a "
         "terminal, with the value that your file gives. `realm start --set KEY=VALUE` sets one for one run.\n"

@@ -25,7 +25,7 @@ from typing import Literal
 
 import realm
 from realm import netns
-from realm.commands.game import projects
+from realm.commands.games import projects
 from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, LOG_DIR_HELP, config_file
 from realm.commands.parser import Commands
 from realm.config.keys import AppConfig

@@ -22,14 +22,14 @@ import numpy as np
 from loguru import logger
 
 from realm.apart import apart
-from realm.commands.game import EvaluatingGame, Game, eval_options, eval_parser, load_game
+from realm.commands.games import EvaluatingGame, Game, eval_options, eval_parser, load_game
 from realm.commands.locate import add_model_options, model_of
 from realm.commands.parser import Commands, check_file, writing
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.contract import Array, PredictContext
 from realm.errors import ConfigError, RunError, plain
 from realm.files import from_here
-from realm.learn.evaluate import Player, Predict, evaluate, load_player
+from realm.learn.evaluation import Player, Predict, evaluate, load_player
 from realm.learn.outcome import main_statistic
 from realm.learn.policy import own_actions
 from realm.rollout.rounds import close

@@ -24,7 +24,7 @@ from realm.config.load import RunConfig
 from realm.config.toml import read_toml
 from realm.contract import Spec
 from realm.errors import ConfigError, UserError, one_line, place_of
-from realm.launch.trial import try_user_code
+from realm.launch.smoke_test import try_user_code
 from realm.rollout.rounds import close
 from realm.user import BUILT_IN, MAKES_ENVS, load_definition, load_hyper
 from realm.watch.status import say

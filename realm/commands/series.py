@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from realm.commands.ending import called
-from realm.commands.game import projects
+from realm.commands.games import projects
 from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, config_file
 from realm.commands.parser import Commands
 from realm.commands.spawn import start_run

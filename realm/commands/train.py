@@ -11,7 +11,7 @@ from loguru import logger
 
 from realm.apart import apart
 from realm.commands.ending import resuming, say_ending
-from realm.commands.game import projects
+from realm.commands.games import projects
 from realm.commands.locate import DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, checkpoints_of, run_folder
 from realm.commands.parser import Commands
 from realm.commands.series import SET_HELP, add_configuration, train_seeds

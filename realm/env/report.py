@@ -1,7 +1,7 @@
 """The report on a model of the realm: layouts to play, the oracle's limits for them, regret, and the table's rows.
 
 Called by `realm eval`, and by everybody who judges a model in code. Layouts are episodes with fixed treasures
-(`Episode`); `realm.learn.evaluate.evaluate_layouts` plays them, and nothing here plays a model or prints.
+(`Episode`); `realm.learn.evaluation.evaluate_layouts` plays them, and nothing here plays a model or prints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from realm.env.games import Games
 from realm.env.map import Map
 from realm.env.options import Episode
 from realm.env.oracle.cache import BOUND_SOURCES, keep_arrays, kept_arrays, key_of
-from realm.learn.evaluate import Outcome
+from realm.learn.evaluation import Outcome
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
 FEW = 6  # treasures; N of them are bounded in seconds, all in two minutes, but that bound serves all later calls

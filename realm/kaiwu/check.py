@@ -17,9 +17,9 @@ import numpy as np
 from realm.errors import UserCodeError, UserError, place_of_function
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
-from realm.kaiwu.fields import describe, merge, record_fields
 from realm.kaiwu.methods import checked_answers, plain
 from realm.kaiwu.process import begin, in_project
+from realm.kaiwu.records import describe, merge, record_fields
 
 _PROBES = 20  # steps: a list of whole numbers may hold others later
 

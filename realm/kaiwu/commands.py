@@ -1,4 +1,4 @@
-"""The command `realm pack`, found by `realm/commands/game.py` by name; nothing else imports this module."""
+"""The command `realm pack`, found by `realm/commands/games.py` by name; nothing else imports this module."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Config:
     package      the package in it that trains, like "diy"
     keys         the project's own table [app] as JSON: what `CONFIG` shows
     sample_dim   numbers in a sample's vector (SAMPLE_DIM)
-    obs, act     with prediction at the actor: field of ObsData or ActData -> "kind dtype shape" (`fields.py`)
+    obs, act     with prediction at the actor: field of ObsData or ActData -> "kind dtype shape" (`records.py`)
     predict_batch_size   the most observations of one call of `predict` at the actor
     dump_model_freq      train steps between two models in restore_dir
     keep_models          how many of these stay

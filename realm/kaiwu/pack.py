@@ -21,7 +21,7 @@ from realm.config.load import load_config
 from realm.config.toml import read_toml
 from realm.errors import ConfigError, RunError, UserError
 from realm.kaiwu.config import Config
-from realm.kaiwu.models import files_of, numbers_in, save
+from realm.kaiwu.model_files import files_of, numbers_in, save
 from realm.kaiwu.process import begin, run_apart
 from realm.kaiwu.project import PACKAGE, config_of, load
 from realm.learn.outcome import models_in
@@ -159,7 +159,7 @@ def write(run_dir: Path, wanted: str, folder: Path) -> None:
 def play(root: Path) -> None:
     """Play one episode with the project of an unpacked submission."""
     from realm.learn.checkpoint import find  # late: it brings torch
-    from realm.learn.evaluate import evaluate, load_player
+    from realm.learn.evaluation import evaluate, load_player
 
     config = load(root / "conf" / "configure_app.toml", ["run_mode=eval"]).evaluated()
     player = load_player(config, find(Path(config.app.eval_model_dir), "latest"), config.env, 1, 0)

@@ -21,7 +21,7 @@ from realm.config.load import HINTS, RunConfig, load_config
 from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.files import read_json
 from realm.kaiwu.config import Config
-from realm.kaiwu.models import required
+from realm.kaiwu.model_files import required
 from realm.kaiwu.process import refuse_project_in_a_run, run_apart
 
 PACKAGE = "realm.kaiwu"
@@ -117,7 +117,7 @@ def _read(
 
 def _to_evaluate(config: RunConfig) -> RunConfig:
     """run_mode "eval": the project's model files in the form that Realm evaluates."""
-    from realm.kaiwu.evaluation import as_checkpoint  # late: it brings torch
+    from realm.kaiwu.as_checkpoint import as_checkpoint  # late: it brings torch
 
     app = config.app
     place = config.places.get("app.eval_model_id", "[app]")

@@ -24,11 +24,11 @@ from realm.contract import NO_VERSION, Array, Arrays, SampleInfo, Version, Workf
 from realm.errors import UserCodeError, UserError, place_of_function
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
-from realm.kaiwu.fields import from_array, record_fields, to_array
 from realm.kaiwu.game import Envs, Game
 from realm.kaiwu.methods import Side, act_as, checked_answers, first, inside
-from realm.kaiwu.models import NEWEST, numbers_in
+from realm.kaiwu.model_files import NEWEST, numbers_in
 from realm.kaiwu.process import current
+from realm.kaiwu.records import from_array, record_fields, to_array
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor
 
 _REFRESH_EVERY_S = 0.25

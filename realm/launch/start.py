@@ -17,7 +17,7 @@ from loguru import logger
 from realm.apart import apart
 from realm.config.flow import check_memory, check_rows, check_warm_up
 from realm.config.load import RunConfig, load_config, settings_of, to_toml
-from realm.config.memory import usable_bytes
+from realm.config.machine_memory import usable_bytes
 from realm.config.plan import Decided, Plan, make_plan, slow_choices, stale_choice, with_replay
 from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
@@ -25,7 +25,7 @@ from realm.errors import ConfigError
 from realm.files import read_text, replace_file, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
-from realm.launch.trial import try_user_code
+from realm.launch.smoke_test import try_user_code
 from realm.learn.outcome import models_in, newest_in, newest_model
 from realm.user import hyper_of, hyper_table
 from realm.watch.progress import busy

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorActionWrapper, VectorObservationWrapper
 from realm.config.load import RunConfig
 from realm.contract import Array, Arrays, PredictContext, Spec, check_arrays
 from realm.errors import ContractError
-from realm.learn.evaluate import Player
+from realm.learn.evaluation import Player
 from realm.user import make_envs
 
 

@@ -40,7 +40,7 @@ from realm.contract import (
     count_env_steps,
 )
 from realm.errors import ContractError, RunError, UserCodeError, UserError, place_of_function
-from realm.rollout import returned
+from realm.rollout import checks
 from realm.user import hyper_of, load_definition
 
 MOST_FAILURES = 3
@@ -72,7 +72,7 @@ class Failures:
         if isinstance(error, BdbQuit) or ours:  # the user has left the debugger, or has none
             raise error
         self.count("dropped_episodes", episodes)
-        text = str(error) if isinstance(error, UserCodeError) else returned.sentence(*call, error)
+        text = str(error) if isinstance(error, UserCodeError) else checks.sentence(*call, error)
         if in_a_row >= self.most:
             if self.most == 1:
                 raise error if isinstance(error, UserError) else UserCodeError(text) from error
@@ -129,8 +129,8 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                     self.env = self._make()
                     self._broken = False
                     self._failures.count("env_restarts", 1)
-                self._obs, info = returned.reset_pair(self.env, self.env.reset(seed=seed, options=options))
-                returned.check_one(self.env, "reset", self._obs)
+                self._obs, info = checks.reset_pair(self.env, self.env.reset(seed=seed, options=options))
+                checks.check_one(self.env, "reset", self._obs)
                 return self._obs, info
             except KeyboardInterrupt:
                 raise
@@ -139,17 +139,17 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            obs, reward, terminated, truncated, info = returned.step_five(self.env, self.env.step(action))
-            returned.check_one(self.env, "step", obs)
-            returned.check_scalars(self.env, reward, terminated, truncated)
+            obs, reward, terminated, truncated, info = checks.step_five(self.env, self.env.step(action))
+            checks.check_one(self.env, "step", obs)
+            checks.check_scalars(self.env, reward, terminated, truncated)
             if terminated or truncated:
-                returned.check_statistics(self.env, info)
+                checks.check_statistics(self.env, info)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._fail("step", error)
             self._failures.rows.append(self._row)
-            return returned.finite(self._obs), 0.0, False, True, {}
+            return checks.finite(self._obs), 0.0, False, True, {}
         self._obs = obs
         if terminated or truncated:
             self._streak.ended_well(1)
@@ -206,8 +206,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
                     self.env = self._made(int(self._seeds.integers(2**31)))
                     self._gone = False
                     self._failures.count("env_restarts", 1)
-                self._obs, info = returned.reset_pair(self.env, self.env.reset(seed=seed, options=options))
-                returned.check_obs(self.env, "reset", self._obs, self._spec.obs)
+                self._obs, info = checks.reset_pair(self.env, self.env.reset(seed=seed, options=options))
+                checks.check_obs(self.env, "reset", self._obs, self._spec.obs)
                 self._ended[mask] = False
                 for row in np.arange(self.env.num_envs)[mask].tolist():
                     self._bad.pop(row, None)  # it begins an episode
@@ -232,7 +232,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._fail("step", error)
             self._spoiled[:] = True
             cut, self._ended = ~self._ended, ~self._ended
-            return returned.finite(self._obs), np.zeros(self.env.num_envs, np.float32), none, cut, {}
+            return checks.finite(self._obs), np.zeros(self.env.num_envs, np.float32), none, cut, {}
         self._obs, self._ended = obs, np.logical_or(terminated, truncated)
         if self._failures.rows:
             info = self._spoil_rows(self._failures.rows, info)
@@ -253,22 +253,22 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def _checked(self, given: Any) -> tuple[Arrays, Any, Any, Any, dict[str, Any]]:
         """A step without the values of rows that cannot be trained on; raises if not only some rows are wrong."""
-        obs, reward, terminated, truncated, info = returned.step_five(self.env, given)
+        obs, reward, terminated, truncated, info = checks.step_five(self.env, given)
         try:
-            returned.check_obs(self.env, "step", obs, self._spec.obs)
-            returned.check_step(self.env, reward, terminated, truncated, info, self._ended)
+            checks.check_obs(self.env, "step", obs, self._spec.obs)
+            checks.check_step(self.env, reward, terminated, truncated, info, self._ended)
         except UserCodeError as error:
-            bad = returned.bad_rows(obs, reward, self._ended)
+            bad = checks.bad_rows(obs, reward, self._ended)
             fresh = [row for row in np.flatnonzero(bad).tolist() if row not in self._bad]
             nobody_knows = bad.all() or np.shape(reward) != bad.shape
             if nobody_knows or self._doubtful.intersection(fresh) or self._is_bad_for_long():
                 raise
             obs, reward = (
-                returned.finite(obs),
+                checks.finite(obs),
                 np.array([0.0 if out else one for one, out in zip(reward, bad | self._ended, strict=True)]),
             )
-            returned.check_obs(self.env, "step", obs, self._spec.obs)
-            returned.check_step(self.env, reward, terminated, truncated, info, self._ended)
+            checks.check_obs(self.env, "step", obs, self._spec.obs)
+            checks.check_step(self.env, reward, terminated, truncated, info, self._ended)
             for row in fresh:
                 self._failures.note(f"environment {row}", (self.env, "step"), error, 1, 1, "the next one counts again")
             self._bad |= dict.fromkeys(fresh, 0)
@@ -375,7 +375,7 @@ def rounds(
         worker = items.get("worker") if isinstance(items, dict) else None
         if not isinstance(worker, np.ndarray) or worker.ndim != 1 or not len(worker):
             raise UserCodeError(
-                f"{where} {returned.shown(given)}; it must be a Chunk, or a dict of arrays with `worker` i64 [n], n > 0"
+                f"{where} {checks.shown(given)}; it must be a Chunk, or a dict of arrays with `worker` i64 [n], n > 0"
             )
         try:
             check_arrays(items, context.spec.sample_fields, (len(worker),), "a round")

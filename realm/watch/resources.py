@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 from loguru import logger
 
-from realm.config.memory import memory
+from realm.config.machine_memory import memory
 from realm.errors import ConfigError
 from realm.watch.logs import rotate_all
 from realm.watch.progress import Every

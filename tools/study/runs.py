@@ -16,7 +16,7 @@ from realm.env.oracle import CACHE
 from realm.errors import ConfigError
 from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
-from realm.learn.evaluate import Player, evaluate_layouts, load_player
+from realm.learn.evaluation import Player, evaluate_layouts, load_player
 from realm.user import hyper_of
 from tools import common
 

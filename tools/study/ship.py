@@ -34,7 +34,7 @@ from realm.env import map as maps
 from realm.env import options, oracle, report
 from realm.errors import ConfigError
 from realm.learn import checkpoint
-from realm.learn.evaluate import load_player
+from realm.learn.evaluation import load_player
 from realm.user import hyper_of
 from realm.watch.progress import measuring
 from tools import common

@@ -1,7 +1,7 @@
 """The realm's commands: `realm map|oracle|record|play`, and its options and report of `realm eval`.
 
-Found by `realm/commands/game.py` through `[app] app = "back_to_the_realm"`; nothing else imports this package. Here are
-the parsers and what they call; the work is in the modules next to this one, imported when a command runs.
+Found by `realm/commands/games.py` through `[app] app = "back_to_the_realm"`; nothing else imports this package. Here
+are the parsers and what they call; the work is in the modules next to this one, imported when a command runs.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def prepare_eval(options: argparse.Namespace, request: Request, episodes: int) -
 
 def evaluate(candidate: Candidate, options: argparse.Namespace) -> bool:
     """Report on a model of the realm; False if its environments cannot be given layouts on one map."""
-    from realm.env.commands import evaluation as report
+    from realm.env.commands import eval_report as report
 
     return report.evaluate(candidate, options)
 

@@ -18,7 +18,7 @@ from realm.env import draw, options, physics
 from realm.env.draw import Recording
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError, UserError
-from realm.learn.evaluate import plays_layouts
+from realm.learn.evaluation import plays_layouts
 from realm.rollout.rounds import close
 from realm.user import folder_of, make_envs
 from realm.watch.progress import busy
@@ -117,8 +117,8 @@ def _agent_plays(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from realm.contract import PredictContext
     from realm.learn.checkpoint import find
-    from realm.learn.evaluate import load_player
-    from realm.learn.insight import insight
+    from realm.learn.evaluation import load_player
+    from realm.learn.explanation import insight
 
     try:
         player = load_player(config, find(folder, model), env, 1, seed)

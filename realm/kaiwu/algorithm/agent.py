@@ -19,13 +19,13 @@ from loguru import logger
 
 from realm.contract import Array, Arrays, PredictContext, SampleInfo, Spec
 from realm.errors import ConfigError, UserCodeError
-from realm.kaiwu import code, models, modules
+from realm.kaiwu import code, model_files, modules
 from realm.kaiwu.config import Config
-from realm.kaiwu.fields import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.game import seen
 from realm.kaiwu.methods import Side, act_as, checked_answers, inside, plain
-from realm.kaiwu.models import NEWEST
+from realm.kaiwu.model_files import NEWEST
 from realm.kaiwu.process import LEARNS, current
+from realm.kaiwu.records import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
 
 
@@ -43,14 +43,14 @@ class Agent:
         self.user = make_user_agent(device, Monitor(self._curves.__setitem__))
         self.model = modules.Modules(
             self.user,
-            lambda: models.as_files(self.user, self.updates),
-            lambda files: models.load_files(self.user, files),
+            lambda: model_files.as_files(self.user, self.updates),
+            lambda files: model_files.load_files(self.user, files),
         )
-        self.saves = models.Saves(self.user)
+        self.saves = model_files.Saves(self.user)
         self.model_id = NEWEST
         act_as(_LearnerSide(self) if self.learns else _PlayerSide())
         if self.learns and config.preload_dir:
-            models.load(self.user, Path(config.preload_dir), config.preload_id)
+            model_files.load(self.user, Path(config.preload_dir), config.preload_id)
 
     # ---- predictions ----
 
@@ -113,9 +113,9 @@ class Agent:
         else:
             self.model.hold()
             try:
-                models.load(self.user, folder, wanted)
+                model_files.load(self.user, folder, wanted)
             except (ConfigError, UserCodeError):
-                if models.files_of(folder, wanted):
+                if model_files.files_of(folder, wanted):
                     raise
                 logger.info("model {} is gone, since there are newer ones; the newest weights predict", wanted)
                 self.model.release()

@@ -9,8 +9,8 @@ import numpy as np
 
 from realm.contract import ORIGIN_FIELDS, ActionSpec, Field, Fields, Spec
 from realm.kaiwu.config import Config
-from realm.kaiwu.fields import field_of
 from realm.kaiwu.game import Envs
+from realm.kaiwu.records import field_of
 
 ACTIONS = 16
 

@@ -26,7 +26,7 @@ from realm.contract import (
 )
 from realm.errors import UserCodeError, place_of_function
 from realm.policy.state import PolicyState
-from realm.rollout.returned import check_action_space, check_envs
+from realm.rollout.checks import check_action_space, check_envs
 from realm.rollout.rounds import ENDLESS, RestartingEnvs, rounds
 from realm.user import calling, check_agent, folder_of, has_enter, load_definition, load_workflow, make_envs
 from realm.watch.meters import Meters

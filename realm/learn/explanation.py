@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from realm.contract import Array, Arrays
-from realm.learn.evaluate import Player
+from realm.learn.evaluation import Player
 
 
 class Insight(NamedTuple):

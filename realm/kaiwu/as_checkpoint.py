@@ -11,7 +11,7 @@ from typing import Any
 
 from realm.contract import Version
 from realm.kaiwu.config import Config
-from realm.kaiwu.models import numbers_in, required
+from realm.kaiwu.model_files import numbers_in, required
 
 
 def as_checkpoint(config: Config, folder: Path, wanted: int | str, place: str) -> Path:

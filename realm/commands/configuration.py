@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.commands.ending import called
-from realm.commands.game import projects
+from realm.commands.games import projects
 from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, MODEL_HELP, config_file
 from realm.commands.parser import Commands, terminal_width
 from realm.config.keys import AppConfig
