@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,19 @@ def test_nobody_imports_whom_it_should_not_know(package: str) -> None:
 def test_the_check_finds(module: str, source: str) -> None:
     assert len(violations(module, source)) == 1
     assert violations("realm.launch.child", "def f():\n    from realm.roles.actor import run") == []
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """Late imports count, those for types alone do not."""
+    found, graph = modules("realm"), {}
+    for name, path in found.items():
+        tree = ast.parse(path.read_text())
+        tree.body = [
+            one for one in tree.body if not (isinstance(one, ast.If) and "TYPE_CHECKING" in ast.dump(one.test))
+        ]
+        wanted = {one if one in found else one.rpartition(".")[0] for one, _ in imported(ast.unparse(tree))}
+        graph[name] = wanted & found.keys() - {"realm", name}
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 def test_the_command_line_finds_a_games_commands_by_name_only() -> None:

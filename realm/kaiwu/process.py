@@ -15,11 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu import surface
-from realm.kaiwu.config import Config
 from realm.kaiwu.finder import install
+
+if TYPE_CHECKING:
+    from realm.kaiwu.config import Config  # whose `enter` begins a process
 
 LEARNS = ("learner", "local")
 """Roles whose agent is made with agent_type "learner"."""

@@ -11,7 +11,7 @@ import inspect
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,13 +20,15 @@ from loguru import logger
 from realm.contract import Array, Arrays, PredictContext, SampleInfo, Spec
 from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu import code, model_files, modules
-from realm.kaiwu.config import Config
 from realm.kaiwu.game import seen
 from realm.kaiwu.methods import Side, act_as, checked_answers, inside, plain
 from realm.kaiwu.model_files import NEWEST
 from realm.kaiwu.process import LEARNS, current
 from realm.kaiwu.records import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
+
+if TYPE_CHECKING:
+    from realm.kaiwu.config import Config
 
 
 class Agent:
