@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_checkpoint import Agent, Pool, Yielding, batches, trainer
 
 from realm.contract import Evaluation, Version
-from realm.data.shelf import Shelf
+from realm.data.array_files import ArrayFiles
 from realm.errors import CheckpointError, ConfigError, DivergedError, UnsavedError, UserCodeError
 from realm.learn.best import BestModel
 from realm.learn.checkpoint import find, load, load_newest, not_finite, not_finite_in, save
@@ -290,11 +290,11 @@ def test_a_last_checkpoint_that_does_not_fit(small: Path) -> None:
 
 def test_a_replay_memory_that_does_not_fit_is_refused_before_it_is_used(small: Path) -> None:
     """Its files are mapped into memory: with holes in them, a full disk would kill the process that writes."""
-    Shelf(small / "replay").array("reward", (1000,), np.float64)
+    ArrayFiles(small / "replay").array("reward", (1000,), np.float64)
     fill(small)
-    Shelf(small / "replay").array("reward", (1000,), np.float64)[:] = 1.0
+    ArrayFiles(small / "replay").array("reward", (1000,), np.float64)[:] = 1.0
     with pytest.raises(ConfigError, match=r"small/replay/obs.npy: 2 MB for it cannot be had \(No space left on device"):
-        Shelf(small / "replay").array("obs", (200_000,), np.float64)
+        ArrayFiles(small / "replay").array("obs", (200_000,), np.float64)
     assert [path.name for path in (small / "replay").iterdir()] == ["reward.npy"]
 
 

@@ -30,7 +30,7 @@ from realm.config.flow import check_memory
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.contract import Evaluation, Version
-from realm.data.shelf import Shelf
+from realm.data.array_files import ArrayFiles
 from realm.env import map as maps
 from realm.env.oracle.cache import keep_arrays, kept_arrays
 from realm.errors import CheckpointError, ConfigError, plain
@@ -512,12 +512,12 @@ def test_the_scores_of_a_best_model(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(("make", "text"), STRANGE)
 def test_a_replay_memory(tmp_path: Path, make: Callable[[Path], None], text: str) -> None:
-    shelf = Shelf(tmp_path)
+    files = ArrayFiles(tmp_path)
     make(tmp_path / "x.npy")
     with pytest.raises(ConfigError, match=r"x\.npy: is no array"):
-        shelf.array("x", (3,), np.float32)
+        files.array("x", (3,), np.float32)
     (tmp_path / "state.json").write_text(BRACKETS)
-    assert shelf.take() == {}
+    assert files.take() == {}
 
 
 def test_the_oracles_cache(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from realm.config.flow import check_rows
 from realm.config.keys import AppConfig
 from realm.config.plan import Machine, decide, make_plan
 from realm.contract import ActionSpec, Array, Arrays, Draw, Field, Prediction, Spec, Version, chunk_to_arrays
+from realm.data.array_files import ArrayFiles
 from realm.data.buffer import NO_ROOM, Limiter, ReplayBuffer, make_replay_buffer
 from realm.data.memory import ReplayMemory
-from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
 from realm.errors import ConfigError
 
@@ -403,7 +403,7 @@ def test_a_memory_in_files_goes_on_as_if_it_had_never_ended(tmp_path: Path, prio
     spec = spec_of(Draw(3, 0.9, look_back=1), 4)
 
     def make(folder: Path | None) -> ReplayMemory:
-        return ReplayMemory(spec, 200, prioritized, 0.6, 0, Shelf(folder))
+        return ReplayMemory(spec, 200, prioritized, 0.6, 0, ArrayFiles(folder))
 
     def play(memory: ReplayMemory, player: Players, rounds: int) -> list[Arrays]:
         batches = []
@@ -418,10 +418,10 @@ def test_a_memory_in_files_goes_on_as_if_it_had_never_ended(tmp_path: Path, prio
     player = Players(spec, 3, 0, 7)
     first = make(tmp_path)
     before = play(first, player, 20)
-    Shelf(tmp_path).keep(first.state())
+    ArrayFiles(tmp_path).keep(first.state())
     second = make(tmp_path)
-    second.restore(Shelf(tmp_path).take())
-    assert Shelf(tmp_path).take() == {}  # a crash from here on must not bring it back
+    second.restore(ArrayFiles(tmp_path).take())
+    assert ArrayFiles(tmp_path).take() == {}  # a crash from here on must not bring it back
     second._newest = first._newest  # the same environments play on, which no real run can do
     for one, other in zip(whole, [*before, *play(second, player, 20)], strict=True):
         for name in one:
@@ -431,12 +431,12 @@ def test_a_memory_in_files_goes_on_as_if_it_had_never_ended(tmp_path: Path, prio
 def test_a_memory_whose_process_was_killed_in_the_middle_is_sound(tmp_path: Path) -> None:
     """Places without a key, and links to what is not there: nothing of it is drawn."""
     spec = spec_of(Draw(3, 0.9), 2)
-    memory, player = ReplayMemory(spec, 60, True, 0.6, 0, Shelf(tmp_path)), Players(spec, 3, 0, 1)
+    memory, player = ReplayMemory(spec, 60, True, 0.6, 0, ArrayFiles(tmp_path)), Players(spec, 3, 0, 1)
     for _ in range(15):
         memory.add(player.round())
     lost = (memory._last_key - 1) % len(memory._key)
     memory._key[lost] = 0
-    again = ReplayMemory(spec, 60, True, 0.6, 0, Shelf(tmp_path))
+    again = ReplayMemory(spec, 60, True, 0.6, 0, ArrayFiles(tmp_path))
     for _ in range(3):
         items, info = again.sample(50)
         for b in range(50):
@@ -449,12 +449,12 @@ def test_a_memory_whose_process_was_killed_in_the_middle_is_sound(tmp_path: Path
 
 
 def test_a_memory_of_other_shapes_is_refused(tmp_path: Path) -> None:
-    ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, Shelf(tmp_path))
+    ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, ArrayFiles(tmp_path))
     with pytest.raises(ConfigError, match=r"replay_buffer_capacity .* or move .* away"):
-        ReplayMemory(spec_of(Draw(), 2), 80, False, 0.6, 0, Shelf(tmp_path))
+        ReplayMemory(spec_of(Draw(), 2), 80, False, 0.6, 0, ArrayFiles(tmp_path))
     (tmp_path / "key.npy").write_bytes(b"not an array")
     with pytest.raises(ConfigError, match="is no array"):
-        ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, Shelf(tmp_path))
+        ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, ArrayFiles(tmp_path))
 
 
 class TestSumTree:

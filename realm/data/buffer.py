@@ -28,7 +28,7 @@ from realm.contract import (
     check_finite,
     count_env_steps,
 )
-from realm.data.shelf import Shelf
+from realm.data.array_files import ArrayFiles
 from realm.errors import ContractError
 
 ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
@@ -146,7 +146,7 @@ class ReplayBuffer:
         self._next = NO_VERSION  # the version that trains on the next batch, as far as known
         self._seen: dict[int, tuple[int, int]] = {}
         self._begun: dict[int, tuple[tuple[int, int], int]] = {}  # worker -> origin of a round, items of it that are in
-        self.untold = 0
+        self.unreported = 0
         """Env steps that came in since the last batch."""
 
     @property
@@ -156,7 +156,7 @@ class ReplayBuffer:
     @property
     def new_env_steps(self) -> int:
         """Env steps that came in since the last batch; 0 on-policy, where steps count when they are drawn."""
-        return 0 if self.limiter.once else self.untold
+        return 0 if self.limiter.once else self.unreported
 
     def wanted(self, count: int) -> Version:
         """The oldest version that `count` more items may hold: they queue behind all stored items."""
@@ -217,7 +217,7 @@ class ReplayBuffer:
         samples = steps if self._by_steps else len(items["worker"])
         self.limiter.insert(samples, self.size)
         self.counters["inserted"] += samples
-        self.untold += steps
+        self.unreported += steps
 
     def had(self, origins: dict[int, tuple[int, int]]) -> None:
         """Refuse rounds as duplicates that the learner has had from the buffer before this one: it may have been killed
@@ -247,7 +247,7 @@ class ReplayBuffer:
         self.limiter.sampled += count
         self.counters["sampled"] += count
         # on-policy every step is trained on once, and those of this batch are the ones that count as new
-        new, self.untold = count_env_steps(items) if self.limiter.once else self.untold, 0
+        new, self.unreported = count_env_steps(items) if self.limiter.once else self.unreported, 0
         return items, replace(info, new_env_steps=new, size=self.size)
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int, folder: Pa
     fields, selectors = spec.sample_fields, (plan.sampler, plan.remover)
     storage: Storage
     if spec.draw:
-        return _make_replay_memory(plan, spec, seed, Shelf(folder))
+        return _make_replay_memory(plan, spec, seed, ArrayFiles(folder))
     if plan.backend == "reverb":
         from realm.data.reverb import ReverbStorage  # late: reverb may not be installed
 
@@ -293,12 +293,12 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int, folder: Pa
     return ReplayBuffer(spec, storage, _make_limiter(plan, spec), plan.max_version_lag)
 
 
-def _make_replay_memory(plan: Plan, spec: Spec, seed: int, shelf: Shelf) -> ReplayBuffer:
+def _make_replay_memory(plan: Plan, spec: Spec, seed: int, files: ArrayFiles) -> ReplayBuffer:
     from realm.data.memory import ReplayMemory  # late: it imports numba
 
     is_prioritized = plan.sampler == "Prioritized"
-    memory = ReplayMemory(spec, plan.capacity, is_prioritized, plan.priority_exponent, seed, shelf)
-    limiter, state = _make_limiter(plan, spec), shelf.take()
+    memory = ReplayMemory(spec, plan.capacity, is_prioritized, plan.priority_exponent, seed, files)
+    limiter, state = _make_limiter(plan, spec), files.take()
     if state:
         memory.restore(state["memory"])
         limiter.inserted, limiter.sampled = int(state["inserted"]), int(state["sampled"])
@@ -306,11 +306,11 @@ def _make_replay_memory(plan: Plan, spec: Spec, seed: int, shelf: Shelf) -> Repl
         limiter.inserted = min(memory.size, limiter.preload)
 
     def keep() -> None:
-        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled, "untold": buffer.untold}
-        shelf.keep({**counts, "memory": memory.state()})
+        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled, "untold": buffer.unreported}
+        files.keep({**counts, "memory": memory.state()})
 
     buffer = ReplayBuffer(spec, memory, limiter, plan.max_version_lag, keep)
-    buffer.untold = int(state.get("untold", 0))
+    buffer.unreported = int(state.get("untold", 0))
     return buffer
 
 

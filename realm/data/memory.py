@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from realm.contract import Array, Arrays, SampleInfo, Spec, row_fields
+from realm.data.array_files import ArrayFiles
 from realm.data.native import as_array, ring_places
-from realm.data.shelf import Shelf
 from realm.data.sumtree import SumTree
 
 _ORIGIN = ("worker", "incarnation", "env", "seq")
@@ -24,10 +24,10 @@ class ReplayMemory:
     """Rows of chunks. `size` counts the steps that can be drawn, `evicted` those that left after they could be."""
 
     def __init__(
-        self, spec: Spec, capacity: int, prioritized: bool, exponent: float, seed: int, shelf: Shelf | None = None
+        self, spec: Spec, capacity: int, prioritized: bool, exponent: float, seed: int, files: ArrayFiles | None = None
     ) -> None:
         """capacity: steps. prioritized: draw in proportion to priority ** exponent; else all rows are equally likely.
-        shelf: makes the arrays; one with files brings back what they hold.
+        files: makes the arrays; one with files brings back what they hold.
 
         A new row has the greatest priority so far, so that its own becomes known soon.
         """
@@ -37,7 +37,7 @@ class ReplayMemory:
         self._draw, self._length = spec.draw, spec.chunk_length
         self._own_discount = "discount" in spec.step
         chunks = max(1, capacity // spec.chunk_length)
-        make, steps = (shelf or Shelf(None)).array, (chunks, spec.chunk_length)
+        make, steps = (files or ArrayFiles(None)).array, (chunks, spec.chunk_length)
         self._rows = {name: make(name, (chunks, *field.shape), field.dtype) for name, field in row_fields(spec).items()}
         self._key = make("key", (chunks,), np.int64)  # 0: free place
         self._before, self._after = make("before", (chunks,), np.int64), make("after", (chunks,), np.int64)  # 0: none

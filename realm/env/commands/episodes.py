@@ -118,7 +118,7 @@ def _agent_plays(
     from realm.contract import PredictContext
     from realm.learn.checkpoint import find
     from realm.learn.evaluation import load_player
-    from realm.learn.explanation import insight
+    from realm.learn.explanation import explain
 
     try:
         player = load_player(config, find(folder, model), env, 1, seed)
@@ -133,7 +133,7 @@ def _agent_plays(
     actions, thoughts = list[int](), list[Any]()
     # one step more than an episode can have: then it is not an episode of the realm
     while len(actions) <= env["max_step"]:
-        thoughts.append(insight(player, obs))
+        thoughts.append(explain(player, obs))
         action, _ = player.predict(obs, PredictContext(slot, first, explore))
         obs, _, terminated, truncated, _ = envs.step(action)
         actions.append(int(action[0]))

@@ -21,7 +21,7 @@ from realm.files import read_json, replace_file
 _MOST_STATE_BYTES = 64 << 20
 
 
-class Shelf:
+class ArrayFiles:
     """Makes arrays by name. folder: where their files lie; None: no files."""
 
     def __init__(self, folder: Path | None) -> None:
