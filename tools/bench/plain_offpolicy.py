@@ -27,7 +27,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from realm.algorithms.networks import mlp
+from realm.algorithms import networks
 from realm.contract import ActionSpec, Draw, Field, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.algorithm.agent import Agent as DQNAgent
 from realm.zoo.dqn.config import Config as DQNConfig
@@ -241,7 +241,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.algorithms:
-        both = pair(name, args.minibatches, torch_mlp if args.torch_layers else mlp)
+        both = pair(name, args.minibatches, torch_mlp if args.torch_layers else networks.MLP)
         for step in both:
             rate(step, 0.5)
         rounds = [[rate(step, args.seconds) for step in both] for _ in range(args.rounds)]
