@@ -92,10 +92,11 @@ def init(name: str, env: str, package: str) -> None:
         what = "Back to the Realm with the PPO of diy"
         texts, settings = _copied(BUILT_IN / "diy", "diy", name), _game_config(name)
     else:
+        settings_for = tuned()
         with apart(over=True):
-            package, spec = _fitting(package, env)
+            package, spec = _fitting(package, env, has_settings=env in settings_for)
         name = name or _name_of(env)
-        found = tuned().get(env) if package == "ppo" else None
+        found = settings_for.get(env) if package == "ppo" else None
         what = f"{env} with {package}" + (f" and the settings of conf/ppo/{found.name}" if found else "")
         texts = _package(name, package)
         settings = _tuned_config(name, found) if found else _config(name, env, package, spec)
@@ -137,9 +138,9 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"NAME is {name!r}, which is the name of another Python module; choose one like my_{name}")
 
 
-def _fitting(package: str, env: str) -> tuple[str, Spec]:
+def _fitting(package: str, env: str, has_settings: bool) -> tuple[str, Spec]:
     """The package, or the default one, and the environment's Spec. Raises ConfigError if they are of other kinds, or if
-    a start would refuse the environment."""
+    a start would refuse the environment. has_settings: PPO has some for it, so it is the default."""
     make_envs = load_definition("realm.zoo.ppo").make_envs  # that of all of them
     specs: dict[str, Spec] = {}
     why = ""
@@ -160,7 +161,7 @@ def _fitting(package: str, env: str) -> tuple[str, Spec]:
     if not specs:
         of_id = why.startswith("[env] id is ")
         raise ConfigError(why.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {why}")
-    package = package or ("ppo" if env in tuned() else next(name for name in (*_FIRST, *specs) if name in specs))
+    package = package or ("ppo" if has_settings else next(name for name in (*_FIRST, *specs) if name in specs))
     if package not in specs:
         raise ConfigError(f"--from {package} does not fit the actions of {env}; it must be {' or '.join(specs)}")
     algo = f"realm.zoo.{package}"

@@ -127,7 +127,7 @@ class RunState:
 
     newest, is_judged  ask the run's folder for its newest checkpoint, and whether the last model has been judged
     turned_at          when `turn` was called last
-    updates_then       the learner's updates, and since when there are so many
+    updates_then       the learner's updates, and when that count was first seen
     last_model         is awaited, or saved, and the evaluator judges it before the run ends
     """
 
