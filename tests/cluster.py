@@ -1,4 +1,4 @@
-"""Starts real runs for the tests: real processes, real sockets, real reverb. Used by the `test_system_*` files."""
+"""Starts real runs for the tests: real processes, real sockets, real reverb. Used by the files in `tests/system`."""
 
 import json
 import os

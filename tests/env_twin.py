@@ -1,6 +1,6 @@
 """A slow, literal twin of the realm in plain Python, written from the rules and not from `physics.py`.
 
-`test_env_twin.py` plays the same action streams here and in the kernels and compares everything to the bit;
+`env/test_twin.py` plays the same action streams here and in the kernels and compares everything to the bit;
 run `python tests/env_twin.py 1000000` for a long comparison. One `Twin` is one environment;
 `play_and_compare` plays E of them beside a `RealmVectorEnv`.
 """

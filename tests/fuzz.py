@@ -2,7 +2,7 @@
 run files.
 
 Each door answers with its own error and goes on; any other exception, a second of CPU time for one case, or 100 MB is a
-failure, which names door, seed and case. `tests/test_fuzz.py` plays a few hundred cases, tools/soak.sh 100,000.
+failure, which names door, seed and case. `tests/system/test_fuzz.py` plays a few hundred cases, tools/soak.sh 100,000.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from contextlib import closing
 
 import psutil
 import pytest
-from backends import OWN_NETWORK
-from cluster import Run
+
+from tests.backends import OWN_NETWORK
+from tests.cluster import Run
 
 pytestmark = pytest.mark.skipif(not OWN_NETWORK, reason="no reverb here, or no network namespaces")
 

@@ -9,7 +9,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
-from commands import realm
 
 from realm.errors import ConfigError, UserCodeError
 from realm.user import (
@@ -21,6 +20,7 @@ from realm.user import (
     load_workflow,
     search_path,
 )
+from tests.console import realm
 
 GOOD = {
     "__init__.py": "",

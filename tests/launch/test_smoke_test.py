@@ -1,0 +1,112 @@
+"""realm/launch/smoke_test.py: a round of the workflow is played before a run has a directory or a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm.config.load import load_config
+from realm.contract import ActionSpec, Spec
+from realm.errors import ConfigError, UserCodeError, to_install
+from realm.launch.smoke_test import _random_action, try_user_code
+from realm.user import load_hyper
+
+ROOT = Path(__file__).parents[2]
+HEAD = "from realm.zoo.cartpole.train_workflow import workflow as whole\n\n\n"
+
+
+@pytest.fixture
+def tried(tmp_path, monkeypatch):
+    """Gives a function that tries CartPole with another workflow."""
+    shutil.copytree(ROOT / "realm" / "zoo" / "cartpole", tmp_path / "mine")
+    for file in tmp_path.rglob("*.py"):
+        file.write_text(file.read_text().replace("realm.zoo.cartpole", "mine"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(body):
+        (tmp_path / "mine" / "train_workflow.py").write_text(f"{HEAD}def workflow(envs, policy, context):\n{body}")
+        config = load_config(ROOT / "conf" / "cartpole.toml", ["algo=mine"])
+        return try_user_code(config, load_hyper("mine", {}))
+
+    yield run
+    for name in [one for one in sys.modules if one.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("    yield from whole(envs, policy, context)\n    1 / 0\n", None),
+        ("    envs.reset()\n    yield {}['chunk']\n", ":6: KeyError: 'chunk' (while calling workflow)"),
+        ("    yield [1, 2]\n", ":4: workflow yielded"),
+        ("    return\n    yield\n", ":4: workflow ended without a round; it must yield rounds until the run ends"),
+        ("    for _ in range(context.worker):\n        yield\n", ":4: workflow ended without a round"),
+        ("    yield from ()\n", ":4: workflow ended without a round"),
+        ("    for one in whole(envs, policy, context):\n        yield {'worker': one.worker}\n", "not of the Spec"),
+        ("    policy.predict({}, [True])\n    yield\n", "the workflow's arguments of predict: missing ['state']"),
+    ],
+)  # fmt: skip
+def test_a_workflow_that_cannot_work_is_one_sentence_at_the_start(tried, body, text):
+    if text is None:
+        assert isinstance(tried(body), Spec)
+        return
+    with pytest.raises(UserCodeError) as caught:
+        tried(body)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "env", "command"),
+    [
+        ("ale_py", "ALE/Pong-v5", "'gymnasium[atari]' ale-py`"),
+        ("mujoco", "Hopper-v5", "'gymnasium[mujoco]'`"),
+    ],
+)
+def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it(package, env, command):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    config = load_config(ROOT / "conf" / "classic.toml", [f"env.id={env}"])
+    with pytest.raises(ConfigError) as caught:
+        try_user_code(config, load_hyper("realm.zoo.dqn", {}))
+    assert f"run `{to_install(command)}" in str(caught.value)
+    assert str(caught.value).startswith(f"[env] id is {env!r}, ")  # the name that was given
+
+
+@pytest.mark.parametrize("algo", ["realm.zoo.cartpole", "realm.zoo.dqn"])
+def test_options_of_another_environment_are_a_sentence_with_the_place_and_the_way_out(algo):
+    config = load_config(ROOT / "conf" / "configure_app.toml", [f"algo={algo}"])
+    with pytest.raises(ConfigError) as caught:
+        try_user_code(config, load_hyper(algo, {}))
+    assert "conf/configure_app.toml:33: key 'env.start': " in str(caught.value)
+    assert str(caught.value).endswith("give the configuration of this one with --config")
+
+
+def test_only_legal_actions_are_tried():
+    space, random = ActionSpec(n=5), np.random.default_rng(0)
+    assert set(_random_action(space, None, 100, random)) == set(range(5))
+    legal = np.tile([False, True, False, True, False], (100, 1))
+    assert set(_random_action(space, legal, 100, random)) == {1, 3}
+    assert set(_random_action(space, np.ones((100, 2), bool), 100, random)) == set(range(5))  # no mask of these actions
+
+
+def test_actions_that_are_tried_are_within_bounds():
+    inf = float("inf")
+    for low, high in ((-1, 1), (2, inf), (-inf, -3), (-inf, inf), (-5, inf)):
+        actions = _random_action(ActionSpec(low=(low,), high=(high,)), None, 100, np.random.default_rng(0))
+        assert np.isfinite(actions).all()
+        assert ((low <= actions) & (actions <= high)).all()
+
+
+def test_what_is_no_fault_of_the_workflow_ends_the_trial(tried):
+    """One that never yields, one that hands its rounds over, and an environment that dislikes a random action."""
+    asks = "    obs, _ = envs.reset()\n    policy.predict(obs, envs.reset()[0]['state'][:, 0] > 9)\n"
+    assert tried("    while True:\n        context.tick()\n    yield\n")
+    assert tried(f"{asks}    context.add({{}})\n    1 / 0\n    yield\n")
+    assert tried(f"{asks}    envs.step([99])\n    1 / 0\n    yield\n")

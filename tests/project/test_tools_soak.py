@@ -1,0 +1,87 @@
+"""tools/soak: a finished part is not done again, and the tests that docs/reliability.md names exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import fuzz
+from tools.soak import faults, soak
+from tools.soak.victim import Outcome
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_every_test_in_the_table_of_faults_exists():
+    paths = list(TESTS.rglob("test_*.py"))
+    names, everything = {path.name for path in paths}, "".join(path.read_text() for path in paths)
+    table = (TESTS.parent / "docs" / "reliability.md").read_text().partition("## Tests")[2].partition("\n## ")[0]
+    named = re.findall(r"`(test_[a-z0-9_]+(?:\.py)?)`", table)
+    assert len(named) > 40
+    assert [name for name in named if name not in names and f"def {name}(" not in everything] == []
+
+
+def play(monkeypatch, tmp_path, *words):
+    files = ("--out", tmp_path / "soak.json", "--folder", tmp_path / "runs", "--report", tmp_path / "report.md")
+    monkeypatch.setattr(sys, "argv", ["soak.py", *map(str, files), *words])
+    soak.main()
+    return json.loads((tmp_path / "soak.json").read_text())["parts"], (tmp_path / "report.md").read_text()
+
+
+def test_a_part_is_done_once_and_reported(tmp_path, monkeypatch, capsys):
+    done = []
+
+    def kill_worker(ground):
+        ground.show("now")
+        done.append(ground.seed)
+        if len(done) == 1:
+            raise ValueError("no luck | at all")
+        return Outcome("kill -9", 3, "0 rows", [1.0, 2.0, 9.0])
+
+    monkeypatch.setattr(fuzz, "DOORS", {"models port": fuzz.models})
+    monkeypatch.setitem(faults.FAULTS, "F1", (1.0, kill_worker))
+    words = ("--only", "F1", "fuzz", "--cases", "80", "--seed", "5")
+    with pytest.raises(SystemExit, match="some parts failed"):
+        play(monkeypatch, tmp_path, *words)
+    assert "**failed**: ValueError: no luck / at all" in (tmp_path / "report.md").read_text()
+    parts, text = play(monkeypatch, tmp_path, *words)
+    assert done == [5, 5]
+    assert parts["F1"]["times"] == 3
+    assert "| F1 | kill -9 | 3 | 0 rows | 2.0 (9.0) |" in text
+    assert "| models port | 80 |" in text
+    play(monkeypatch, tmp_path, *words)
+    assert done == [5, 5]
+    assert "done before" in capsys.readouterr().out
+    play(monkeypatch, tmp_path, *words, "--again")
+    assert done == [5, 5, 5]
+
+
+def test_a_fault_that_is_not_there(tmp_path, monkeypatch):
+    with pytest.raises(soak.ConfigError, match="--only F99: unknown; must be of F1 F2"):
+        play(monkeypatch, tmp_path, "--only", "F99")
+
+
+def test_what_counts_as_flat():
+    flat = [*range(0, 1000, 100), *[500] * 10]  # ten minutes of growth, and then none
+    assert faults.slope(list(enumerate(flat))) == pytest.approx(0, abs=1e-6)
+    assert faults.slope([(minute, 5.0 * minute) for minute in range(20)]) == pytest.approx(300)
+    assert faults.slope([(minute / 2, 5.0 * minute) for minute in range(20, 40)]) == pytest.approx(600)
+    for short in (range(15), range(10, 14), range(3), range(0)):  # the warm-up of a run is no slope
+        assert faults.slope([(minute, 5.0 * minute) for minute in short]) is None
+
+
+def test_the_memory_of_each_process_has_a_row():
+    row = {"process": "learner-0", "first_mb": 380.4, "last_mb": 381.0, "mb_per_h": 2.41}
+    made = {"injected": "x", "times": 0, "lost": "y", "recovery_s": [],
+            "about": dict.fromkeys(("date", "machine", "commit", "command"), "")}  # fmt: skip
+    assert "\n| learner-0 | 380 | 381 | +2.4 |\n" in soak.report({"memory": {**made, "memory": [row]}})
+    assert "Memory" not in soak.report({"F26": {**made, "memory": []}})
+
+
+def test_recovery_is_a_median_and_the_greatest():
+    assert soak.recovered([3.0, 1.0, 2.0]) == "2.0 (3.0)"
+    assert soak.recovered([]) == "-"

@@ -1,0 +1,166 @@
+"""What PPO learns only if all of it is right: masks, scales of observations and rewards, time limits, many buttons."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from realm.chunk import ChunkBuilder
+from realm.contract import Prediction
+from realm.user import load_definition
+from realm.zoo.ppo.algorithm.agent import Agent
+from realm.zoo.ppo.config import Config
+from tests.corridor import Training, context
+
+TURNS = 8
+
+
+class Cards(gymnasium.Env[Any, Any]):
+    """TURNS times a card is shown, and the answer to it is worth 1. What a subclass changes is the difficulty."""
+
+    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.turn = 0
+        return self.show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward, over = self.judge(action)
+        self.turn += 1
+        return self.show(), reward, over or self.turn == TURNS, False, {}
+
+    def show(self) -> Any:
+        self.card = int(self.np_random.integers(3))
+        return np.float32([*np.eye(3)[self.card], self.turn / TURNS])
+
+    def judge(self, action: Any) -> tuple[float, bool]:
+        return float(action == self.card), False
+
+
+class Masked(Cards):
+    """An illegal action ends the episode; the answer is the legal one of two, of which nothing but the mask tells."""
+
+    observation_space = spaces.Dict({"a": Cards.observation_space, "action_mask": spaces.MultiBinary(4)})
+    action_space = spaces.Discrete(4)
+
+    def show(self) -> Any:
+        a = super().show()
+        self.legal = np.ones(4, np.int8)
+        self.legal[self.np_random.integers(4)] = 0
+        return {"a": a, "action_mask": self.legal}
+
+    def judge(self, action: Any) -> tuple[float, bool]:
+        assert self.legal[action], "an illegal action"
+        best = self.card if self.legal[self.card] else 3
+        return float(action == best), False
+
+
+class Scales(Cards):
+    """The card is in the thousandths, next to noise in the thousands."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (7,), np.float32)
+
+    def show(self) -> Any:
+        return np.concatenate([1e-3 * super().show(), 1e3 * self.np_random.normal(size=3)]).astype(np.float32)
+
+
+class Rich(Cards):
+    """Rewards of ten thousand."""
+
+    def judge(self, action: Any) -> tuple[float, bool]:
+        return 1e4 * float(action == self.card), False
+
+
+class Buttons(Cards):
+    """Twelve buttons, of which a third is right with each card: 4,096 combinations."""
+
+    action_space = spaces.MultiBinary(12)
+
+    def judge(self, action: Any) -> tuple[float, bool]:
+        return float((action == (np.arange(12) % 3 == self.card)).mean()), False
+
+
+class Tempting(gymnasium.Env[Any, Any]):
+    """Staying pays 1 a step, leaving 8 once. The time limit of five steps is none of the world: staying is worth 20."""
+
+    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(0, 1, (1,), np.float32)
+    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.ones(1, np.float32), 8.0 if action else 1.0, bool(action), False, {}
+
+
+def trained(env: type[gymnasium.Env[Any, Any]], updates: int, **settings: Any) -> tuple[Agent, Any, dict[str, float]]:
+    """The agent, environments of it, and the metrics of its last update."""
+    limit = 5 if env is Tempting else None
+    gymnasium.register(f"{env.__name__}-v0", entry_point=env, max_episode_steps=limit)
+    config = Config(chunk_length=32, minibatch_size=64, hidden=32, lr_start=3e-3, advantage="gae", **settings)
+    definition = load_definition("realm.zoo.ppo")
+    envs: Any = definition.make_envs(8, 0, config, {"id": f"{env.__name__}-v0"})
+    spec = definition.spec(envs, config)
+    agent = Agent(spec, config, "cpu", 0)
+    training, metrics = Training(agent), dict[str, float]()
+    obs, _ = envs.reset(seed=0)
+    chunks = ChunkBuilder(spec, obs)
+    while training.version.update < updates:
+        action, extra = agent.predict(obs, context(8))
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        chunks.step(Prediction(action, extra, training.version), reward, terminated, truncated, obs)
+        if chunks.full:
+            metrics = training.learn(chunks.take())
+    return agent, envs, metrics
+
+
+def greedy_return(agent: Agent, envs: Any) -> float:
+    """Mean of 64 episodes of TURNS steps."""
+    total, obs = 0.0, envs.reset(seed=1)[0]
+    for _ in range(8):
+        obs, _ = envs.reset()
+        for _ in range(TURNS):
+            obs, reward, *_ = envs.step(agent.predict(obs, context(8, explore=0.0))[0])
+            total += reward.sum()
+    return float(total) / 64
+
+
+@pytest.mark.parametrize(
+    ("env", "updates", "settings", "best"),
+    [
+        (Masked, 40, {}, TURNS),
+        (Scales, 40, {"normalise_obs": True}, TURNS),
+        (Rich, 40, {"normalise_returns": True}, 1e4 * TURNS),
+        (Buttons, 60, {}, TURNS),
+    ],
+)
+def test_it_finds_the_best_answers(
+    env: type[Cards], updates: int, settings: dict[str, Any], best: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    agent, envs, metrics = trained(env, updates, **settings)
+    assert greedy_return(agent, envs) > 0.95 * best
+    if env is Rich:
+        assert metrics["explained_variance"] > 0.9
+
+
+@pytest.mark.parametrize("bootstrapped", [True, False])
+def test_a_time_limit_is_bootstrapped(bootstrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for an end of the world it makes leaving the better choice."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    if not bootstrapped:
+        step = ChunkBuilder.step
+        monkeypatch.setattr(
+            ChunkBuilder, "step", lambda self, p, r, ends, cut, obs: step(self, p, r, ends | cut, cut & False, obs)
+        )
+    agent, _, _ = trained(Tempting, 40, gamma_start=0.95, gamma_end=0.95, entropy_start=0.1)
+    greedy = int(agent.greedy({"state": torch.ones(1, 1)})["action"])
+    assert greedy == (0 if bootstrapped else 1)
