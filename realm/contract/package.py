@@ -108,7 +108,11 @@ class Agent(Protocol):
         ...
 
     def load_model(self, state: dict[str, Any]) -> None:
-        """Take back what `save_model` gave."""
+        """Take back what `save_model` gave.
+
+        Two more methods are called if there are: `saved(path)` after each checkpoint, to write files of the agent's own
+        into it, and `saved_last(path)` with the one that a run ends with.
+        """
         ...
 
 

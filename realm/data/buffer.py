@@ -65,6 +65,9 @@ class Storage(Protocol):
 class Limiter:
     """Holds back producer and consumer so that the flow has exactly the configured ratio. All counts are samples.
 
+    One of the two can always go on: on-policy `flow.check_flow` sees to it; off-policy a learner that must wait means
+    inserted < preload + sampled / ratio, and then one more round of everybody has room.
+
     once         on-policy: every sample is drawn once, so production waits for room
     capacity     that the storage holds
     preload      that must arrive before the first draw
@@ -168,6 +171,8 @@ class ReplayBuffer:
     def add(self, items: Arrays) -> str:
         """Take one round of a worker (name -> [n, ...]): ACCEPTED, DUPLICATE, OLD_EPOCH, STALE or NO_ROOM.
 
+        DUPLICATE: not newer than the last one taken from this worker. OLD_EPOCH, STALE: its weights would be too old
+        when its turn comes; it is refused now rather than handed out late, and the worker gets its credits back.
         NO_ROOM: offer the round again after the next draw. A round too large ever to find room as a whole goes in by
         parts, each as large as there is room for; what is in stays in. Raises ContractError for items of another shape
         or with NaN.

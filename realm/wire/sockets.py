@@ -2,9 +2,12 @@
 
 Called by every role. A `Server` (ROUTER) answers, a `Client` (DEALER) asks. Each question carries a sequence number,
 which matches the answer to it; it stays open until the answer arrives. After a lost connection the client sends open
-questions again, so a restarted server costs only time; it does not repeat questions to a server that is only slow. A
-server may see a question more than once and must answer each time. Messages that `codec` refuses are counted per peer
-and dropped. `door.py` decides who may connect: a stranger's first message is never read.
+questions again, so a restarted server costs only time; it does not repeat questions to a server that is only slow,
+unless one is open for `RESEND_AFTER_S`. So a server may see a question twice, and each kind of question allows that: a
+round that comes again is a duplicate, the last batch is kept until the learner asks for the next one, `latest` says
+which version the asker has, `publish` and `offer` name one, and an actor keeps the newest question of a worker.
+Messages that `codec` refuses are counted per peer and dropped. `door.py` decides who may connect: a stranger's first
+message is never read.
 """
 
 from __future__ import annotations
