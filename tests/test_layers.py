@@ -48,7 +48,7 @@ ALLOWED = {
 BASE = ("apart", "errors", "files", "jit", "netns")  # import nothing of the project
 CONTRACT = ("contract", "chunk")  # what user code and framework share
 OWNERS = {
-    "zmq": {"realm.wire.sockets", "realm.wire.door", "realm.wire.keys"},
+    "zmq": {"realm.wire.sockets", "realm.wire.door", "realm.wire.curve_keys"},
     "numba": {"realm.jit"},
     "reverb": set[str](),  # realm.data.reverb loads its C++ half alone
     "tensorflow": set[str](),

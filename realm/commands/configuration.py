@@ -135,7 +135,7 @@ def _show(key: Key, value: str, in_full: bool) -> None:
 
 def new_keys(folder: Path) -> int:
     """Make a pair of keys, and say what belongs where."""
-    from realm.wire.keys import make_keys  # late: ZeroMQ
+    from realm.wire.curve_keys import make_keys  # late: ZeroMQ
 
     make_keys(folder)
     text = f"""\

@@ -10,7 +10,7 @@ from pathlib import Path
 from realm.commands.locate import runs_folder
 from realm.contract import Version
 from realm.files import from_here
-from realm.learn.outcome import best_model, newest_model
+from realm.learn.results import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores
 
 

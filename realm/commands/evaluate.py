@@ -30,8 +30,8 @@ from realm.contract import Array, PredictContext
 from realm.errors import ConfigError, RunError, plain
 from realm.files import from_here
 from realm.learn.evaluation import Player, Predict, evaluate, load_player
-from realm.learn.outcome import main_statistic
 from realm.learn.policy import own_actions
+from realm.learn.results import main_statistic
 from realm.rollout.rounds import close
 from realm.user import folder_of
 from realm.watch.progress import Show, Stillness, busy, counting

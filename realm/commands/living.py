@@ -28,7 +28,7 @@ from realm.commands.locate import LOG_DIR_HELP, RUN_HELP, run_folder, runs_folde
 from realm.commands.parser import Commands, terminal_width
 from realm.errors import ConfigError, RunError, did_you_mean, one_line
 from realm.launch.rundir import RunFile, find_runs, living_pids, read_run
-from realm.learn.outcome import newest_model
+from realm.learn.results import newest_model
 from realm.roles.table import ROLES
 from realm.watch.status import Status, lines, say, table
 
@@ -399,7 +399,7 @@ def ask(run: RunFile, kind: str, meta: dict[str, Any]) -> Message | None:
     """Ask a supervisor one question; None if it does not answer in time."""
     from realm.wire.codec import Codec  # late: ZeroMQ, which most commands do not need
     from realm.wire.control import CONTROL_MAX_BYTES
-    from realm.wire.keys import load_keys
+    from realm.wire.curve_keys import load_keys
     from realm.wire.sockets import Client
 
     client = Client(Codec(run.run_id, "", "cli", 1, CONTROL_MAX_BYTES), run.control, load_keys(run.keys_dir))

@@ -14,7 +14,7 @@ from typing import Literal
 from realm.config.load import RunConfig, load_config
 from realm.errors import ConfigError, did_you_mean
 from realm.launch.rundir import find_runs
-from realm.learn.outcome import BEST_FOLDER, best_model, models_in
+from realm.learn.results import BEST_FOLDER, best_model, models_in
 from realm.user import BUILT_IN, folder_of, hyper_keys, refuse_code_of_a_run
 from realm.watch.status import say
 

@@ -24,7 +24,7 @@ from realm.commands.plot import PICTURES, draw
 from realm.config.load import load_config, settings_of
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids, read_run
-from realm.learn.outcome import BEST_FOLDER, best_model, models_in, newest_model
+from realm.learn.results import BEST_FOLDER, best_model, models_in, newest_model
 from realm.watch.resources import in_words
 from realm.watch.status import named, say, table
 

@@ -35,7 +35,7 @@ from realm.config.load import SWEEP, RunConfig
 from realm.config.toml import read_toml, toml_value
 from realm.errors import ConfigError, UserError, did_you_mean, to_install
 from realm.launch.rundir import read_run
-from realm.learn.outcome import evaluated, is_judged, newest_model
+from realm.learn.results import evaluated, is_judged, newest_model
 from realm.user import hyper_keys, hyper_of
 from realm.watch.status import named, say, table
 

@@ -22,7 +22,7 @@ from realm.config.toml import toml_value
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
-from realm.learn.outcome import newest_model
+from realm.learn.results import newest_model
 from realm.user import BUILT_IN, hyper_keys, load_preferences, refuse_code_of_a_run
 
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"

@@ -47,7 +47,7 @@ class Plan:
     capacity, preload, batch      samples: size of the buffer, needed before the first update, taken by an update
     warm_up_steps                 env steps before the first update; 0: preload decides
     ratio                         draws per sample that arrived
-    unbound, rest_s               no ratio holds anybody back; seconds that the learner rests between two updates
+    free_running, rest_s          no ratio holds anybody back; seconds that the learner rests between two updates
     max_version_lag               updates; None: no bound
     publish_early                 weights go out in the middle of an update, while workers collect the next round
     max_unacked_rounds            rounds of a worker that may wait for the buffer's answer
@@ -76,7 +76,7 @@ class Plan:
     cores: int
     learner_threads: int
     device: str
-    unbound: bool = False
+    free_running: bool = False
     rest_s: float = 0.0
 
     @property
@@ -386,7 +386,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         warm_up_steps=numbers.warm_up_steps,
         batch=numbers.train_batch_size,
         ratio=app.production_consume_ratio,
-        unbound=app.learner_train_by_while_true,
+        free_running=app.learner_train_by_while_true,
         rest_s=app.learner_train_sleep_seconds if app.learner_train_by_while_true else 0.0,
         max_version_lag=0 if lag == "part" else lag,
         publish_early=lag == "part",

@@ -68,39 +68,39 @@ class Limiter:
     One of the two can always go on: on-policy `flow.check_flow` sees to it; off-policy a learner that must wait means
     inserted < preload + sampled / ratio, and then one more round of everybody has room.
 
-    once         on-policy: every sample is drawn once, so production waits for room
+    on_policy    every sample is drawn once, so production waits for room
     capacity     that the storage holds
     preload      that must arrive before the first draw
     batch        of one draw
     ratio        draws per sample that arrived (production_consume_ratio)
-    ahead        that production may be ahead of that ratio; at least one item
-    unbound      off-policy: no ratio, both go on as fast as they can
+    headroom     that production may be ahead of that ratio; at least one item
+    free_running off-policy: no ratio, both go on as fast as they can
     """
 
-    once: bool
+    on_policy: bool
     capacity: int
     preload: int
     batch: int
     ratio: float
-    ahead: int
-    unbound: bool = False
+    headroom: int
+    free_running: bool = False
     inserted: int = 0
     sampled: int = 0
 
     def room(self, size: int) -> int:
         """Samples that may go in now."""
-        if self.once:
+        if self.on_policy:
             return self.capacity - size
-        if self.unbound:
+        if self.free_running:
             return self.capacity
         return min(
-            self.capacity, int(self.preload + (self.sampled + self.batch) / self.ratio + self.ahead) - self.inserted
+            self.capacity, int(self.preload + (self.sampled + self.batch) / self.ratio + self.headroom) - self.inserted
         )
 
     def insert(self, samples: int, size: int) -> None:
         """Count samples that came in. size: those that can be drawn now."""
         self.inserted += samples
-        if size == 0 and not self.once:
+        if size == 0 and not self.on_policy:
             # rows need n steps of one environment: as long as there is none, the learner is owed no draw for these, and
             # there is room for more
             self.inserted = min(self.inserted, self.preload + int(self.sampled / self.ratio) - 1)
@@ -108,19 +108,19 @@ class Limiter:
     @property
     def warm_up_left(self) -> int:
         """Samples that must come in before the first draw from a replay memory."""
-        return 0 if self.once else max(0, self.preload - self.inserted)
+        return 0 if self.on_policy else max(0, self.preload - self.inserted)
 
     @property
     def whole(self) -> int:
         """The greatest round that finds room as a whole sooner or later, whatever the consumer waits for."""
-        if self.once:
+        if self.on_policy:
             return self.capacity - max(self.preload, self.batch)
-        return self.capacity if self.unbound else min(self.ahead, self.capacity)
+        return self.capacity if self.free_running else min(self.headroom, self.capacity)
 
     def may_sample(self, count: int, size: int) -> bool:
-        if self.inserted < self.preload or size < (count if self.once else 1):
+        if self.inserted < self.preload or size < (count if self.on_policy else 1):
             return False
-        return self.once or self.unbound or self.sampled <= (self.inserted - self.preload) * self.ratio
+        return self.on_policy or self.free_running or self.sampled <= (self.inserted - self.preload) * self.ratio
 
 
 class ReplayBuffer:
@@ -159,11 +159,11 @@ class ReplayBuffer:
     @property
     def new_env_steps(self) -> int:
         """Env steps that came in since the last batch; 0 on-policy, where steps count when they are drawn."""
-        return 0 if self.limiter.once else self.unreported
+        return 0 if self.limiter.on_policy else self.unreported
 
     def wanted(self, count: int) -> Version:
         """The oldest version that `count` more items may hold: they queue behind all stored items."""
-        if not self.limiter.once or self._max_lag is None:
+        if not self.limiter.on_policy or self._max_lag is None:
             return Version(self._next.epoch, 0)
         turn = self._next.update + (self.size + count - 1) // self.limiter.batch
         return Version(self._next.epoch, max(0, turn - self._max_lag))
@@ -230,7 +230,7 @@ class ReplayBuffer:
 
         origins: worker -> (incarnation, seq) of its newest such round.
         """
-        if self.limiter.once:
+        if self.limiter.on_policy:
             self._seen |= origins
 
     def draw(self, count: int, version: Version) -> tuple[Arrays, SampleInfo] | None:
@@ -241,7 +241,7 @@ class ReplayBuffer:
         """
         if version.epoch < self._next.epoch:
             return None
-        if version.epoch > self._next.epoch and self.limiter.once and self.size:
+        if version.epoch > self._next.epoch and self.limiter.on_policy and self.size:
             self.counters["dropped_old_epoch"] += self.size
             self.storage.clear()
         self._next = max(self._next, version)
@@ -252,7 +252,7 @@ class ReplayBuffer:
         self.limiter.sampled += count
         self.counters["sampled"] += count
         # on-policy every step is trained on once, and those of this batch are the ones that count as new
-        new, self.unreported = count_env_steps(items) if self.limiter.once else self.unreported, 0
+        new, self.unreported = count_env_steps(items) if self.limiter.on_policy else self.unreported, 0
         return items, replace(info, new_env_steps=new, size=self.size)
 
     def close(self) -> None:
@@ -311,21 +311,21 @@ def _make_replay_memory(plan: Plan, spec: Spec, seed: int, files: ArrayFiles) ->
         limiter.inserted = min(memory.size, limiter.preload)
 
     def keep() -> None:
-        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled, "untold": buffer.unreported}
+        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled, "unreported": buffer.unreported}
         files.keep({**counts, "memory": memory.state()})
 
     buffer = ReplayBuffer(spec, memory, limiter, plan.max_version_lag, keep)
-    buffer.unreported = int(state.get("untold", 0))
+    buffer.unreported = int(state.get("unreported", 0))
     return buffer
 
 
 def _make_limiter(plan: Plan, spec: Spec) -> Limiter:
     return Limiter(
-        once=plan.on_policy,
+        on_policy=plan.on_policy,
         capacity=plan.capacity,
         preload=-(-plan.warm_up_steps // spec.steps_per_sample) or plan.preload,
         batch=plan.batch,
         ratio=plan.ratio,
-        ahead=plan.round_size * (spec.chunk_length if spec.draw else 1),
-        unbound=plan.unbound,
+        headroom=plan.round_size * (spec.chunk_length if spec.draw else 1),
+        free_running=plan.free_running,
     )

@@ -20,9 +20,9 @@ class NativeStorage:
     """
 
     def __init__(
-        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, seed: int
+        self, fields: Fields, capacity: int, sampler: str, remover: str, on_policy: bool, exponent: float, seed: int
     ) -> None:
-        """sampler and remover: Uniform, Fifo, Lifo, Prioritized, MaxHeap, MinHeap; once: a draw removes the item."""
+        """sampler, remover: Uniform, Fifo, Lifo, Prioritized, MaxHeap, MinHeap; on_policy: a draw removes the item."""
         self.size = 0
         self.evicted = 0
         self._rows = {name: np.zeros((capacity, *field.shape), field.dtype) for name, field in fields.items()}
@@ -30,8 +30,8 @@ class NativeStorage:
         self._priority = np.zeros(capacity)
         self._times = np.zeros(capacity, np.int64)
         self._last_key = 0
-        self._sampler, self._remover, self._once, self._exponent = sampler, remover, once, exponent
-        self._is_ring = remover == "Fifo" and (not once or sampler == "Fifo")
+        self._sampler, self._remover, self._once, self._exponent = sampler, remover, on_policy, exponent
+        self._is_ring = remover == "Fifo" and (not on_policy or sampler == "Fifo")
         self._tree: SumTree | None = None
         if self._is_ring and sampler == "Prioritized":
             from realm.data.sumtree import SumTree  # late: it imports numba

@@ -69,12 +69,12 @@ class ReverbStorage:
     """
 
     def __init__(
-        self, fields: Fields, capacity: int, sampler: str, remover: str, once: bool, exponent: float, name: str
+        self, fields: Fields, capacity: int, sampler: str, remover: str, on_policy: bool, exponent: float, name: str
     ) -> None:
         """The arguments of NativeStorage, and the table's name. It is not secret: the server shows it to anyone."""
         self.size = 0
         self.evicted = 0
-        self._capacity, self._once = capacity, once
+        self._capacity, self._once = capacity, on_policy
         self._prioritized, self._greatest = sampler == "Prioritized", 1.0
         self._record = np.dtype([(name, field.dtype, field.shape) for name, field in fields.items()])
         self._names = list(fields)
@@ -84,7 +84,7 @@ class ReverbStorage:
             sampler=_selector(sampler, exponent),
             remover=_selector(remover, exponent),
             max_size=capacity,
-            max_times_sampled=1 if once else 0,
+            max_times_sampled=1 if on_policy else 0,
             # never blocks while items exist: `Limiter` limits the flow, and reverb's would evict, or block without a
             # way to interrupt it
             rate_limiter=_reverb.RateLimiter(1.0, 1, -sys.float_info.max, sys.float_info.max),

@@ -24,7 +24,7 @@ from realm.kaiwu.config import Config
 from realm.kaiwu.model_files import files_of, numbers_in, save
 from realm.kaiwu.process import begin, run_apart
 from realm.kaiwu.project import PACKAGE, config_of, load
-from realm.learn.outcome import models_in
+from realm.learn.results import models_in
 
 CHECKPOINTS = "/data/projects/back_to_the_realm/ckpt"
 _CHECK_WITHIN_S = 600

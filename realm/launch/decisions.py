@@ -18,7 +18,7 @@ from realm.config.plan import Plan
 from realm.errors import ConfigError
 from realm.launch.child import EXIT_DIVERGED, EXIT_STOPPED, EXIT_USER
 from realm.launch.signals import Wishes, called, name_of
-from realm.learn.outcome import Saved
+from realm.learn.results import Saved
 from realm.roles.table import ROLES, Row
 from realm.rollout.rounds import ENDLESS
 from realm.watch.board import Board

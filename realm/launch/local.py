@@ -32,7 +32,7 @@ from realm.errors import (
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
-from realm.learn.outcome import is_judged
+from realm.learn.results import is_judged
 from realm.learn.trainer import Trainer, begin
 from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import ENDLESS, close, rounds, worker_envs
@@ -161,7 +161,7 @@ class _OneProcess:
             if priorities is not None:
                 buffer.storage.update_priorities(drawn[1].key, priorities)
             waits = waits and buffer.add(items) == NO_ROOM
-            if plan.unbound and not waits:
+            if plan.free_running and not waits:
                 break  # no ratio: one update for each round, or part of one
         if waits:
             count = len(items["worker"])

@@ -31,7 +31,7 @@ from realm.apart import set_environment
 from realm.errors import ConfigError, one_line
 from realm.launch import guard
 from realm.launch.environment import for_python
-from realm.launch.signals import held
+from realm.launch.signals import blocked
 
 Argument = TypeVar("Argument")
 
@@ -51,7 +51,7 @@ def start_fork_server(environment: Mapping[str, str]) -> None:
         chosen = tempfile.tempdir
         tempfile.tempdir = _socket_folder()  # and so it is for multiprocessing in the roles
         try:
-            with _environment(environment), held():
+            with _environment(environment), blocked():
                 forkserver.ensure_running()
         except OSError as error:
             raise ConfigError(f"the fork server, which imports torch, cannot be started: {error}") from error
@@ -95,7 +95,7 @@ def place(
     else:
         process = multiprocessing.get_context("spawn").Process(target=_main, args=arguments, name=title)
     try:
-        with _environment(environment), held():
+        with _environment(environment), blocked():
             _start_guard()
             process.start()
     except EOFError as error:

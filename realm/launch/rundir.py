@@ -27,7 +27,7 @@ from realm.config.keys import LONGEST_NAME, AppConfig
 from realm.errors import ConfigError, one_line
 from realm.files import read_json, replace_file
 from realm.launch import guard
-from realm.learn.outcome import models_in
+from realm.learn.results import models_in
 from realm.watch.status import Status
 
 _MOST_BYTES = 4 << 20  # of a run.json

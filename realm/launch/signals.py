@@ -2,7 +2,7 @@
 
 The command line calls `make_sane` first, which undoes what a launcher has done to signals and descriptors. The
 supervisor and each role call `listen`; a run in one process is within `listening`. A new process hears no signal before
-that (`held`), because a signal to all processes of a job may come at any moment.
+that (`blocked`), because a signal to all processes of a job may come at any moment.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def listen(handler: Handler, but: Collection[int] = ()) -> dict[int, Any]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def blocked() -> Iterator[None]:
     """Hold these signals back from processes that are started in the block, until they `listen`."""
     from multiprocessing import resource_tracker  # late: `--help` needs none
 

@@ -26,12 +26,12 @@ from realm.files import read_text, replace_file, set_aside
 from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.smoke_test import try_user_code
-from realm.learn.outcome import models_in, newest_in, newest_model
+from realm.learn.results import models_in, newest_in, newest_model
 from realm.user import hyper_of, hyper_table
 from realm.watch.progress import busy
 
 if TYPE_CHECKING:
-    from realm.wire.keys import Keys
+    from realm.wire.curve_keys import Keys
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     plan = make_plan(decided.app)
     keys = None
     if config.app.wrapper_type == "remote":
-        from realm.wire.keys import load_keys  # late: it brings ZeroMQ, which one process does without
+        from realm.wire.curve_keys import load_keys  # late: it brings ZeroMQ, which one process does without
 
         check_ports(config.app)
         keys = load_keys(config.app.keys_dir)

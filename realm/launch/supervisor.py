@@ -25,7 +25,7 @@ from realm.launch.ports import fixed_ports
 from realm.launch.rundir import start_of
 from realm.launch.signals import Wishes, listen
 from realm.launch.start import Prepared
-from realm.learn.outcome import is_judged, newest_model
+from realm.learn.results import is_judged, newest_model
 from realm.roles.table import ROLES, holds_weights, processes
 from realm.user import has_enter
 from realm.watch.board import Board
@@ -46,7 +46,7 @@ class Supervisor:
         self.run_dir, self.run_file = prepared.run_dir, prepared.run_file
         self._own_network, self._keys = own_network, prepared.keys
         self._workers_import = has_enter(self.app.algo)  # what such a package runs in a worker may need torch, too
-        self.board = Board(plays_on=self.plan.unbound)
+        self.board = Board(plays_on=self.plan.free_running)
         control = Codec(self.run_file.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
         self._server = Server(control, self.app.bind_host, keys=self._keys)
         self._max_bytes = max(256 << 20, 2 * max(self.plan.batch, self.plan.envs_per_worker) * self.spec.sample_bytes)

@@ -27,7 +27,7 @@ import torch
 from realm.contract import Agent, Version
 from realm.errors import CheckpointError, UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, check_archive, read_bytes, read_json
-from realm.learn.outcome import models_in
+from realm.learn.results import models_in
 
 _PARTS = ("model.safetensors", "state.pt")
 _MOST_PART_BYTES = 4 << 30

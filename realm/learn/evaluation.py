@@ -23,7 +23,7 @@ import numpy as np
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
-from realm.learn.outcome import main_statistic
+from realm.learn.results import main_statistic
 from realm.policy.state import PolicyState
 from realm.rollout.rounds import Count, RestartingEnvs
 from realm.user import calling, enter, hyper_of, load_definition, make_agent, make_envs

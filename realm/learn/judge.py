@@ -20,7 +20,7 @@ from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel
 from realm.learn.evaluation import MOST_STEPS, evaluate, guarded, predictor
-from realm.learn.outcome import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic
+from realm.learn.results import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic
 from realm.rollout.rounds import RestartingEnvs, close
 from realm.user import make_envs
 from realm.watch.status import named

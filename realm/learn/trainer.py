@@ -32,7 +32,7 @@ from realm.contract import (
 )
 from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError, place_of_function
 from realm.learn import checkpoint
-from realm.learn.outcome import models_in
+from realm.learn.results import models_in
 from realm.watch.meters import Meters
 
 _WARN_EVERY_S = 60.0

@@ -19,7 +19,7 @@ from loguru import logger
 from realm.contract import NO_VERSION, Agent, Version
 from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
-from realm.learn.outcome import is_judged, newest_model
+from realm.learn.results import is_judged, newest_model
 from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.user import make_agent

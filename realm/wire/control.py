@@ -25,7 +25,7 @@ from realm.errors import Stopped
 from realm.watch.meters import Meters
 from realm.watch.progress import Stillness
 from realm.wire.codec import Codec, Message, WireError
-from realm.wire.keys import Keys
+from realm.wire.curve_keys import Keys
 from realm.wire.sockets import Client, Socket
 
 CONTROL_MAX_BYTES = 4 << 20

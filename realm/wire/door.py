@@ -17,7 +17,7 @@ from collections.abc import Callable
 import zmq
 
 from realm.errors import ConfigError, RunError
-from realm.wire.keys import Keys
+from realm.wire.curve_keys import Keys
 
 _USER = b"realm"
 # ZAP's status codes; after the last one the client tries again

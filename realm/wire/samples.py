@@ -64,9 +64,9 @@ class ItemSender:
 class BatchReader:
     """`sample` over a socket, one question ahead: the next batch travels while the learner trains on this one."""
 
-    def __init__(self, client: Client, count: int, tick: Callable[[], None], once: bool = False) -> None:
-        """once: on-policy, where no sample may come again from a buffer that was started again."""
-        self._client, self._count, self._tick, self._once = client, count, tick, once
+    def __init__(self, client: Client, count: int, tick: Callable[[], None], on_policy: bool = False) -> None:
+        """on_policy: no sample may come again from a buffer that was started again."""
+        self._client, self._count, self._tick, self._once = client, count, tick, on_policy
         self._seq = 0
         self._had: dict[str, list[int]] = {}  # worker -> incarnation and number of its newest round so far
         self._priorities: Arrays = {}

@@ -27,8 +27,8 @@ from zmq.utils.monitor import recv_monitor_message
 from realm.contract import Arrays
 from realm.wire import door
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
-from realm.wire.keys import Keys
-from realm.wire.unfinished import Unfinished
+from realm.wire.connections import Connections
+from realm.wire.curve_keys import Keys
 
 _LINGER_MS = 500
 _WARN_EVERY_S = 60.0
@@ -169,7 +169,7 @@ class Server(Socket):
         self._warned_at = self._refused_at = -_WARN_EVERY_S
         self.address = f"{host}:{port}"
         self._domain = door.guard(self._zmq, codec.run_id, keys, self._refuse)
-        self._unfinished = Unfinished(codec.max_bytes)
+        self._connections = Connections(codec.max_bytes)
         self._turn = 0
         try:
             self._zmq.bind(f"tcp://{host}:{port if port else '*'}")
@@ -177,7 +177,7 @@ class Server(Socket):
             self.close()
             raise OSError(error.errno, f"cannot listen on {host}:{port}: {error}") from error
         self.address = self._zmq.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._unfinished.port = int(self.address.rpartition(":")[2])
+        self._connections.port = int(self.address.rpartition(":")[2])
 
     def close(self) -> None:
         door.forget(self._domain)
@@ -185,7 +185,7 @@ class Server(Socket):
 
     def expect(self, most_bytes: int) -> None:
         """No message is larger from now on: a connection that sends more without an end is closed."""
-        self._unfinished.most_bytes = min(most_bytes, self.codec.max_bytes)
+        self._connections.most_bytes = min(most_bytes, self.codec.max_bytes)
 
     def _refuse(self, address: str) -> None:
         """Count a peer that the door turned away. Called by the door's thread."""
@@ -205,10 +205,10 @@ class Server(Socket):
         while self._turn < _MOST_A_TURN:
             self._turn += 1
             if (buffers := self._receive()) is None:
-                if self._unfinished.due():
+                if self._connections.due():
                     self._look_at_connections()
                 break
-            self._unfinished.handed_over(self._connection())
+            self._connections.handed_over(self._connection())
             peer = bytes(buffers[0])
             try:
                 return peer, self.codec.decode(buffers[1:])
@@ -225,9 +225,9 @@ class Server(Socket):
     def _look_at_connections(self) -> None:
         """End those of strangers that are too many, and those whose message does not end."""
         while (event := self._next_event()) is not None:
-            act = self._unfinished.accepted if event["event"] == zmq.EVENT_ACCEPTED else self._unfinished.closed
+            act = self._connections.accepted if event["event"] == zmq.EVENT_ACCEPTED else self._connections.closed
             act(event["value"])
-        for _ in range(self._unfinished.look()):
+        for _ in range(self._connections.look()):
             self._count_bad("a message without an end")
 
     def send(self, peer: bytes, message: Message, checksum: bool = False) -> bool:

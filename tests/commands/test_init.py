@@ -36,7 +36,7 @@ from realm.contract import (
 from realm.data.memory import ReplayMemory
 from realm.errors import ConfigError, ContractError, UserCodeError
 from realm.launch.smoke_test import try_user_code
-from realm.learn.outcome import newest_model
+from realm.learn.results import newest_model
 from realm.learn.trainer import complete
 from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs, rounds

@@ -24,7 +24,7 @@ from realm.commands.train import configuration_of
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, read_run
-from realm.learn.outcome import is_judged, newest_model
+from realm.learn.results import is_judged, newest_model
 from tests.console import end, realm, start
 from tests.saved import checkpoint
 

@@ -325,8 +325,13 @@ def test_a_plans_buffer_has_its_numbers() -> None:
     buffer = make_replay_buffer(one, spec, "run", 0)
     assert isinstance(buffer.storage, NativeStorage)
     limiter = buffer.limiter
-    assert (limiter.once, limiter.capacity, limiter.preload, limiter.batch) == (True, one.capacity, one.preload, 256)
-    assert (limiter.ratio, limiter.ahead) == (one.ratio, one.round_size)
+    assert (limiter.on_policy, limiter.capacity, limiter.preload, limiter.batch) == (
+        True,
+        one.capacity,
+        one.preload,
+        256,
+    )
+    assert (limiter.ratio, limiter.headroom) == (one.ratio, one.round_size)
     assert buffer.fields == spec.sample_fields
 
 

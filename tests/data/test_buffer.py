@@ -47,19 +47,19 @@ MakeBuffer = Callable[..., ReplayBuffer]
 
 @pytest.fixture(params=BACKENDS)
 def make(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
-    """make(capacity, sampler, remover="Fifo", once=False, exponent=1.0, fields=FIELDS) -> Storage"""
+    """make(capacity, sampler, remover="Fifo", on_policy=False, exponent=1.0, fields=FIELDS) -> Storage"""
     made: list[Storage] = []
 
     def storage(
-        capacity: int, sampler: str, remover: str = "Fifo", once: bool = False, exponent: float = 1.0,
+        capacity: int, sampler: str, remover: str = "Fifo", on_policy: bool = False, exponent: float = 1.0,
         fields: dict[str, Field] = FIELDS,
     ) -> Storage:  # fmt: skip
         if request.param == "reverb":
             from realm.data.reverb import ReverbStorage
 
-            made.append(ReverbStorage(fields, capacity, sampler, remover, once, exponent, "test"))
+            made.append(ReverbStorage(fields, capacity, sampler, remover, on_policy, exponent, "test"))
         else:
-            made.append(NativeStorage(fields, capacity, sampler, remover, once, exponent, seed=0))
+            made.append(NativeStorage(fields, capacity, sampler, remover, on_policy, exponent, seed=0))
         return made[-1]
 
     yield storage
@@ -108,7 +108,7 @@ class TestStorage:
 
     def test_fifo_once_hands_out_everything_exactly_once_in_order(self, make: MakeStorage) -> None:
         draw, generator = random.Random(0), np.random.default_rng(0)
-        storage, literal, added = make(20, "Fifo", once=True), deque[tuple[int, Arrays]](), 0
+        storage, literal, added = make(20, "Fifo", on_policy=True), deque[tuple[int, Arrays]](), 0
         keys = set()
         for _ in range(200):
             count = draw.randint(1, 7)
@@ -150,7 +150,7 @@ class TestStorage:
         assert storage.size == 5
 
     def test_lifo_once(self, make: MakeStorage) -> None:
-        storage = make(10, "Lifo", once=True)
+        storage = make(10, "Lifo", on_policy=True)
         storage.add(items([0, 1, 2]))
         assert names(storage.sample(2)[0]) == [2, 1]
         storage.add(items([3]))
@@ -169,7 +169,7 @@ class TestStorage:
         is_near(counts, dict.fromkeys(range(5), 0.2), 4000)
 
     def test_uniform_once_draws_without_replacement(self, make: MakeStorage) -> None:
-        storage = make(50, "Uniform", once=True)
+        storage = make(50, "Uniform", on_policy=True)
         storage.add(items(list(range(50))))
         drawn = [*names(storage.sample(30)[0]), *names(storage.sample(20)[0])]
         assert sorted(drawn) == list(range(50)) != drawn
@@ -329,21 +329,25 @@ class TestStorage:
 @pytest.fixture
 def make_buffer(make: MakeStorage) -> MakeBuffer:
     def buffer(
-        once: bool = True, capacity: int = 16, preload: int = 4, batch: int = 4, ratio: float = 1.0, ahead: int = 4,
-        lag: int | None = None,
+        on_policy: bool = True, capacity: int = 16, preload: int = 4, batch: int = 4, ratio: float = 1.0,
+        headroom: int = 4, lag: int | None = None,
     ) -> ReplayBuffer:  # fmt: skip
-        sampler = "Fifo" if once else "Uniform"
-        storage = make(capacity, sampler, "Fifo", once, 1.0, SPEC.sample_fields)
-        return ReplayBuffer(SPEC, storage, Limiter(once, capacity, preload, batch, ratio, ahead), lag)
+        sampler = "Fifo" if on_policy else "Uniform"
+        storage = make(capacity, sampler, "Fifo", on_policy, 1.0, SPEC.sample_fields)
+        return ReplayBuffer(SPEC, storage, Limiter(on_policy, capacity, preload, batch, ratio, headroom), lag)
 
     return buffer
 
 
 @pytest.fixture
 def native() -> MakeBuffer:
-    def buffer(once: bool, capacity: int, preload: int, batch: int, ratio: float, ahead: int, lag: int | None) -> Any:
-        storage = NativeStorage(SPEC.sample_fields, capacity, "Fifo" if once else "Uniform", "Fifo", once, 1.0, 0)
-        return ReplayBuffer(SPEC, storage, Limiter(once, capacity, preload, batch, ratio, ahead), lag)
+    def buffer(
+        on_policy: bool, capacity: int, preload: int, batch: int, ratio: float, headroom: int, lag: int | None
+    ) -> Any:
+        storage = NativeStorage(
+            SPEC.sample_fields, capacity, "Fifo" if on_policy else "Uniform", "Fifo", on_policy, 1.0, 0
+        )
+        return ReplayBuffer(SPEC, storage, Limiter(on_policy, capacity, preload, batch, ratio, headroom), lag)
 
     return buffer
 
@@ -388,7 +392,7 @@ def test_items_of_the_users_own_warm_up_in_samples() -> None:
     """Their env steps come with them, and nobody knows how many; a buffer that is never used is not shown."""
     spec = dataclasses.replace(SPEC, sample={**ORIGIN_FIELDS, "valid": Field((), "int64"), "x": Field((2,), "float32")})
     storage = NativeStorage(spec.sample_fields, 100, "Uniform", "Fifo", False, 0.0, 0)
-    limiter = Limiter(once=False, capacity=100, preload=10, batch=2, ratio=1.0, ahead=1, unbound=True)
+    limiter = Limiter(on_policy=False, capacity=100, preload=10, batch=2, ratio=1.0, headroom=1, free_running=True)
     buffer, board = ReplayBuffer(spec, storage, limiter, None), Board()
 
     def warm_up() -> tuple[int, int]:
@@ -431,7 +435,7 @@ def test_a_new_epoch_refuses_and_drops_the_old(make_buffer: MakeBuffer) -> None:
 
 
 def test_a_replay_memory_keeps_what_it_has(make_buffer: MakeBuffer) -> None:
-    buffer = make_buffer(once=False)
+    buffer = make_buffer(on_policy=False)
     buffer.add(played(0, count=4))
     assert buffer.draw(4, Version(2, 0)) is not None
     assert buffer.size == 4
@@ -455,12 +459,12 @@ def test_without_room_nothing_changes(make_buffer: MakeBuffer) -> None:
     assert buffer.add(played(5)) == NO_ROOM
 
 
-@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("count", [1, 4, 9, 100, 5000])
-def test_a_round_of_any_size_goes_in_and_keeps_the_ratio(make_buffer: MakeBuffer, once: bool, count: int) -> None:
+def test_a_round_of_any_size_goes_in_and_keeps_the_ratio(make_buffer: MakeBuffer, on_policy: bool, count: int) -> None:
     """What never fits as a whole goes in by parts: each item once, in order, and never further ahead than allowed."""
-    capacity, preload, batch, ratio, ahead = 24, 5, 4, 1.0 if once else 0.5, 4
-    buffer = make_buffer(once, capacity, preload, batch, ratio, ahead, None)
+    capacity, preload, batch, ratio, headroom = 24, 5, 4, 1.0 if on_policy else 0.5, 4
+    buffer = make_buffer(on_policy, capacity, preload, batch, ratio, headroom, None)
     drawn: list[int] = []
     for seq in range(-(-200 // count)):
         one = played(seq, count=count)
@@ -468,23 +472,23 @@ def test_a_round_of_any_size_goes_in_and_keeps_the_ratio(make_buffer: MakeBuffer
         for _ in range(4 * count):
             status = buffer.add(one)
             totals = buffer.totals()
-            if not once:
-                assert totals["inserted"] <= preload + (totals["sampled"] + batch) / ratio + ahead
+            if not on_policy:
+                assert totals["inserted"] <= preload + (totals["sampled"] + batch) / ratio + headroom
             if status == ACCEPTED:
                 break
             assert status == NO_ROOM
             batch_drawn = buffer.draw(batch, Version(1, 0))
             assert batch_drawn is not None, "it stands still"
-            drawn += batch_drawn[0]["env"].tolist() if once else []
-            assert once or buffer.totals()["sampled"] <= (totals["inserted"] - preload) * ratio + batch
+            drawn += batch_drawn[0]["env"].tolist() if on_policy else []
+            assert on_policy or buffer.totals()["sampled"] <= (totals["inserted"] - preload) * ratio + batch
         else:
             raise AssertionError("the round never went in")
         assert buffer.add(one) == DUPLICATE
-    while once and (batch_drawn := buffer.draw(batch, Version(1, 0))) is not None:
+    while on_policy and (batch_drawn := buffer.draw(batch, Version(1, 0))) is not None:
         drawn += batch_drawn[0]["env"].tolist()
     assert buffer.totals()["inserted"] == count * -(-200 // count)
     assert drawn == list(range(len(drawn)))
-    assert not once or len(drawn) > buffer.totals()["inserted"] - batch
+    assert not on_policy or len(drawn) > buffer.totals()["inserted"] - batch
 
 
 def spoiled(change: Callable[[Arrays], Any]) -> Arrays:
@@ -622,52 +626,52 @@ def test_limiter_against_a_literal_count_and_without_deadlock(native: MakeBuffer
         if one is None:
             continue
         tried += 1
-        once, batch, ratio, size_of_round = (
+        on_policy, batch, ratio, size_of_round = (
             one["policy"] == "on-policy",
             one["train_batch_size"],
             one["ratio"],
             one["round_size"],
         )
         preload = preload_samples(one["capacity"], one["preload_ratio"])
-        preload = max(batch, preload) if once else preload
-        if not once and size_of_round > one["capacity"]:
+        preload = max(batch, preload) if on_policy else preload
+        if not on_policy and size_of_round > one["capacity"]:
             continue  # it goes in by parts, as another test shows
-        buffer = native(once, one["capacity"], preload, batch, ratio, size_of_round, None)
+        buffer = native(on_policy, one["capacity"], preload, batch, ratio, size_of_round, None)
         inserted = sampled = size = seq = 0
         eager = draw.random()  # from here mostly the workers are quick, there the learner
         for _ in range(150):
-            may_add = size + size_of_round <= one["capacity"] if once else (
+            may_add = size + size_of_round <= one["capacity"] if on_policy else (
                 inserted + size_of_round - size_of_round <= preload + (sampled + batch) / ratio
             )  # fmt: skip
-            enough = size >= (batch if once else 1) and inserted >= preload
-            may_draw = enough and (once or sampled <= (inserted - preload) * ratio)
+            enough = size >= (batch if on_policy else 1) and inserted >= preload
+            may_draw = enough and (on_policy or sampled <= (inserted - preload) * ratio)
             assert may_add or may_draw, f"{one} stalls at {inserted} in, {sampled} out"
             if draw.random() < eager:
                 status = buffer.add(played(seq, count=size_of_round))
                 assert status == (ACCEPTED if may_add else NO_ROOM), (one, inserted, sampled)
                 if may_add:
                     seq, inserted = seq + 1, inserted + size_of_round
-                    size = size + size_of_round if once else min(size + size_of_round, one["capacity"])
+                    size = size + size_of_round if on_policy else min(size + size_of_round, one["capacity"])
             else:
                 drawn = buffer.draw(batch, Version(1, 0))
                 assert (drawn is not None) == may_draw, (one, inserted, sampled)
                 if drawn is not None:
                     assert len(drawn[0]["worker"]) == batch
-                    sampled, size = sampled + batch, size - batch if once else size
+                    sampled, size = sampled + batch, size - batch if on_policy else size
             assert buffer.size == size
-        if not once and inserted > preload:
+        if not on_policy and inserted > preload:
             # neither side is ahead of the ratio by more than it may be
             assert sampled <= (inserted - preload) * ratio + batch
             assert inserted <= preload + (sampled + batch) / ratio + size_of_round
         totals = buffer.totals()
         assert (totals["inserted"], totals["sampled"]) == (inserted, sampled)
-        assert totals["evicted"] == (0 if once else inserted - size)
+        assert totals["evicted"] == (0 if on_policy else inserted - size)
 
 
 def test_a_steady_flow_keeps_the_ratio(make_buffer: MakeBuffer) -> None:
     """Eager on both sides: a sample is drawn `ratio` times on average, to within what may be ahead."""
     for ratio in (0.5, 1.0, 4.0):
-        buffer = make_buffer(once=False, capacity=40, preload=10, batch=4, ratio=ratio, ahead=4)
+        buffer = make_buffer(on_policy=False, capacity=40, preload=10, batch=4, ratio=ratio, headroom=4)
         seq = 0
         for _ in range(200):
             seq += buffer.add(played(seq, count=4)) == ACCEPTED
@@ -679,8 +683,8 @@ def test_a_steady_flow_keeps_the_ratio(make_buffer: MakeBuffer) -> None:
 
 
 def test_nothing_before_the_preload(make_buffer: MakeBuffer) -> None:
-    for once in (True, False):
-        buffer = make_buffer(once=once, preload=6)
+    for on_policy in (True, False):
+        buffer = make_buffer(on_policy=on_policy, preload=6)
         for seq in range(2):
             assert buffer.add(played(seq)) == ACCEPTED
             assert buffer.draw(2, Version(1, 0)) is None
@@ -688,11 +692,11 @@ def test_nothing_before_the_preload(make_buffer: MakeBuffer) -> None:
         assert buffer.draw(2, Version(1, 0)) is not None
 
 
-@pytest.mark.parametrize("once", [True, False])
-def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_accounts_balance(make_buffer: MakeBuffer, on_policy: bool) -> None:
     """Random rounds, doubled, late, of former epochs: everything offered is in exactly one account."""
     draw = random.Random(5)
-    buffer = make_buffer(once=once, capacity=16, ratio=1.0, lag=4 if once else None)
+    buffer = make_buffer(on_policy=on_policy, capacity=16, ratio=1.0, lag=4 if on_policy else None)
     offered = no_room = invalid = 0
     epoch, update = 1, 0
     seqs: Counter[int] = Counter()
@@ -718,7 +722,7 @@ def test_accounts_balance(make_buffer: MakeBuffer, once: bool) -> None:
     refused = totals["duplicate"] + totals["refused_old_epoch"] + totals["refused_stale"]
     assert offered == totals["inserted"] + refused + no_room + invalid
     assert min(no_room, invalid, totals["sampled"], totals["duplicate"], totals["refused_old_epoch"]) > 0
-    if once:
+    if on_policy:
         assert totals["inserted"] == totals["sampled"] + totals["dropped_old_epoch"] + totals["size"]
         assert min(totals["refused_stale"], totals["dropped_old_epoch"]) > 0
         assert totals["evicted"] == 0

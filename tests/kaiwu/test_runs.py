@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.cluster import Run
 
-from realm.learn.outcome import newest_in
+from realm.learn.results import newest_in
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = ROOT / "tests" / "kaiwu"

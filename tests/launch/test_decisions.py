@@ -16,7 +16,7 @@ from realm.errors import ConfigError
 from realm.launch import decisions
 from realm.launch.decisions import Action, End, Kill, Role, RunState, Say, Spawn, Stacks, Tell
 from realm.launch.signals import Wishes
-from realm.learn.outcome import Saved
+from realm.learn.results import Saved
 from realm.roles.table import ROLES
 from realm.watch.board import Board
 

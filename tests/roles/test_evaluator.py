@@ -22,7 +22,7 @@ from realm.learn import checkpoint
 from realm.learn.best import BestModel
 from realm.learn.evaluation import Episodes, evaluate, guarded
 from realm.learn.judge import Judge, add_line, next_due, spread
-from realm.learn.outcome import best_model, evaluated, main_statistic
+from realm.learn.results import best_model, evaluated, main_statistic
 from realm.roles.evaluator import Budget
 from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError

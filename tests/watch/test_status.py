@@ -17,7 +17,7 @@ from realm.commands.ending import called, ending, resuming
 from realm.commands.living import _lines_of, attach, look
 from realm.errors import ConfigError, RunError
 from realm.launch.rundir import RunFile
-from realm.learn.outcome import best_model, newest_model
+from realm.learn.results import best_model, newest_model
 from realm.watch.display import heading
 from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table, wrapped
 from realm.wire.codec import WireError

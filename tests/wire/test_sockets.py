@@ -26,7 +26,7 @@ from hypothesis.extra import numpy as hnp
 from zmq.utils.monitor import recv_monitor_message
 
 from realm.contract import Array, Version
-from realm.wire import sockets, unfinished
+from realm.wire import connections, sockets
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.sockets import Client, Server, Traffic, Waker, wait_any
 from tests.broken import HEADER, framed, mutate, parts
@@ -743,7 +743,7 @@ def test_many_large_messages_end_no_connection(server: Server, client: Client, m
 def test_of_strangers_that_only_connect_the_oldest_leave(server: Server, client: Client) -> None:
     """Who has asked something stays, and who knocks behind them is let in."""
     ask(client, server)
-    port, most = int(server.address.rpartition(":")[2]), unfinished.MOST_STRANGERS
+    port, most = int(server.address.rpartition(":")[2]), connections.MOST_STRANGERS
     strangers = []
     for _ in range(3 * most):
         strangers.append(socket.create_connection(("127.0.0.1", port), timeout=60))

@@ -932,7 +932,7 @@ def test_before_the_learners_question_nothing_is_taken() -> None:
 def test_what_a_killed_buffer_handed_out_does_not_come_again() -> None:
     """A round that was trained on, but not answered: the learner names it to the new buffer, and only to that."""
     client = Asked()
-    reader = BatchReader(cast(Client, client), 4, lambda: None, once=True)
+    reader = BatchReader(cast(Client, client), 4, lambda: None, on_policy=True)
     old = keeper(16)
     for seq in (1, 2):
         old.handle(b"a", add(played(seq, incarnation=2, count=4), seq))

@@ -34,7 +34,7 @@ class _Connection:
     suspect: bool = False
 
 
-class Unfinished:
+class Connections:
     """What is known about the connections of one server. Used by one thread."""
 
     def __init__(self, most_bytes: int) -> None:

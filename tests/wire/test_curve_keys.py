@@ -22,7 +22,7 @@ import zmq
 from realm.errors import ConfigError, RunError
 from realm.wire import door
 from realm.wire.codec import Codec, Message
-from realm.wire.keys import Keys, load_keys, make_keys
+from realm.wire.curve_keys import Keys, load_keys, make_keys
 from realm.wire.sockets import Client, Server, wait_any
 from tests.cluster import Run
 from tests.console import ROOT, realm
@@ -253,7 +253,7 @@ OTHER = """
 import sys
 import numpy as np
 from realm.wire.codec import Codec
-from realm.wire.keys import load_keys
+from realm.wire.curve_keys import load_keys
 from realm.wire.sockets import Client
 client = Client(Codec("the run's id", "abcd1234", "aisrv-0", 1, 4 << 20), sys.argv[1], load_keys(sys.argv[2]))
 print(client.wait(client.ask("question", {"n": 7}, {"x": np.arange(3)}), lambda: None).meta)
