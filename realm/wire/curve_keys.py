@@ -5,8 +5,8 @@
     allowed/     public keys of the machines that may connect here, one file each
     server.key   public key of the machine whose servers this one connects to; without it, this machine's own
 
-`realm keys new` makes them (`commands/keys.py`), `realm start` reads them once (`launch/start.py`), and the supervisor
-hands them to every role. They are CURVE keys; `door.py` says what they do.
+`realm keys new` makes them, `realm start` reads them once (`launch/start.py`), and the supervisor hands them to every
+role. They are CURVE keys; `door.py` says what they do.
 """
 
 from __future__ import annotations
