@@ -23,13 +23,19 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from realm import __version__
-from realm.commands.doctor import _locked
 from realm.config.toml import read_toml
 from tests.cluster import ROOT
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]  # as in pyproject.toml
 SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 IN_VENV = {".venv/bin/tensorboard": "tensorboard"}
+
+
+def locked() -> list[str]:
+    """The pins of both locks, without their hashes."""
+    texts = ((ROOT / name).read_text() for name in ("requirements.lock", "requirements.torch.lock"))
+    lines = [line.strip(" \\") for text in texts for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith(("#", "-"))]
 
 
 def is_there(command: list[str]) -> bool:
@@ -95,7 +101,7 @@ def test_the_lock_has_what_the_project_asks_for(python: str, system: tuple[str, 
     """Each package stands there once for this Python and system, in a version that pyproject.toml allows."""
     project: dict[str, Any] = read_toml(ROOT / "pyproject.toml")[0]["project"]  # type: ignore[assignment]
     assert f"Programming Language :: Python :: {python}" in project["classifiers"]
-    pins = [pin for pin in map(Requirement, _locked()) if applies(pin, python, system)]
+    pins = [pin for pin in map(Requirement, locked()) if applies(pin, python, system)]
     version = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins}
     assert len(version) == len(pins)
     extras = project["optional-dependencies"]
@@ -107,7 +113,7 @@ def test_the_lock_has_what_the_project_asks_for(python: str, system: tuple[str, 
 def test_each_pin_admits_each_python_that_it_is_for() -> None:
     """By what the packages that are installed here say themselves. The pins of other Pythons are not installed."""
     looked_at = 0
-    for pin in map(Requirement, _locked()):
+    for pin in map(Requirement, locked()):
         try:
             installed = metadata.distribution(pin.name)
         except metadata.PackageNotFoundError:
@@ -126,7 +132,7 @@ def test_every_file_in_the_locks_has_a_hash() -> None:
         text = re.sub(r"^ *#.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE)
         pins = re.split(r"\n(?=\S)", text.strip())
         assert [pin for pin in pins if not re.search(r"\\\n +--hash=sha256:[0-9a-f]{64}", pin)] == []
-    pins = [Requirement(line).name for line in _locked() if "torch" in line]
+    pins = [Requirement(line).name for line in locked() if "torch" in line]
     assert pins == ["torch"]
 
 
