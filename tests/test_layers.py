@@ -55,7 +55,7 @@ OWNERS = {
     "torch": {
         "realm.returns",
         "realm.learn.checkpoint",
-        *("realm.learn.export", "realm.learn.explanation"),
+        *("realm.learn.export", "realm.env.commands.explanation"),
         *("realm.kaiwu.algorithm.agent", "realm.kaiwu.modules", "realm.kaiwu.records"),
         *(f"realm.algorithms.{path.stem}" for path in (ROOT / "realm" / "algorithms").glob("*.py")),
     }
@@ -73,9 +73,9 @@ PATH_OF_A_STEP = (
 )  # fmt: skip
 
 BOUNDS = {
-    "algorithms": 2_400, "commands": 3_300, "config": 1_550, "contract": 750, "data": 1_150, "env": 5_850,
+    "algorithms": 2_400, "commands": 3_060, "config": 1_550, "contract": 750, "data": 1_150, "env": 5_970,
     "kaiwu": 2_950, "launch": 2_500, "learn": 1_700, "policy": 250, "roles": 1_000, "rollout": 700, "watch": 1_650,
-    "wire": 2_000, "zoo": 850, "*.py": 1_400, "framework": 20_000, "env.step to the gradient": 5_400, "tools": 3_650,
+    "wire": 2_000, "zoo": 850, "*.py": 1_400, "framework": 19_700, "env.step to the gradient": 5_400, "tools": 3_650,
     "keys of [app]": 53,
 }  # fmt: skip
 """The most lines of each room of realm/, of all of it but env, kaiwu and zoo, of PATH_OF_A_STEP, and of tools/."""
@@ -89,7 +89,7 @@ def layer(module: str) -> str:
     if room == "roles":
         return "roles" if parts[2:3] in ([], ["WAITS"], ["job"], ["table"]) else "role"
     if room == "env":
-        return "game commands" if parts[2:3] in (["commands"], ["report"]) else "game"
+        return "game commands" if parts[2:3] in (["commands"], ["layouts"], ["report"]) else "game"
     if parts[1:3] == ["kaiwu", "commands"]:
         return "game commands"
     if room in BASE:
@@ -164,7 +164,7 @@ def test_nobody_imports_whom_it_should_not_know(package: str) -> None:
         ("realm.roles.job", "from realm.learn.trainer import Trainer"),
         ("realm.learn.trainer", "import realm.zoo.cartpole.config"),
         ("realm.env.oracle.solving", "from realm.env.report import Limits"),
-        ("realm.env.draw.regrets", "from realm.learn.evaluation import Outcome"),
+        ("realm.env.draw.regrets", "from realm.env.layouts import Outcome"),
         ("realm.env.commands.episodes", "from realm.launch.start import prepare"),
         ("realm.env.report", "from realm.roles import evaluator"),
         ("realm.commands.main", "from realm.env.map import Map"),

@@ -1,7 +1,7 @@
 """The report on a model of the realm: layouts to play, the oracle's limits for them, regret, and the table's rows.
 
 Called by `realm eval`, and by everybody who judges a model in code. Layouts are episodes with fixed treasures
-(`Episode`); `realm.learn.evaluation.evaluate_layouts` plays them, and nothing here plays a model or prints.
+(`Episode`); `layouts.py` plays them, and nothing here plays a model or prints.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from realm.contract import Array
 from realm.env import map as maps
 from realm.env import options, oracle
 from realm.env.games import Games
+from realm.env.layouts import Outcome
 from realm.env.map import Map
 from realm.env.options import Episode
 from realm.env.oracle.cache import BOUND_SOURCES, keep_arrays, kept_arrays, key_of
-from realm.learn.evaluation import Outcome
 
 DEFAULT_MAX_STEP = int(options.DEFAULTS["max_step"])
 FEW = 6  # treasures; N of them are bounded in seconds, all in two minutes, but that bound serves all later calls

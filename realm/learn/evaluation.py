@@ -1,13 +1,8 @@
 """Plays episodes with a trained model and collects their statistics, without training.
 
 Called by `realm eval`, by the evaluator and by user code; `realm record` and `realm play` only use `load_player`.
-`evaluate` plays N episodes of any environment that reports them in `info["episode"]`. `evaluate_layouts` plays given
-layouts of the realm, one episode each. Both take the vector environment and an agent's `predict`. Only `load_player`
-imports torch.
-
-An environment that accepts layouts has `metadata["layouts"]` true. Then `reset(options={"layouts": [...]})` numbers the
-episodes of all its environments together from 0, episode n plays layout n (modulo the number of layouts), and
-`info["episode"]["turn"]` is n. It also reports score, length, missed and reached_end.
+`evaluate` plays N episodes of any environment that reports them in `info["episode"]`. It takes the vector environment
+and an agent's `predict`. Only `load_player` imports torch.
 
 In environments behind the guard of training (`guarded`) an episode in which one fails is played again.
 """
@@ -33,10 +28,9 @@ if TYPE_CHECKING:
     from realm.watch.progress import Show
 
 Predict = Callable[[Arrays, PredictContext], tuple[Array, Arrays]]
-LAYOUT_STATS = ("turn", "score", "length", "missed", "reached_end")
 MOST_STEPS = 10_000
 """Of an episode in `evaluate`, where the environments tell no limit of their own: some never end."""
-_SHOWN_EVERY = 64  # steps, where no episode ends
+SHOWN_EVERY = 64  # steps, where no episode ends
 
 
 class Player(NamedTuple):
@@ -58,91 +52,10 @@ class Episodes(NamedTuple):
     ended: int  # episodes that did
 
 
-class Outcome(NamedTuple):
-    """The results of K layouts, one episode each; arrays [K] in the order of the layouts."""
-
-    steps: Array  # i64
-    score: Array  # f64
-    missed: Array  # i64, treasures not collected
-    reached_end: Array  # bool
-    stats: dict[str, Array]  # all statistics that the environment reports
-    actions: list[Array]  # per episode [T, ...] with keep_actions, else an empty list
-
-
-def plays_layouts(envs: Any) -> bool:
-    """Whether these environments accept layouts, as `evaluate_layouts` needs."""
-    return bool((getattr(envs, "metadata", None) or {}).get("layouts", False))
-
-
 def guarded(config: RunConfig, envs: Any, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
     """These environments, or others that are made in their place when they fail; count: as in RestartingEnvs."""
     made, num_envs = [envs], envs.num_envs
     return RestartingEnvs(lambda seed: made.pop() if made else make_envs(config, num_envs, seed), seed, spec, count)
-
-
-def evaluate_layouts(
-    envs: Any,
-    predict: Predict,
-    layouts: Sequence[Any],
-    explore: float = 0.0,
-    seed: int = 0,
-    show: Show | None = None,
-    keep_actions: bool = False,
-) -> Outcome:
-    """Play each layout once, in all environments at the same time.
-
-    layouts: in the environment's form; in the realm usr_confs or lists of treasure ids. explore: 0 takes the greedy
-    action, 1 samples it. Environments without a layout left get no more predictions.
-    """
-    count, num_envs = len(layouts), envs.num_envs
-    over = np.zeros(count, np.bool_)
-    stats: dict[str, Array] = {}
-    actions: list[Array] = [np.zeros(0)] * count if keep_actions else []
-    env_steps = 0
-    while not over.all():  # again with those that are left, where the environments failed
-        left = np.flatnonzero(~over)
-        awake, begun = np.ones(num_envs, np.bool_), num_envs
-        history, since = list[Array](), np.zeros(num_envs, np.int64)
-        obs, _ = envs.reset(seed=seed, options={"layouts": [layouts[k] for k in left]})
-        for t, (action, _, ended, lost, info) in enumerate(_steps(envs, predict, obs, explore, awake)):
-            if lost.any():
-                break
-            if keep_actions:
-                history.append(action)
-            env_steps += int(awake.sum())
-            if not ended.any():
-                if show and t % _SHOWN_EVERY == 0:
-                    show(int(over.sum()), env_steps)
-                continue
-            episode = _reported(info, LAYOUT_STATS)
-            turn = np.asarray(episode["turn"])
-            # later turns repeat the layouts; counting them would favour short episodes
-            taken = np.flatnonzero(ended & info["_episode"] & (turn < len(left)))
-            played = left[turn[taken]]
-            for name, values in episode.items():
-                array = np.asarray(values)
-                stats.setdefault(name, np.zeros(count, array.dtype))[played] = array[taken]
-            for e, k in zip(taken, played, strict=True) if keep_actions else ():
-                actions[k] = np.array([row[e] for row in history[since[e] : t + 1]])
-            over[played] = True
-            since[ended] = t + 2  # the next step only resets
-            if begun >= len(left):
-                awake &= ~ended
-            begun += int(ended.sum())
-            if show:
-                show(int(over.sum()), env_steps)
-            if over.all():
-                break
-    if "turn" in stats:
-        stats["turn"] = np.arange(count)
-    return Outcome(
-        stats["length"].astype(np.int64),
-        stats["score"].astype(np.float64),
-        stats["missed"].astype(np.int64),
-        stats["reached_end"].astype(np.bool_),
-        stats,
-        actions,
-    )
 
 
 def evaluate(
@@ -157,8 +70,8 @@ def evaluate(
 ) -> Episodes:
     """Play `episodes` episodes.
 
-    explore: as in `evaluate_layouts`. All environments play the same number of episodes (plus or minus one), so that
-    short episodes do not count more often than long ones. An episode is cut after the environment's own
+    explore: 0 takes greedy actions, 1 samples them. All environments play the same number of episodes (plus or minus
+    one), so that short episodes do not count more often than long ones. An episode is cut after the environment's own
     limit, or `most_steps`: it counts with what its rewards came to, unless the environment tells another score, and its
     environment plays no more.
     """
@@ -173,12 +86,12 @@ def evaluate(
     with calling(config, "reset"):
         obs, _ = envs.reset(seed=seed)
     everyone = np.ones(num_envs, np.bool_)  # a user's environment may refuse a repeated action
-    for t, (_, reward, ended, lost, info) in enumerate(_steps(envs, predict, obs, explore, everyone)):
+    for t, (_, reward, ended, lost, info) in enumerate(steps_of(envs, predict, obs, explore, everyone)):
         new = resets | lost
         returns, lengths, resets = np.where(new, 0, returns + reward), np.where(new, 0, lengths + 1), ended
         over = ended & ~lost & (quota > 0)
         if over.any():
-            episode = _reported(info, ())
+            episode = reported(info, ())
             taken = np.flatnonzero(over & info["_episode"])
             for name, values in episode.items():
                 rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
@@ -188,7 +101,7 @@ def evaluate(
             cut["r"] += returns[endless].tolist()
             cut["l"] += lengths[endless].tolist()
             quota[endless] = 0
-        if show and (over.any() or t % _SHOWN_EVERY == 0):
+        if show and (over.any() or t % SHOWN_EVERY == 0):
             show(episodes - int(quota.sum()), (t + 1) * num_envs)
         if not quota.any():
             break
@@ -215,7 +128,7 @@ def _own_limit(config: RunConfig, envs: Any) -> int:
     return next(limits, 0)
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """One step of all environments; arrays [E]."""
 
     action: Array
@@ -225,7 +138,7 @@ class _Step(NamedTuple):
     info: dict[str, Any]
 
 
-def _steps(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Array) -> Iterator[_Step]:
+def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Array) -> Iterator[Step]:
     """Play on from `obs`. awake: bool [E], the environments that still need predictions; the caller may clear entries
     between steps."""
     slot, explores = np.arange(len(awake)), np.full(len(awake), explore, np.float32)
@@ -244,10 +157,10 @@ def _steps(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Arra
         lost = envs.lost() if isinstance(envs, RestartingEnvs) else none
         # the step after an end is the reset, so its obs is the first; a vector that was made again ends no episode
         first, ended = ended | lost, np.logical_or(terminated, truncated)
-        yield _Step(action, reward, ended, lost, info)
+        yield Step(action, reward, ended, lost, info)
 
 
-def _reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The statistics of the episodes that have just ended; these names are required."""
     if "_episode" not in info:
         raise UserCodeError("the environment ended an episode without info['episode'], which must hold its statistics")

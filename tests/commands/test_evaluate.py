@@ -24,12 +24,12 @@ from realm.contract import Array, Arrays, PredictContext
 from realm.env import commands, oracle, report
 from realm.env import map as maps
 from realm.env.commands import eval_report
+from realm.env.layouts import Outcome, evaluate_layouts, plays_layouts
 from realm.env.map import Map
 from realm.env.options import Episode, OptionError
 from realm.env.oracle import lattice
 from realm.errors import ConfigError, UserCodeError
 from realm.learn import judge
-from realm.learn.evaluation import Outcome, evaluate_layouts, plays_layouts
 from tests.cluster import ROOT
 from tests.console import end, realm, start
 

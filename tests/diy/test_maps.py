@@ -18,10 +18,10 @@ from diy.feature.ways import make_ways
 from realm.commands import main as cli
 from realm.config.load import load_config
 from realm.contract import Arrays, Version, check_arrays
+from realm.env.layouts import plays_layouts
 from realm.env.map import MapError
 from realm.env.physics import DIRECTION
 from realm.learn import checkpoint
-from realm.learn.evaluation import plays_layouts
 
 ROOT = Path(__file__).parents[2]
 ANYWHERE = Config(position=False, tours=True)

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.env import report
+from realm.env.layouts import evaluate_layouts
 from realm.env.oracle import CACHE
 from realm.errors import ConfigError
 from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
-from realm.learn.evaluation import Player, evaluate_layouts, load_player
+from realm.learn.evaluation import Player, load_player
 from realm.user import hyper_of
 from tools import common
 

@@ -16,9 +16,9 @@ from realm.commands.parser import writing
 from realm.config.load import RunConfig
 from realm.env import draw, options, physics
 from realm.env.draw import Recording
+from realm.env.layouts import plays_layouts
 from realm.env.realm_env import RealmEnv
 from realm.errors import ConfigError, UserError
-from realm.learn.evaluation import plays_layouts
 from realm.rollout.rounds import close
 from realm.user import folder_of, make_envs
 from realm.watch.progress import busy
@@ -116,9 +116,9 @@ def _agent_plays(
     # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from realm.contract import PredictContext
+    from realm.env.commands.explanation import explain
     from realm.learn.checkpoint import find
     from realm.learn.evaluation import load_player
-    from realm.learn.explanation import explain
 
     try:
         player = load_player(config, find(folder, model), env, 1, seed)

@@ -19,13 +19,13 @@ from realm.commands.evaluate import ROUNDS, Candidate, make_console, playing, ti
 from realm.commands.parser import writing
 from realm.env import draw, report
 from realm.env.draw.regrets import Curve, Tile, draw_evaluation
+from realm.env.layouts import Outcome, evaluate_layouts, plays_layouts
 from realm.env.map import Map
 from realm.env.options import Episode
 from realm.env.oracle import CACHE
 from realm.env.realm_env import RealmEnv
 from realm.env.report import Limits, Row
 from realm.errors import ConfigError
-from realm.learn.evaluation import Outcome, evaluate_layouts, plays_layouts
 from realm.watch.progress import busy, counting, measuring
 
 ORACLES = {
