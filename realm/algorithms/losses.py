@@ -137,6 +137,15 @@ def ppo_losses(settings: Settings) -> list[Loss]:
     ]
 
 
+def by_graph(network: Network, part: Part, minibatch: Batch, distribution: Distribution, now: Schedule) -> Metrics:
+    """The gradient of the sum of losses, into the parameters' `grad`, by torch. Returns "loss", the sum, and
+    "grad_norm", f32 [], each loss, and the log-ratios f32 [n] if it is the policy's part."""
+    loss, metrics = total(part, minibatch, outputs_of(part, network, distribution, minibatch), now)
+    part.adam.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {"loss": loss.detach(), **metrics, "grad_norm": part.adam.grad_norm()}
+
+
 def total(part: Part, minibatch: Batch, outputs: Outputs, now: Schedule) -> tuple[Tensor, Metrics]:
     """The sum of the losses, f32 [], and the metrics."""
     ratios = {"log_ratio": outputs.log_ratio, "proximal_log_ratio": outputs.proximal_log_ratio}

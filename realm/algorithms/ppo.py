@@ -12,6 +12,7 @@ Axes: N rows of a forward pass, B chunks, T steps, n rows of a minibatch, A acti
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -23,10 +24,11 @@ import torch
 from torch import Tensor
 
 from realm import returns
+from realm.algorithms import by_hand
 from realm.algorithms.batch import Batch, Rows, of_a_pass, tensor
 from realm.algorithms.distributions import Categorical, Distribution
 from realm.algorithms.estimate import estimate
-from realm.algorithms.losses import Loss, Metrics, Network, Part, joined, means, outputs_of, parts_of, total
+from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, joined, means, parts_of
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
@@ -59,6 +61,7 @@ class PPO:
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
         self.side = side or SideBySide(not settings.shared_trunk and device.type == "cpu")
         self.parts = parts_of(network, settings, losses, layer)
+        self.nets = by_hand.nets_of(self.parts, network, self.distribution, settings)
         network.train(False)
 
     # ---- acting ----
@@ -151,22 +154,19 @@ class PPO:
 
     def gradient_step(self, minibatch: Batch, now: Schedule) -> list[Future[Metrics | None]]:
         """One of each part of the network, at the same time where they share no weights."""
-        if not torch.isfinite(minibatch.advantage).all():
+        if not math.isfinite(minibatch.advantage.sum()):
             return [SameThread().submit(lambda: None)]  # whatever spoiled them spoiled targets of the batch, too
         others = [self.side.submit(self._descend, part, minibatch, now) for part in self.parts[1:]]
         return [SameThread().submit(self._descend, self.parts[0], minibatch, now), *others]
 
     def _descend(self, part: Part, minibatch: Batch, now: Schedule) -> Metrics | None:
         """One step of Adam. Returns the metrics, or None without a step where loss or gradient is not finite."""
-        outputs = outputs_of(part, self.network, self.distribution, minibatch)
-        loss, metrics = total(part, minibatch, outputs, now)
-        part.adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        grad_norm, value = part.adam.grad_norm(), loss.detach()
-        if not torch.isfinite(value + grad_norm):
+        net, of = self.nets.get(part.adam), (part, minibatch, self.distribution, now)
+        metrics = by_hand.gradient(net, self.settings, *of) if net else by_graph(self.network, *of)
+        if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
             return None
-        part.adam.step(now.lr, (grad_norm / self.settings.max_grad_norm).clamp(min=1.0))
-        return {"loss": value, **metrics, "grad_norm": grad_norm}
+        part.adam.step(now.lr, (metrics["grad_norm"] / self.settings.max_grad_norm).clamp(min=1.0))
+        return metrics
 
     # ---- resuming ----
 

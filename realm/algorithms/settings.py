@@ -139,6 +139,22 @@ class Settings(Checked):
 
 
 @dataclass(frozen=True)
+class NetworkSettings(Settings):
+    """Those of PPO, and what its network is made of (`actor_critic.py`)."""
+
+    hidden: int = 64  # width of the two hidden layers of actor and critic
+    activation: str = "tanh"  # between them: "tanh" or "relu"
+    orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
+    log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_least(("hidden",), 1)
+        self.check_choices({"activation": ("tanh", "relu")})
+        self.check_apart()
+
+
+@dataclass(frozen=True)
 class TD3Settings(Checked):
     """Of `td3.py`; the paper's values where it has them (arXiv:1802.09477)."""
 

@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from realm.algorithms.settings import Settings
+from realm.algorithms.settings import NetworkSettings
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class Config(NetworkSettings):
     table: ClassVar[str] = "ppo"
-    hidden: int = 64  # width of the two hidden layers of actor and critic
-    activation: str = "tanh"  # between them: "tanh" or "relu"
-    orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
-    log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
     chunk_length: int = 128
     gamma_start: float = 0.99
     gamma_end: float = 0.99
@@ -22,8 +18,3 @@ class Config(Settings):
     total_env_steps: int = 200_000
     epochs: int = 10
     minibatch_size: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_choices({"activation": ("tanh", "relu")})
-        self.check_apart()
