@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from loguru import logger
 
 from realm.contract import Arrays, Field, Version, check_arrays
@@ -31,6 +32,7 @@ Answer = tuple[bytes, Message]
 _HOLD_S = 5.0
 """So long the word of the supervisor holds that there is no memory; it comes again every second."""
 
+_Had = dict[Annotated[int, msgspec.Meta(ge=0)], tuple[int, int]]
 _PRIORITIES = {"key": Field((), "uint64"), "priority": Field((), "float64")}
 
 
@@ -103,12 +105,12 @@ def _keep(
         wake()
 
 
-def _origins(had: dict[str, Any]) -> dict[int, tuple[int, int]]:
+def _origins(message: Message) -> dict[int, tuple[int, int]]:
     """Worker -> (incarnation, seq), as a learner names them. Raises WireError."""
-    pairs = all(isinstance(pair, list) and [type(number) for number in pair] == [int, int] for pair in had.values())
-    if not pairs or not all(worker.isdecimal() for worker in had):
-        raise WireError("sample: had must be worker -> [incarnation, seq]")
-    return {int(worker): (pair[0], pair[1]) for worker, pair in had.items()}
+    try:
+        return msgspec.convert(message.meta["had"], _Had, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise WireError(f"sample from {message.sender}: had: {error}") from error
 
 
 @dataclass
@@ -237,7 +239,7 @@ class Keeper:
         if count < 1:
             raise WireError(f"sample from {message.sender}: count must be at least 1, got {count}")
         if self._draw is None and self._last is None and "had" in message.meta:
-            self.buffer.had(_origins(message.mapping("had")))
+            self.buffer.had(_origins(message))
         since = self._draw.since if self._draw is not None and self._draw.asked == asked else time.monotonic()
         self._draw = _Draw(peer, asked, count, message.version(), since)
         return []

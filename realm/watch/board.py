@@ -9,6 +9,8 @@ import math
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import repeat
+from statistics import fmean
 
 from realm.contract import Evaluation, Report
 from realm.watch.status import Scored, Status
@@ -30,32 +32,12 @@ _LONGEST_S = 1000 * 86_400.0
 """A remaining time that is longer is not known."""
 
 
-class RecentMean:
-    """Mean over the last RECENT_EPISODES episodes, or over all if there are fewer. Episodes arrive in groups.
+def last_episodes() -> deque[float]:
+    """One statistic of the last RECENT_EPISODES episodes. They are reported in groups, and each has its group's mean.
 
-    The oldest group may count in part, with its own mean. So, unlike an exponential mean, the result does not depend on
-    how often a role reports.
+    Unlike that of an exponential mean, the result does not depend on how often a role reports.
     """
-
-    def __init__(self) -> None:
-        self.taken = 0.0
-        """Episodes so far."""
-        self._groups: deque[tuple[float, float]] = deque()  # mean, number
-
-    def take(self, mean: float, count: float) -> None:
-        """Add `count` episodes, more than 0, with this mean."""
-        self.taken += count
-        self._groups.append((mean, count))
-        too_many = sum(number for _, number in self._groups) - RECENT_EPISODES
-        while too_many > 0:
-            mean, count = self._groups.popleft()
-            if count > too_many:
-                self._groups.appendleft((mean, count - too_many))
-            too_many -= count
-
-    def mean(self) -> float:
-        """Raises ZeroDivisionError before the first episode."""
-        return sum(mean * number for mean, number in self._groups) / sum(number for _, number in self._groups)
+    return deque(maxlen=RECENT_EPISODES)
 
 
 @dataclass
@@ -81,7 +63,7 @@ class Board:
         self._last: dict[str, float] = {}
         self._last_at = self.started_at
         self._smoothed: dict[str, float] = {}  # running means for the live display
-        self._episodes: dict[str, RecentMean] = {}  # the same for statistics of episodes
+        self._episodes: dict[str, deque[float]] = {}  # statistic -> of the last episodes, as `last_episodes` has it
 
     def begin(self, env_steps: int) -> None:
         """A learner begins or goes on here, which may be earlier than a lost one had come."""
@@ -112,7 +94,7 @@ class Board:
             if not name.startswith("episode/"):
                 self._smooth(f"{role}/{name}", mean)
             elif math.isfinite(mean):
-                self._episodes.setdefault(name, RecentMean()).take(mean, count)
+                self._episodes.setdefault(name, last_episodes()).extend(repeat(mean, int(min(count, RECENT_EPISODES))))
         if role in ("learner", "buffer"):
             told = report.env_steps if role == "learner" else 0
             self.count(told, int(self.total("buffer", "new_env_steps")))
@@ -147,7 +129,7 @@ class Board:
         return {f"{role}-{index}.{inc}": totals for (role, index, inc), totals in sorted(self._totals.items())}
 
     def recent(self, name: str) -> float | None:
-        return self._episodes[name].mean() if name in self._episodes else self._smoothed.get(name)
+        return fmean(self._episodes[name]) if name in self._episodes else self._smoothed.get(name)
 
     @property
     def score(self) -> float | None:
@@ -217,7 +199,6 @@ class Board:
             evaluation = Scored(newest.statistic, newest.score, *newest.version)
             if any(newest.best_version) and newest.version.update:  # the untrained policy is the best of nothing
                 best = Scored(newest.statistic, newest.best, *newest.best_version)
-        episodes = self._episodes.get(self._statistic)
         return Status(
             state=state,
             env_steps=env_steps,
@@ -227,7 +208,7 @@ class Board:
             episodes=int(self.total("aisrv", "episodes")),
             statistic="score" if self._statistic == "episode/score" else "return",
             score=self.score,
-            score_episodes=int(min(episodes.taken, RECENT_EPISODES)) if episodes else 0,
+            score_episodes=len(self._episodes.get(self._statistic, ())),
             evaluation=evaluation,
             best=best,
             policy_lag_updates=self.recent("learner/policy_lag_updates"),

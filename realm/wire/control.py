@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import psutil
 from loguru import logger
+from msgspec import Meta
 
 from realm.contract import Book, Evaluation, Report, Spec
 from realm.errors import Stopped
@@ -31,6 +33,8 @@ from realm.wire.sockets import Client, Socket
 CONTROL_MAX_BYTES = 4 << 20
 _MOST_WARNINGS = 20  # of one process, that the user is shown
 _MOST_TEXT = 1000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -192,30 +196,19 @@ class Link:
 
 def parse_report(message: Message) -> Report:
     """Read the Report in a `report` message. Raises WireError."""
-    totals, means = message.mapping("totals"), message.mapping("means")
-    if not all(isinstance(value, (int, float)) for value in totals.values()):
-        raise WireError("report: totals must be numbers")
-    for pair in means.values():
-        numbers = isinstance(pair, list) and all(isinstance(value, (int, float)) for value in pair)
-        if not (numbers and len(pair) == 2 and pair[1] > 0):
-            raise WireError("report: means must be [sum, count], with a count above 0")
-    return Report(message.text("role"), message.integer("index"), message.integer("env_steps"), totals, means)
+    return _parsed(message, Report, means=dict[str, tuple[float, Annotated[float, Meta(gt=0)]]])
 
 
 def parse_evaluation(message: Message) -> Evaluation:
     """Read the Evaluation in an `evaluated` message. Raises WireError."""
+    return _parsed(message, Evaluation)
 
-    def number(value: object) -> float:
-        if not isinstance(value, (int, float)):
-            raise WireError(f"evaluated: score, best and means must be numbers, got {value!r}")
-        return float(value)
 
-    return Evaluation(
-        version=message.version(),
-        env_steps=message.integer("env_steps"),
-        statistic=message.text("statistic"),
-        score=number(message.meta.get("score")),
-        best=number(message.meta.get("best")),
-        best_version=message.version("best_version"),
-        means={name: number(value) for name, value in message.mapping("means").items()},
-    )
+def _parsed(message: Message, kind: type[T], **stricter: Any) -> T:
+    """The message's values as a dataclass. stricter: field -> a type that it must be of, too."""
+    try:
+        for name, hint in stricter.items():
+            msgspec.convert(message.meta.get(name), hint)
+        return msgspec.convert(message.meta, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{message.kind} from {message.sender}: {error}") from error

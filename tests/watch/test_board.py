@@ -15,7 +15,7 @@ from loguru import logger
 from realm.config.plan import Plan
 from realm.contract import Evaluation, Report, Version
 from realm.watch import board as module
-from realm.watch.board import GAUGES, RECENT_EPISODES, Board, RecentMean
+from realm.watch.board import GAUGES, RECENT_EPISODES, Board
 from realm.watch.status import Scored, Status
 from realm.watch.summary import bypasses, write_summary
 from realm.wire.codec import Message, WireError
@@ -177,27 +177,14 @@ def test_curves_twice_at_once_do_not_divide_by_zero(board: Board) -> None:
     assert all(value == value for value in (board.curves() | board.curves()).values())
 
 
-def test_a_recent_mean_is_of_the_last_episodes_one_by_one() -> None:
-    random = Random(4)
-    recent, episodes = RecentMean(), list[float]()
+def test_a_recent_mean_is_of_the_last_episodes_one_by_one(board: Board) -> None:
+    random, episodes = Random(4), list[float]()
     for _ in range(200):
         mean, count = float(random.randrange(-50, 1400)), random.choice([1, 2, 7, 60, 199, 200, 201, 450])
-        recent.take(mean, count)
+        take(board, means={"episode/score": [mean * count, count]})
         episodes += [mean] * count
         last = episodes[-RECENT_EPISODES:]
-        assert recent.mean() == pytest.approx(sum(last) / len(last))
-        assert recent.taken == len(episodes)
-
-
-def test_a_recent_mean_does_not_depend_on_how_often_it_is_told() -> None:
-    often, seldom = RecentMean(), RecentMean()
-    for number in range(100):
-        mean = float(number // 20)
-        for _ in range(20):
-            often.take(mean, 1)
-        if number % 20 == 19:
-            seldom.take(mean, 400)
-    assert often.mean() == seldom.mean() == 4.0
+        assert board.recent("episode/score") == pytest.approx(sum(last) / len(last))
 
 
 def test_the_means_of_the_live_display(board: Board) -> None:
@@ -302,5 +289,5 @@ def test_a_report_crosses_the_wire() -> None:
         *({"means": {"loss": pair}} for pair in ([1, 0], [1, "2"], ["1", 2], [1], 5)),
     )
     for wrong in wrongs:
-        with pytest.raises(WireError, match=r"report: (totals|means) must be"):
+        with pytest.raises(WireError, match=r"report from .*: Expected `(float|array|object)"):
             parse_report(Message("report", 1, {**meta, **wrong}))

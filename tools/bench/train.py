@@ -47,7 +47,7 @@ from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.config.plan import Machine, Plan, this_machine
 from realm.errors import ConfigError
-from realm.watch.board import RECENT_EPISODES, RecentMean
+from realm.watch.board import RECENT_EPISODES, last_episodes
 from tools import common
 
 PEER = common.ROOT / ".cache" / "peers" / "pufferlib"  # its Python environment, made by tools/bench/peers.sh
@@ -195,13 +195,13 @@ class Score:
     """Mean over the last RECENT_EPISODES episodes, the same for every row however often it reports."""
 
     def __init__(self) -> None:
-        self._recent = RecentMean()
+        self._recent = last_episodes()
 
     def take(self, mean: float | None, count: float) -> float | None:
         """`count` more episodes had this mean. Returns the recent mean, None before there are enough."""
         if mean is not None and count > 0:
-            self._recent.take(mean, count)
-        return self._recent.mean() if self._recent.taken >= RECENT_EPISODES else None
+            self._recent.extend([mean] * round(min(count, RECENT_EPISODES)))
+        return statistics.fmean(self._recent) if len(self._recent) == RECENT_EPISODES else None
 
 
 class Source(Protocol):
