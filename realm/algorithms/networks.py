@@ -29,8 +29,8 @@ class MLP(nn.Sequential):
 
     Its gradient is one function: for the few rows of a minibatch torch's own, an object for each operation, takes
     longer than the products. Those of many rows are computed by oneDNN where the CPU has AVX-512. torch computes
-    float32 with MKL, which does not use AVX-512 on AMD: there a layer of 256 x 256 with 256 rows takes 1.8 times as
-    long. Without AVX-512 both take the same.
+    float32 with MKL, which makes less of AVX-512 on AMD: on one EPYC a layer of 256 x 256 with 256 rows took 1.8 times
+    as long, on another the same. Without AVX-512 both take the same.
     """
 
     def __init__(self, sizes: Sequence[int], activation: type[nn.ReLU] | type[nn.Tanh] = nn.ReLU) -> None:
