@@ -1,30 +1,41 @@
-"""`realm config [KEY]` (the keys of the configuration with their meanings) and `realm keys new`."""
+"""`realm config [KEY]` (the keys of the configuration with their meanings), `realm keys new` and `realm completion`."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import textwrap
 import typing
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.commands.ending import called
 from realm.commands.games import projects
-from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, config_file
+from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, MODEL_HELP, config_file
 from realm.commands.parser import Commands, terminal_width
 from realm.config.keys import AppConfig
 from realm.config.load import HINTS, RunConfig, settings_of
 from realm.config.meanings import meanings
 from realm.config.toml import toml_value
 from realm.config.values import expected
-from realm.errors import ConfigError, did_you_mean
+from realm.errors import ConfigError, did_you_mean, to_install
 from realm.user import load_config_class
 from realm.watch.status import say
 
+_RUNS = {
+    "bash": "_realm_runs",
+    "zsh": "_files -W '(train .)' -/",
+    "preamble": {
+        "bash": "_realm_runs() {\n  (cd train 2> /dev/null && compgen -d -- $1)\n  _shtab_compgen_dirs $1\n}\n",
+    },
+}
+"""Folders in train/, where runs are unless `log_dir` says otherwise, and those of the current directory."""
 
-def add_commands(commands: Commands) -> None:
-    """Add them."""
+
+def add_commands(commands: Commands, parser: argparse.ArgumentParser) -> None:
+    """Add them. parser: of the whole command line, which is what is completed."""
     text = "list the keys of the configuration, or explain one"
     config = commands.add_parser("config", help=text, example="realm config max_env_steps")
     config.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a part of its name (default: all)")
@@ -37,6 +48,11 @@ def add_commands(commands: Commands) -> None:
     new = actions.add_parser("new", help="make the keys of this machine", example="realm keys new keys")
     new.add_argument("folder", nargs="?", type=Path, default=Path("keys"), metavar="DIR", help="default: keys")
     new.set_defaults(run=lambda given: new_keys(given.folder))
+
+    text = "print a script that completes `realm` in a shell"
+    completion = commands.add_parser("completion", help=text, example='eval "$(realm completion bash)"')
+    completion.add_argument("shell", choices=("bash", "zsh"))
+    completion.set_defaults(run=lambda given: print_completion(parser, given.shell))
 
 
 # --- config
@@ -135,3 +151,31 @@ Before another machine can connect to such a run:
 A run reads the keys once, when it starts."""
     say(*text.split("\n"))
     return 0
+
+
+# --- completion
+
+
+def print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print it."""
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError(f"realm completion needs shtab, which is not installed: {to_install('shtab')}") from None
+    for action in _actions(parser):
+        given: Any = action
+        if action.metavar == "RUN" or action.help == MODEL_HELP:
+            given.complete = _RUNS
+        elif action.type in (Path, config_file):
+            given.complete = shtab.FILE
+    print(shtab.complete(parser, shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of every command."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _actions(inner)

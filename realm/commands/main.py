@@ -89,7 +89,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         evaluate.add_commands(commands, game)
         if game is not None:
             game.add_commands(commands)
-    configuration.add_commands(commands)
+    configuration.add_commands(commands, parser)
     doctor.add_commands(commands)
     if kaiwu := load_game(KAIWU):
         kaiwu.add_commands(commands)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,45 @@ def test_a_key_and_its_meaning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_every_key_has_a_meaning(cls: Any) -> None:
     said = meanings(cls)
     assert [field.name for field in dataclasses.fields(cls) if not said.get(field.name)] == []
+
+
+def test_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("shtab")
+    monkeypatch.chdir(ROOT)
+    for shell in ("bash", "zsh"):
+        assert cli.main(["completion", shell]) == 0
+        assert "compare" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("realm comp", "compare completion"),
+        ("realm resume on", "one"),
+        ("realm eval on", "one"),
+        ("realm compare one two", "two"),
+        ("realm start --config m", "mine.toml"),
+        ("realm stop lea", "learner"),
+    ],
+)
+def test_tab_completes_commands_runs_and_files(
+    words: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+    for name in ("one", "two"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+    (tmp_path / "mine.toml").touch()
+    assert cli.main(["completion", "bash"]) == 0
+    press = f"""
+        compopt() {{ :; }}
+        COMP_WORDS=({words}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _shtab_realm realm "${{COMP_WORDS[-1]}}" "${{COMP_WORDS[-2]}}"
+        echo "${{COMPREPLY[@]}}"
+    """
+    script = capsys.readouterr().out + press
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == wanted.split()
 
 
 def test_a_parser_of_a_command_is_one_of_ours() -> None:
