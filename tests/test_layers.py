@@ -32,7 +32,7 @@ ALLOWED = {
     "role": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles"},
     # and a role, inside a function
     "launch": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles", "launch"},
-    "commands": 3_070{
+    "commands": {
         *("base", "contract", "config", "data", "watch", "wire", "user", "learn", "roles", "launch", "commands"),
     },
     "game": {"base", "game"},
