@@ -8,16 +8,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+import traceback
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from realm import returns
 from realm.commands import main as cli
 from realm.config.load import load_config
 from realm.config.plan import Machine, decide, make_plan
 from realm.user import load_hyper
 from tests.cluster import PATIENCE_S, ROOT
+from tests.diy.test_agent import learn, make_agent, play
 
 README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"
 DOCUMENTS = [README, CHINESE, ARCHITECTURE]
@@ -233,6 +236,25 @@ def test_every_hop_is_there(document):
             found = [one for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == part]
             assert found, f"{name} defines no {wanted}"
             body = found[0].body
+
+
+def test_the_calls_to_the_loss_are_those_of_an_update(monkeypatch):
+    calls = []
+
+    def formula(*arguments):
+        calls[:] = calls or [frame.name for frame in traceback.extract_stack()]
+        return loss(*arguments)
+
+    loss = returns.clipped_policy_loss
+    monkeypatch.setattr(returns, "clipped_policy_loss", formula)
+    agent = make_agent()
+    learn(agent, next(play(agent)))
+    made = [name.replace("formula", "clipped_policy_loss") for name in calls if not name.startswith("<")]
+    section = text_of(ARCHITECTURE).partition("## The calls to the loss\n")[2].partition("One process needs")[0]
+    named = [name.rpartition(".")[2] for name in re.findall(r"`[\w/]+\.py: ([\w.]+)`", section)]
+    assert f"{len(named)} in all" in section
+    named[named.index("ppo_losses")] = "policy"
+    assert named[named.index("complete") :] == made[made.index("complete") :]
 
 
 def test_the_tests_that_a_page_names_exist():
