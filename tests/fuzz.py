@@ -279,7 +279,6 @@ class Pool:
         tag = {
             "version": [1, 1],
             "env_steps": 1,
-            "sha256": hashlib.sha256(weights).hexdigest(),
             "published_ns": 1,
             "memory_size": 0,
         }
@@ -370,7 +369,6 @@ def models(cases: Cases, folder: Path) -> None:
     tag = {
         "version": [1, 1],
         "env_steps": 1,
-        "sha256": hashlib.sha256(weights).hexdigest(),
         "published_ns": 1,
         "memory_size": 0,
     }

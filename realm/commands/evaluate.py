@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +32,7 @@ from realm.learn.policy import own_actions
 from realm.learn.results import main_statistic
 from realm.rollout.rounds import close
 from realm.user import folder_of
-from realm.watch.progress import Show, Stillness, busy, counting
+from realm.watch.progress import Show, busy, counting
 from realm.watch.status import named, say
 
 if TYPE_CHECKING:
@@ -193,31 +191,9 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
 
 
-@contextmanager
-def playing(explore: float, episodes: int) -> Iterator[Show]:
-    """Show how many episodes of a round are played, and say it when nothing has moved for long."""
-    stillness, over = Stillness(), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(1.0):
-            if still_s := stillness.due(time.monotonic()):
-                logger.warning(
-                    "nothing has moved for {:.0f} s: the environment or the agent hangs, or is very slow", still_s
-                )
-
-    with counting(ROUNDS[explore], episodes) as show:
-
-        def moved(finished: int, env_steps: int) -> None:
-            stillness.moved()
-            show(finished, env_steps)
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield moved
-        finally:
-            over.set()
-            thread.join()
+def playing(explore: float, episodes: int) -> AbstractContextManager[Show]:
+    """Show how many episodes of a round are played."""
+    return counting(ROUNDS[explore], episodes)
 
 
 def title_of(checkpoint: Checkpoint) -> str:

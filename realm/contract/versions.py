@@ -31,13 +31,11 @@ def seed_of(seed: int, index: int, incarnation: int, epoch: int) -> int:
 
 @dataclass(frozen=True)
 class ModelTag:
-    """Names one published model: its version, how many env steps it was trained on, its bytes' sha256, when, and how
-    many samples the buffer held.
-    """
+    """Names one published model: its version, the env steps that it was trained on, when it was published, and how many
+    samples the buffer held."""
 
     version: Version
     env_steps: int
-    sha256: str
     published_ns: int
     """The learner's monotonic clock."""
     memory_size: int = 0

@@ -55,6 +55,6 @@ def run(job: Job) -> None:
         for sender, (asker, question, have) in list(waiting.items()):
             if newest[0].version > have:
                 tag, weights = first if question.kind == "first" else newest
-                server.send(asker, Message("model", question.seq, tag_meta(tag), {"weights": weights}))
+                server.send(asker, Message("model", question.seq, tag_meta(tag), {"weights": weights}), checksum=True)
                 meters.count("served")
                 del waiting[sender]

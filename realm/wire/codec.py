@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
 from realm.contract import Array, Arrays, Version
 
-PROTOCOL = 3
+PROTOCOL = 4
 _PREFIX = struct.Struct("<4sHHI")  # magic, protocol, reserved, crc32 of the header that follows
 _MAGIC = b"RLM\x01"
 SMALL_BYTES = 100_000  # measured: below this size a copy into one frame is faster than a zero-copy frame of its own
@@ -33,6 +33,7 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
+T = TypeVar("T")
 _Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Shape = Annotated[tuple[_Length, ...], msgspec.Meta(max_length=16)]
 _Entry = tuple[str, str, _Shape]
@@ -106,6 +107,16 @@ class Message(msgspec.Struct, frozen=True):
         if name not in self.arrays:
             raise WireError(f"{self.kind} from {self.sender}: array {name} is missing")
         return self.arrays[name]
+
+
+def parsed(message: Message, kind: type[T], **stricter: Any) -> T:
+    """A message's values as a dataclass. stricter: field -> a type that it must be of, too. Raises WireError."""
+    try:
+        for name, hint in stricter.items():
+            msgspec.convert(message.meta.get(name), hint)
+        return msgspec.convert(message.meta, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{message.kind} from {message.sender}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import msgspec
 import psutil
 from loguru import logger
 from msgspec import Meta
@@ -26,15 +25,13 @@ from realm.contract import Book, Evaluation, Report, Spec
 from realm.errors import Stopped
 from realm.watch.meters import Meters
 from realm.watch.progress import Stillness
-from realm.wire.codec import Codec, Message, WireError
+from realm.wire.codec import Codec, Message, parsed
 from realm.wire.curve_keys import Keys
 from realm.wire.sockets import Client, Socket
 
 CONTROL_MAX_BYTES = 4 << 20
 _MOST_WARNINGS = 20  # of one process, that the user is shown
 _MOST_TEXT = 1000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class Link:
             self.say("told", {"signal": self._told()})
 
     def commands(self) -> list[Message]:
-        """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`."""
+        """Commands other than stop since the last call: `save`, `buffer_restarted`."""
         taken, self._commands = self._commands, []
         return taken
 
@@ -196,19 +193,9 @@ class Link:
 
 def parse_report(message: Message) -> Report:
     """Read the Report in a `report` message. Raises WireError."""
-    return _parsed(message, Report, means=dict[str, tuple[float, Annotated[float, Meta(gt=0)]]])
+    return parsed(message, Report, means=dict[str, tuple[float, Annotated[float, Meta(gt=0)]]])
 
 
 def parse_evaluation(message: Message) -> Evaluation:
     """Read the Evaluation in an `evaluated` message. Raises WireError."""
-    return _parsed(message, Evaluation)
-
-
-def _parsed(message: Message, kind: type[T], **stricter: Any) -> T:
-    """The message's values as a dataclass. stricter: field -> a type that it must be of, too."""
-    try:
-        for name, hint in stricter.items():
-            msgspec.convert(message.meta.get(name), hint)
-        return msgspec.convert(message.meta, kind)
-    except msgspec.ValidationError as error:
-        raise WireError(f"{message.kind} from {message.sender}: {error}") from error
+    return parsed(message, Evaluation)

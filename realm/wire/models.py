@@ -6,7 +6,6 @@ ModelReader     the side of the actor and of workers that predict locally
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from realm.contract import NO_VERSION, ModelTag, Version
-from realm.wire.codec import Message, WireError
+from realm.wire.codec import Message, parsed
 from realm.wire.sockets import Client, wait_any
 
 OFFER_EVERY_S = 1.0
@@ -67,7 +66,7 @@ class ModelWriter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._tag = ModelTag(NO_VERSION, 0, "", 0)
+        self._tag = ModelTag(NO_VERSION, 0, 0)
         self._weights = np.empty(0, np.uint8)
         self._seq = 0
         self._offered_at = time.monotonic()
@@ -78,8 +77,7 @@ class ModelWriter:
         return self._tag.version
 
     def publish(self, version: Version, env_steps: int, weights: bytes, memory_size: int = 0) -> None:
-        digest = hashlib.sha256(weights).hexdigest()
-        self._tag = ModelTag(version, env_steps, digest, time.monotonic_ns(), memory_size)
+        self._tag = ModelTag(version, env_steps, time.monotonic_ns(), memory_size)
         self._weights = np.frombuffer(weights, np.uint8)
         self.published += 1
         self._send()
@@ -95,16 +93,13 @@ class ModelWriter:
 
     def _send(self) -> None:
         self._client.forget(self._seq)
-        self._seq = self._client.ask("publish", tag_meta(self._tag), {"weights": self._weights})
+        self._seq = self._client.ask("publish", tag_meta(self._tag), {"weights": self._weights}, checksum=True)
 
 
 def parse_model(message: Message) -> ModelTag:
-    """Read the tag of a `model` or `publish` message and check the weights' sha256. Raises WireError."""
-    digest, named = hashlib.sha256(message.array("weights").data).hexdigest(), message.text("sha256")
-    if digest != named:
-        raise WireError(f"{message.kind} from {message.sender}: sha256 {digest[:8]} instead of {named[:8]}")
-    numbers = (message.integer(name) for name in ("published_ns", "memory_size"))
-    return ModelTag(message.version(), message.integer("env_steps"), digest, *numbers)
+    """Read the tag of a `model` or `publish` message, which has weights. Raises WireError."""
+    message.array("weights")
+    return parsed(message, ModelTag)
 
 
 def tag_meta(tag: ModelTag) -> dict[str, Any]:
