@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from realm.commands.living import look, state_of, warn
@@ -25,12 +24,10 @@ from realm.config.load import load_config, settings_of
 from realm.errors import ConfigError
 from realm.launch.rundir import RunFile, find_runs, living_pids, read_run
 from realm.learn.results import BEST_FOLDER, best_model, models_in, newest_model
-from realm.watch.resources import in_words
 from realm.watch.status import named, say, table
 
 _HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")
 _RIGHT = frozenset({2, 3, 4, 5})
-_DAY_S = 86_400.0
 
 
 def add_commands(commands: Commands) -> None:
@@ -40,7 +37,6 @@ def add_commands(commands: Commands) -> None:
     runs.add_argument("--log-dir", help=LOG_DIR_HELP)
     runs.add_argument("--prune", action="store_true", help="show which runs would be deleted, and delete after a yes")
     runs.add_argument("--keep", type=int, metavar="N", help="with --prune: the newest N runs stay")
-    runs.add_argument("--older-than", type=float, metavar="DAYS", help="with --prune: younger runs stay")
     runs.add_argument("--yes", action="store_true", help="with --prune: do not ask")
     runs.set_defaults(run=_runs)
 
@@ -54,10 +50,10 @@ def add_commands(commands: Commands) -> None:
 
 def _runs(given: argparse.Namespace) -> int:
     folder = runs_folder(given.log_dir)
+    if given.prune != (given.keep is not None) or (given.yes and not given.prune):
+        raise ConfigError("--prune needs --keep N, and --keep and --yes need --prune")
     if given.prune:
-        return prune(folder, given.keep, given.older_than, given.yes)
-    if given.keep is not None or given.older_than is not None or given.yes:
-        raise ConfigError("--keep, --older-than and --yes need --prune")
+        return prune(folder, given.keep, given.yes)
     return list_runs(folder)
 
 
@@ -160,88 +156,44 @@ def differences(names: Sequence[str], settings: Sequence[dict[str, str]], width:
 # --- prune
 
 
-@dataclass(frozen=True)
-class Found:
-    """One run of a folder.
-
-    used_at          when its run.json was written last, in seconds of the wall clock
-    link             it is a link to another place
-    best, ckpt, kept whether it has a best model, checkpoints, models that `realm save` kept
-    size             bytes on the disk
-    """
-
-    path: Path
-    state: str
-    used_at: float
-    lives: bool = False
-    link: bool = False
-    best: bool = False
-    ckpt: bool = False
-    kept: bool = False
-    size: int = 0
-
-
-def why_they_stay(runs: Sequence[Found], keep: int | None, older_than: float | None, now: float) -> list[str]:
-    """For each run, newest last, why it stays; "" if it is to be deleted.
-
-    keep: that many of the newest stay. older_than: days; younger ones stay. now: seconds of the wall clock.
-    """
-    with_best = [run for run in runs if run.best] or [run for run in runs if run.ckpt]
+def why_they_stay(runs: Sequence[tuple[Path, RunFile]], keep: int) -> list[str]:
+    """For each run, newest last, why it stays; "" if it is to be deleted. keep: that many of the newest stay."""
+    with_best = [path for path, _ in runs if models_in(path / BEST_FOLDER)]
+    with_best = with_best or [path for path, _ in runs if models_in(path / "ckpt")]
     reasons = []
-    for number, run in enumerate(runs):
+    for number, (path, run) in enumerate(runs):
         rules = (
-            (run.lives, "it lives"),
-            (run.link, "it is a link to another place"),
-            (run.kept, "it has models that `realm save` kept"),
-            (run in with_best[-1:], "it has the newest best model"),
-            (keep is not None and len(runs) - number <= keep, f"among the newest {keep}"),
-            (older_than is not None and now - run.used_at < older_than * _DAY_S, "too young"),
+            (bool(living_pids(run)), "it lives"),
+            (path.is_symlink(), "it is a link to another place"),
+            (bool(models_in(path / "user_ckpt")), "it has models that `realm save` kept"),
+            (path in with_best[-1:], "it has the newest best model"),
+            (len(runs) - number <= keep, f"among the newest {keep}"),
         )
         reasons.append(next((reason for holds, reason in rules if holds), ""))
     return reasons
 
 
-def prune(log_dir: Path, keep: int | None, older_than: float | None, yes: bool) -> int:
+def prune(log_dir: Path, keep: int, yes: bool) -> int:
     """Show which runs go and which stay, and delete those that go after a yes. Raises ConfigError."""
-    if keep is None and older_than is None:
-        raise ConfigError("--prune needs --keep N, --older-than DAYS, or both")
-    if (keep or 0) < 0 or not 0 <= (older_than or 0.0) < 1e9:
-        raise ConfigError("--keep and --older-than must be numbers from 0 on")
-    runs = [_found(path, run) for path, run in find_runs(log_dir, warn)]  # the oldest first
-    reasons = why_they_stay(runs, keep, older_than, time.time())
-    go = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
-    for run, reason in zip(runs, reasons, strict=True):
-        say(_line(run, f"stays: {reason}" if reason else "goes"))
-    size = in_words(sum(run.size for run in go))
-    if not go:
+    if keep < 0:
+        raise ConfigError(f"--keep {keep}: must be a number from 0 on")
+    runs = find_runs(log_dir, warn)  # the oldest first
+    if not runs:
         say(f"nothing to delete below {log_dir}")
         return 0
-    if not yes and not _asked(f"delete {len(go)} of {len(runs)} runs, {size}?"):
-        say(f"nothing was deleted; with --yes, {len(go)} of {len(runs)} runs go, {size}")
-        return 0
-    for run in go:
-        _delete(run.path)
+    reasons = why_they_stay(runs, keep)
+    heading, *rows = overview(runs)
+    words = [f"stays: {reason}" if reason else "goes" for reason in reasons]
+    say(*table([(*heading, ""), *((*row, word) for row, word in zip(rows, words, strict=True))], _RIGHT))
+    go = [path for (path, _), reason in zip(runs, reasons, strict=True) if not reason]
+    if not go:
+        say(f"nothing to delete below {log_dir}")
+    elif yes or _asked(f"delete {len(go)} of {len(runs)} runs?"):
+        for path in go:
+            _delete(path)
+    else:
+        say(f"nothing was deleted; with --yes, {len(go)} of {len(runs)} runs go")
     return 0
-
-
-def _found(path: Path, run: RunFile) -> Found:
-    return Found(
-        path,
-        state_of(run),
-        (path / "run.json").stat().st_mtime,
-        lives=bool(living_pids(run)),
-        link=path.is_symlink(),
-        best=bool(models_in(path / BEST_FOLDER)),
-        ckpt=bool(models_in(path / "ckpt")),
-        kept=bool(models_in(path / "user_ckpt")),
-        size=0 if path.is_symlink() else sum(file.st_blocks * 512 for file in below(path)),
-    )
-
-
-def _line(run: Found, words: str) -> str:
-    days = max(0.0, time.time() - run.used_at) / _DAY_S
-    state = "living" if run.lives else run.state
-    return f"{run.path.name:<24} {state:<9} {days:6.1f} days {in_words(run.size):>10}  {words}".rstrip()
 
 
 def _asked(question: str) -> bool:

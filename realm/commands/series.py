@@ -19,9 +19,8 @@ import fcntl
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from realm.commands.spawn import start_run
 from realm.config.keys import AppConfig
 from realm.config.load import SWEEP, RunConfig
 from realm.config.toml import read_toml, toml_value
-from realm.errors import ConfigError, UserError, did_you_mean, to_install
+from realm.errors import ConfigError, UserError, did_you_mean, one_line, to_install
 from realm.launch.rundir import read_run
 from realm.learn.results import evaluated, is_judged, newest_model
 from realm.user import hyper_keys, hyper_of
@@ -112,8 +111,7 @@ def has_ended(run_dir: Path, app: AppConfig) -> bool:
     return "workflow" in run.cause
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """final: mean score of the last episodes. best: of the best model, None where none was evaluated."""
 
     best: float | None
@@ -165,40 +163,27 @@ def _mean(values: Sequence[float]) -> float:
 # --- sweep
 
 
-@dataclass(frozen=True)
-class Values:
-    """What a key may be set to. choices: as TOML; if empty, a number from low to high. place: `file:line`."""
+class Values(NamedTuple):
+    """What a key may be set to. place: `file:line`; among: a distribution of Optuna, whose choices are TOML."""
 
     place: str
-    choices: tuple[str, ...] = ()
-    low: float = 0
-    high: float = 0
-    log: bool = False
-    step: float | None = None
+    among: Any
 
     @property
     def ends(self) -> tuple[str, ...]:
         """Values, as TOML, that must be allowed if all shall be."""
-        return self.choices or (toml_value(self.low), toml_value(self.high))
+        among = self.among
+        return among.choices if hasattr(among, "choices") else (toml_value(among.low), toml_value(among.high))
 
-    def distribution(self, optuna: Any) -> Any:
-        """The same for Optuna."""
-        if self.choices:
-            return optuna.distributions.CategoricalDistribution(self.choices)
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return optuna.distributions.IntDistribution(self.low, self.high, self.log, int(self.step or 1))
-        return optuna.distributions.FloatDistribution(self.low, self.high, self.log, self.step)
 
-    def text(self, trial: Any, key: str) -> str:
-        """The value that Optuna has chosen in this trial, as TOML; "-" if it has none. The space may be another now."""
-        if key not in trial.params:
-            return "-"
-        chosen, space = trial.params[key], trial.distributions[key]
-        if self.choices:
-            return str(chosen)
-        if isinstance(chosen, float):
-            chosen = min(max(float(f"{chosen:.{_DIGITS}g}"), space.low), space.high)
-        return toml_value(chosen)
+def text_of(trial: Any, key: str) -> str:
+    """The value that Optuna has chosen for a key in this trial, as TOML; "-" if it has none."""
+    if key not in trial.params:
+        return "-"
+    chosen, among = trial.params[key], trial.distributions[key]
+    if isinstance(chosen, float):
+        chosen = min(max(float(f"{chosen:.{_DIGITS}g}"), among.low), among.high)
+    return chosen if isinstance(chosen, str) else toml_value(chosen)
 
 
 def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | None) -> int:
@@ -216,12 +201,12 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
     _check_space(space, path, overrides)
     journal = Path(app.log_dir) / f"{app.run_name}.sweep.jsonl"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {key: values.distribution(optuna) for key, values in space.items()}
+    distributions = {key: values.among for key, values in space.items()}
     failures = 0
     with _owned(journal):
         study = _study(optuna, journal, app.run_name, distributions)
         while (trial := _next(optuna, study, distributions, trials, app.seed)) is not None:
-            chosen = [f"{key}={space[key].text(trial, key)}" for key in trial.params if key in space]
+            chosen = [f"{key}={text_of(trial, key)}" for key in trial.params if key in space]
             run_dir = Path(app.log_dir) / f"{app.run_name}-trial{trial.number}"
             say(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}")
             code = 0
@@ -263,29 +248,29 @@ def _values(name: tuple[str, ...], value: Any, places: Mapping[str, str]) -> Ite
             yield from _values((*name, inner), one, places)
         return
     try:
-        yield key, _make(value, place)
+        yield key, Values(place, _distribution(value))
     except ValueError as error:
-        raise ConfigError(f"{place}: key {key!r}: {error}") from None
+        raise ConfigError(f"{place}: key {key!r}: {one_line(error)}") from None
 
 
-def _make(value: Any, place: str) -> Values:
+def _distribution(value: Any) -> Any:
     """Raises ValueError for what is no set of values."""
+    from optuna import distributions as kinds
+
     if isinstance(value, list) and value:
-        return Values(place, choices=tuple(dict.fromkeys(map(toml_value, value))))
+        return kinds.CategoricalDistribution(tuple(dict.fromkeys(map(toml_value, value))))
     if not isinstance(value, dict):
         raise ValueError(f"got {toml_value(value)[:80]}; must be a list of values, or {{ low = ..., high = ... }}")
     if unknown := [word for word in value if word not in _WORDS]:
         raise ValueError(f"{unknown[0]!r} is unknown; must be low, high, log or step{did_you_mean(unknown[0], _WORDS)}")
-    values = Values(place, **{"low": None, "high": None, **value})
-    numbers = [one for one in (values.low, values.high, values.step or 1) if type(one) in (int, float)]
-    if len(numbers) < 3 or not values.low <= values.high or not isinstance(values.log, bool):
-        raise ValueError("low and high must be numbers, low at most high; step a number; log true or false")
-    if values.log and (values.low <= 0 or values.step):
-        raise ValueError("log = true needs a low above 0, and no step")
-    whole = type(values.low) is type(values.high) is int
-    if values.step is not None and (values.step <= 0 or (whole and type(values.step) is not int)):
-        raise ValueError("step must be above 0, and whole where low and high are whole numbers")
-    return values
+    numbers = [value.get(word) for word in ("low", "high")]
+    if not all(type(one) in (int, float) for one in numbers):
+        raise ValueError("low and high must be numbers")
+    whole = all(type(one) is int for one in (*numbers, value.get("step", 1)))
+    try:
+        return (kinds.IntDistribution if whole else kinds.FloatDistribution)(**value)
+    except (TypeError, ArithmeticError) as error:
+        raise ValueError(one_line(error)) from None
 
 
 def _check_space(space: Mapping[str, Values], path: str, overrides: Sequence[str]) -> None:
@@ -369,12 +354,12 @@ def _report(
     keys = list(space)
     rows = [("trial", "score", *keys)]
     for one in good[:_SHOWN]:
-        settings = (space[key].text(one, key) for key in keys)
+        settings = (text_of(one, key) for key in keys)
         rows.append((f"{config.app.run_name}-trial{one.number}", f"{one.value:.1f}", *settings))
     left = len(trials) - len(good)
     more = f", {left} without a score" if left else ""
     say("", f"{len(trials)} trials{more}; the best:", *table(rows, frozenset(range(1, len(rows[0])))))
-    best = [f"{key}={space[key].text(good[0], key)}" for key in good[0].params if key in space]
+    best = [f"{key}={text_of(good[0], key)}" for key in good[0].params if key in space]
     own = [text for text in overrides if text.partition("=")[0] not in ("run_name", "app.run_name")]
     words = ["start", *(["--config", path] if path != DEFAULT_CONFIG else []), "--set", *own, *best]
     words.append(f"run_name={config.app.run_name}-best")

@@ -10,36 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from realm.commands.runs import Found, why_they_stay
-from realm.launch.rundir import boot_id, start_of
+from realm.commands.runs import why_they_stay
+from realm.launch.rundir import boot_id, find_runs, start_of
 from tests.console import realm
 
 DAY = 86_400.0
 
 
-def run(name: str, days: float, **facts: bool) -> Found:
-    return Found(Path(name), "stopped", 100 * DAY - days * DAY, **facts)
+def gone(folder: Path, keep: int) -> list[str]:
+    runs = find_runs(folder)
+    return [path.name for (path, _), reason in zip(runs, why_they_stay(runs, keep), strict=True) if not reason]
 
 
-def gone(*runs: Found, keep: int | None = None, older_than: float | None = None) -> list[str]:
-    reasons = why_they_stay(runs, keep, older_than, 100 * DAY)
-    return [run.path.name for run, reason in zip(runs, reasons, strict=True) if not reason]
-
-
-def test_what_goes() -> None:
-    plain = [run("a", 30), run("b", 20), run("c", 1)]
-    assert gone(*plain, keep=1) == ["a", "b"]
-    assert gone(*plain, keep=5) == []
-    assert gone(*plain, older_than=10) == ["a", "b"]
-    assert gone(*plain, keep=2, older_than=0.5) == ["a"]
-    assert gone(run("from tomorrow", -1), older_than=0) == []
-
-
-def test_what_always_stays() -> None:
-    assert gone(run("a", 9, lives=True), run("b", 8, link=True), run("c", 7, kept=True), run("d", 6), keep=0) == ["d"]
-    assert gone(run("a", 9, best=True), run("b", 8, best=True), run("c", 7, ckpt=True), keep=0) == ["a", "c"]
-    assert gone(run("a", 9, ckpt=True), run("b", 8), keep=0) == ["b"]
-    assert gone(run("only", 9, best=True, ckpt=True), older_than=0) == []
+def test_what_goes_and_what_always_stays(tmp_path: Path) -> None:
+    for age, name in enumerate("edcba"):
+        make(tmp_path, name, age)
+    assert [gone(tmp_path, keep) for keep in (0, 2, 9)] == [["a", "b", "c", "d"], ["a", "b", "c"], []]
+    (tmp_path / "b" / "best_ckpt" / "model.ckpt-1-2").mkdir(parents=True)
+    assert gone(tmp_path, 0) == ["a", "c", "d", "e"]
+    (tmp_path / "c" / "user_ckpt" / "model.ckpt-1-2").mkdir(parents=True)
+    assert gone(tmp_path, 0) == ["a", "d", "e"]
+    make(tmp_path, "alive", 50, pid=os.getpid())
+    assert gone(tmp_path, 1) == ["a", "d"]
 
 
 def make(folder: Path, name: str, age_days: float = 0.0, pid: int = 0) -> Path:
@@ -76,7 +68,6 @@ def test_the_command(tmp_path: Path) -> None:
     code, out, err = realm(*prune)
     assert (code, err) == (0, "")
     assert "nothing was deleted; with --yes, 2 of 5 runs go" in out
-    assert "newest                   stopped      7.0 days" in out
     assert "stays: it is a link to another place" in out
     assert names(runs) == before
 
@@ -94,9 +85,9 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--prune"], "--prune needs --keep N, --older-than DAYS, or both"),
-        (["--prune", "--keep", "-1"], "must be numbers from 0 on"),
-        (["--keep", "3"], "need --prune"),
+        (["--prune"], "--prune needs --keep N"),
+        (["--prune", "--keep", "-1"], "must be a number from 0 on"),
+        (["--keep", "3"], "--keep and --yes need --prune"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 from realm.commands import main as cli
 from realm.commands import series as seeds_module
 from realm.commands.plot import band, groups_of
-from realm.commands.series import Values, has_ended, read_space, seed_table
+from realm.commands.series import has_ended, read_space, seed_table, text_of
 from realm.commands.train import configuration_of
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
@@ -219,28 +219,32 @@ def test_a_band_lies_where_all_curves_are() -> None:
 
 
 def test_a_space_of_values(tmp_path: Path) -> None:
+    kinds = pytest.importorskip("optuna").distributions
     file = tmp_path / "sweep.toml"
     file.write_text(
         '[sweep]\n"diy.lr_start" = { low = 1e-5, high = 1e-3, log = true }\n'
         "diy.hidden = [64, 128]\nseed = { low = 1, high = 5, step = 2 }\n"
     )
     space = read_space("conf/cartpole.toml", file)
-    assert space == {
-        "diy.lr_start": Values(f"{file}:2", (), 1e-5, 1e-3, True),
-        "diy.hidden": Values(f"{file}:3", ("64", "128")),
-        "seed": Values(f"{file}:4", (), 1, 5, False, 2),
-    }
+    assert {key: values.place for key, values in space.items()} == {
+        "diy.lr_start": f"{file}:2", "diy.hidden": f"{file}:3", "seed": f"{file}:4",
+    }  # fmt: skip
+    assert [values.among for values in space.values()] == [
+        kinds.FloatDistribution(1e-5, 1e-3, log=True),
+        kinds.CategoricalDistribution(("64", "128")),
+        kinds.IntDistribution(1, 5, step=2),
+    ]
+    assert [values.ends for values in space.values()] == [("1e-05", "0.001"), ("64", "128"), ("1", "5")]
 
-    def text(key: str, chosen: Any, high: float = 1e-3) -> str:
-        """As a trial has chosen it, perhaps when the space was another."""
-        return space[key].text(SimpleNamespace(params={key: chosen}, distributions={key: Between(1e-5, high)}), key)
+    def text(chosen: Any, high: float = 1e-3) -> str:
+        return text_of(SimpleNamespace(params={"lr": chosen}, distributions={"lr": Between(1e-5, high)}), "lr")
 
-    assert text("diy.lr_start", 0.00012345678) == "0.0001235"
-    assert text("diy.lr_start", 1e-3 * 0.99999) == "0.001"
-    assert text("diy.lr_start", 0.00812, high=1e-2) == "0.00812"
-    assert text("seed", 3) == "3"
-    assert text("diy.hidden", "64") == "64"
-    assert space["seed"].text(SimpleNamespace(params={}), "seed") == "-"
+    assert text(0.00012345678) == "0.0001235"
+    assert text(1e-3 * 0.99999) == "0.001"
+    assert text(0.00812, high=1e-2) == "0.00812"
+    assert text(3) == "3"
+    assert text("64") == "64"
+    assert text_of(SimpleNamespace(params={}), "seed") == "-"
 
 
 def test_a_run_that_was_killed_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,14 +260,15 @@ def test_a_run_that_was_killed_is_no_success(tmp_path: Path, monkeypatch: pytest
         ("", "it must name keys with their values"),
         ("lr = 3", "got 3; must be a list of values, or { low = ..., high = ... }"),
         ("lr = { low = 3 }", "low and high must be numbers"),
-        ("lr = { low = 3, high = 2 }", "low at most high"),
+        ("lr = { low = 3, high = 2 }", "low <= high"),
         ("lr = { low = 3, hihg = 4 }", "'hihg' is unknown; must be low, high, log or step (did you mean 'high'?)"),
-        ("lr = { low = 0, high = 2, log = true }", "log = true needs a low above 0"),
-        ("lr = { low = 0.1, high = 0.2, step = 0.0 }", "step must be above 0"),
-        ("lr = { low = 1, high = 2, step = 0.5 }", "whole where low and high are whole numbers"),
+        ("lr = { low = 0, high = 2, log = true }", "low >= 1` must hold for `log=True`"),
+        ("lr = { low = 0.1, high = 0.2, step = 0.0 }", "step > 0"),
+        ("lr = { low = 1, high = 2, step = 'x' }", "not supported"),
     ],
 )
 def test_a_wrong_space_is_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
+    pytest.importorskip("optuna")
     file = tmp_path / "sweep.toml"
     file.write_text(f"[sweep]\n{line}\n")
     with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
