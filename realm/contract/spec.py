@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,23 +144,6 @@ class Spec:
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _LATER}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Spec:
-        def fields(group: Mapping[str, Any]) -> Fields:
-            return {name: Field(tuple(entry["shape"]), str(entry["dtype"])) for name, entry in group.items()}
-
-        action = data["action"]
-        return Spec(
-            obs=fields(data["obs"]),
-            action=ActionSpec(int(action["n"]), tuple(action["nvec"]), tuple(action["low"]), tuple(action["high"])),
-            extra=fields(data["extra"]),
-            chunk_length=int(data["chunk_length"]),
-            sample=fields(data["sample"]),
-            step=fields(data.get("step", {})),
-            state=fields(data.get("state", {})),
-            draw=Draw(**data["draw"]) if data.get("draw") else None,
-        )
 
     @property
     def schema(self) -> str:

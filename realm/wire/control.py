@@ -80,11 +80,7 @@ class Link:
         self.goes_on()
         if answer.kind == "stop":
             raise Stopped
-        return Orders(
-            book=answer.mapping("book"),
-            spec=Spec.from_json(answer.mapping("spec")),
-            epoch=answer.integer("epoch"),
-        )
+        return parsed(answer, Orders)
 
     def ready(self, sockets: list[Socket], origin: str = "") -> None:
         """Report that this role works now; its reports include the traffic of `sockets`.
