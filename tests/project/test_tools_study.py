@@ -113,28 +113,12 @@ def test_judging_takes_nine_treasures_whatever_the_training_had():
     assert runs.judged_env(env) == {"start": 4, "end": 1, "map": "x", "treasure_random": 1, "treasure_num": 9}
 
 
-def test_the_digest_of_the_sources_is_of_code_and_maps(tmp_path, monkeypatch):
-    assert runs.sources() == runs.sources()
-    monkeypatch.setattr(common, "ROOT", tmp_path)
-    seen = {runs.sources()}
-    for name in ("realm/a.py", "diy/feature/b.py", "realm/env/maps/default/crab.yaml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        for content in ("", "1"):
-            (tmp_path / name).write_text(content)
-            seen.add(runs.sources())
-    assert len(seen) == 7
-    (tmp_path / "train.py").touch()
-    assert runs.sources() in seen
-
-
 MANY = 'env.map=["generated:1","generated:2"]'
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--also no/such.json", "no/such.json"),
-        ("--also {tmp}/empty.json", "empty.json: holds no results of this script"),
         ("--out {tmp}/empty.json", "empty.json: holds no results of this script"),
         ("--out {tmp}/new.json --config no/such.toml", "no/such.toml"),
         ("--out {tmp}", "cannot be written; it must be a file"),
@@ -187,8 +171,8 @@ def test_the_first_good_model_is_found_between_those_of_the_grid():
 class FakeWork:
     """Six models; the fourth of them and all after it are good. `calls` says what was done."""
 
-    def __init__(self, fail_at=None, code="abc"):
-        self.calls, self._fail_at, self.code = [], fail_at, code
+    def __init__(self, fail_at=None):
+        self.calls, self._fail_at = [], fail_at
 
     def _note(self, *what):
         if what == self._fail_at:
@@ -233,25 +217,10 @@ def test_a_judgement_goes_on_where_it_was_stopped(tmp_path):
     assert "| ... mean regret against the bound | 8.50 |" in text
     assert "| all 8 192 sets: mean regret against the bound | 8.50 |" in text
     assert "| all 8 192 sets: mean regret |" not in text
-    judge.draw([("judge", results), ("other", results)], tmp_path / "judge.png")
+    judge.draw(results, tmp_path / "judge.png")
     assert (tmp_path / "judge.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match="take another --out"):
         common.open_results(out, {"minutes": 30}, "seeds")
-
-
-def test_other_code_plays_again():
-    entry = {}
-
-    def calls(work):
-        judge.judge_seed(entry, 1, work, lambda: None, grid=3)
-        return work.calls
-
-    first = calls(FakeWork())
-    assert calls(FakeWork()) == []
-    assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"abc"}
-    again = calls(FakeWork(code="def"))
-    assert sorted(map(str, again)) == sorted(map(str, first[1:]))  # all but the training
-    assert {found["code"] for found in [*entry["models"].values(), *entry["end"].values()]} == {"def"}
 
 
 def test_a_models_layouts_are_played(tmp_path):

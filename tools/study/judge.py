@@ -1,7 +1,7 @@
 """Judges the default configuration: how soon its models are good, and how good the last one is.
 
     python tools/study/judge.py --seeds 1 2 3 --minutes 60 --out train/judge.json
-    python tools/study/judge.py --out train/judge-local.json --set wrapper_type=local --also train/judge.json
+    python tools/study/judge.py --out train/judge-local.json --set wrapper_type=local
 
 Each seed has a run from scratch (train/<name of --out>-<seed>) with a checkpoint every few updates. Its models play all
 715 layouts of nine treasures with greedy actions, to find the first one whose mean regret is at most 32 points (and 5):
@@ -10,7 +10,7 @@ The last model plays with sampled actions, too, and all 8 192 sets of treasures.
 play, and against its bound, which nobody can beat. The first time, the oracle plays for some minutes.
 
 Everything is in the JSON as soon as it is known. The same command goes on where it was stopped: a half-trained run is
-resumed, a finished one is not trained again. Models play again where realm/ or diy/ have changed meanwhile.
+resumed, a finished one is not trained again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ LIMITS = (32.0, 5.0)  # points of mean regret
 NEWEST = 50  # checkpoints that the run itself keeps: enough until this process has linked them
 
 Results = dict[str, Any]
-"""{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}; figures have `code`, the digest
-of what made them"""
+"""{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}"""
 
 
 class Model(NamedTuple):
@@ -75,20 +74,14 @@ def judge_seed(entry: dict[str, Any], seed: int, work: Any, save: Callable[[], N
         entry["training"] = work.train(seed)
         save()
     models = work.models(seed)
-    for kind in ("models", "end"):
-        known = entry.setdefault(kind, {})
-        for name in [name for name, figures in known.items() if figures["code"] != work.code]:
-            print(f"seed {seed}: {name} plays again, as the code has changed", flush=True)
-            del known[name]
-    played = entry["models"]
+    played, end = (entry.setdefault(kind, {}) for kind in ("models", "end"))
     begin, before = time.monotonic(), len(played)
 
     def regret(i: int) -> float:
         model = models[i]
         if model.path.name not in played:
             figures = work.play(seed, model, "greedy")
-            about = {"env_steps": model.env_steps, "minutes": model.minutes, "code": work.code}
-            played[model.path.name] = {**about, **figures}
+            played[model.path.name] = {"env_steps": model.env_steps, "minutes": model.minutes, **figures}
             save()
             each = (time.monotonic() - begin) / (len(played) - before)
             left = max(0, len(at) - len(played)) * each / 60
@@ -109,9 +102,9 @@ def judge_seed(entry: dict[str, Any], seed: int, work: Any, save: Callable[[], N
         reached = None if k is None else {"env_steps": models[k].env_steps, "minutes": models[k].minutes}
         entry["reached"][f"{limit:g}"] = reached
     for how in ("greedy", "sampled", "sets"):
-        if how not in entry["end"]:
+        if how not in end:
             print(f"seed {seed}: the last model, {how} ...", flush=True)
-            entry["end"][how] = {"code": work.code, **work.play(seed, models[-1], how)}
+            end[how] = work.play(seed, models[-1], how)
             save()
     save()
 
@@ -121,7 +114,6 @@ class Cluster:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self.code = runs.sources()
         self._examiner: tuple[int, runs.Examiner] | None = None
 
     def run(self, seed: int) -> Path:
@@ -226,21 +218,18 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def draw(curves: Sequence[tuple[str, Results]], out: Path) -> None:
-    """Regret over env steps, a line for each seed; the first of `curves` with full lines, others dashed."""
+def draw(results: Results, out: Path) -> None:
+    """Regret over env steps, a line for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for n, (name, results) in enumerate(curves):
-        for k, (seed, entry) in enumerate(results["seeds"].items()):
-            models = sorted(entry.get("models", {}).values(), key=lambda one: one["env_steps"])
-            if models:
-                steps, regret = (np.array([one[key] for one in models]) for key in ("env_steps", "regret"))
-                line, label = ("-", "--", ":", "-.")[n % 4], f"{name}, seed {seed}"
-                axes.plot(steps / 1e6, np.maximum(regret, 0.1), line, color=f"C{k}", label=label)
+    for seed, entry in results["seeds"].items():
+        if models := sorted(entry.get("models", {}).values(), key=lambda one: one["env_steps"]):
+            steps, regret = (np.array([one[key] for one in models]) for key in ("env_steps", "regret"))
+            axes.plot(steps / 1e6, np.maximum(regret, 0.1), label=f"seed {seed}")
     for limit in LIMITS:
         axes.axhline(limit, color="black", linestyle="--", linewidth=0.8)
         axes.annotate(f"{limit:g}", (0, limit), xytext=(3, 3), textcoords="offset points", fontsize=8)
@@ -260,7 +249,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="UPDATES")
     parser.add_argument("--grid", type=int, default=24, help="models of each seed that play in any case")
     parser.add_argument("--out", type=Path, default=Path("train/judge.json"))
-    parser.add_argument("--also", type=Path, nargs="+", default=[], metavar="JSON", help="draw these, too")
     return parser.parse_args()
 
 
@@ -272,7 +260,6 @@ def main() -> None:
         "config": args.config.name, "set": args.set, "minutes": args.minutes, "checkpoint_every": args.checkpoint_every,
         "grid": args.grid,
     }  # fmt: skip
-    also = [(path.stem, common.read_json(path, "seeds")) for path in args.also]
     common.check_out(args.out)
     results = common.open_results(args.out, setup, "seeds")
     work, picture = Cluster(args), args.out.with_suffix(".png")
@@ -284,7 +271,7 @@ def main() -> None:
             judge_seed(entry, seed, work, lambda: common.write_json(args.out, results), args.grid)
         except KeyboardInterrupt:
             sys.exit("\nstopped; the same command goes on")
-        draw([(args.out.stem, results), *also], picture)
+        draw(results, picture)
         print(f"\n{table(results)}\n", flush=True)
     known = results["about"]
     print(f"{known['date']}, {known['machine']}, {known['commit']}: {known['command']}\n{args.out}\n{picture}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from realm.learn.evaluation import Player, load_player
 from realm.user import hyper_of
 from tools import common
 
-SOURCES = ("realm/**/*.py", "diy/**/*.py", "realm/env/maps/**/*.*")  # what figures of a model depend on
 TREASURES = 9
 KEPT_ENV = ("map", "start", "end", "max_step")
 NUM_ENVS = 512
@@ -84,14 +82,6 @@ def keep_models(source: Path, target: Path) -> None:
 
 
 # ---- how well a model plays ----
-
-
-def sources() -> str:
-    """A digest of all code and maps that a model's figures depend on."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in SOURCES for path in common.ROOT.glob(pattern) if path.is_file()}):
-        digest.update(f"{path.relative_to(common.ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def judged_env(env: Mapping[str, Any]) -> dict[str, Any]:
