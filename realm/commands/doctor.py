@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import realm
+from realm.commands.locate import LOG_DIR_HELP, runs_folder
 from realm.commands.parser import Commands
 from realm.config.plan import gpus, usable_cores
 from realm.config.toml import read_toml
 from realm.errors import ConfigError
+from realm.launch.rundir import find_runs, living_pids
+from realm.watch.resources import in_words
 from realm.watch.status import say
 
 _ROOT = Path(realm.__file__).parents[1]
@@ -43,6 +49,9 @@ cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if cuda else []
 print(json.dumps([torch.__version__, *names]))
 """
+_JUMP_S = 0.5
+_FUTURE_S = 60.0
+_SMALL_SHM = 64 << 20
 _SETUP = "in a checkout remove .venv and call tools/setup.sh, else install realm-rl again"
 
 
@@ -58,13 +67,15 @@ class Finding:
 
 def add_commands(commands: Commands) -> None:
     """Add it."""
-    parser = commands.add_parser("doctor", help="look for what needs mending: packages, GPU", example="realm doctor")
-    parser.set_defaults(run=lambda given: doctor())
+    text = "look for what needs mending: packages, GPU, runs"
+    parser = commands.add_parser("doctor", help=text, example="realm doctor")
+    parser.add_argument("--log-dir", help=LOG_DIR_HELP)
+    parser.set_defaults(run=lambda given: doctor(runs_folder(given.log_dir)))
 
 
-def doctor() -> int:
+def doctor(log_dir: Path) -> int:
     """Print what was found; return 1 if anything of it is bad."""
-    found = list(_examine())
+    found = list(_examine(log_dir))
     for finding in found:
         say(*lines(finding))
     bad, warn = (sum(finding.state == state for finding in found) for state in ("bad", "warn"))
@@ -74,14 +85,17 @@ def doctor() -> int:
 
 def misfit() -> str:
     """Which packages that Realm needs are missing or do not fit, and what to do; "" if they fit."""
-    finding = check_packages(_installed(), needed())
+    finding = check_packages(_installed(), needed(), locked())
     return f"{finding.what}; {finding.do}" if finding.state == "bad" else ""
 
 
-def check_packages(installed: Mapping[str, tuple[str, Sequence[str]]], ours: Collection[str]) -> Finding:
+def check_packages(
+    installed: Mapping[str, tuple[str, Sequence[str]]], ours: Collection[str], locked: Collection[str] = ()
+) -> Finding:
     """Whether what Realm needs is installed, and the packages take each other's versions.
 
-    installed: name -> version and requirements. ours: Realm's requirements, as in pyproject.toml.
+    installed: name -> version and requirements. ours: Realm's requirements, as in pyproject.toml; locked: those of the
+    locks.
     """
     try:
         from packaging.requirements import InvalidRequirement, Requirement  # late: it may be what is missing
@@ -89,9 +103,10 @@ def check_packages(installed: Mapping[str, tuple[str, Sequence[str]]], ours: Col
     except ImportError:
         return Finding("packages", "bad", "packaging is not installed", _SETUP)
     versions = {canonicalize_name(name): version for name, (version, _) in installed.items()}
-    known = {canonicalize_name(Requirement(line).name) for line in ours}
+    known = {canonicalize_name(Requirement(line).name) for line in (*ours, *locked)}
     bad, warn = list[str](), list[str]()
-    for name, requirements in [("Realm", ours), *((name, lines) for name, (_, lines) in installed.items())]:
+    everybody = [("Realm", ours), ("requirements.lock", locked)]
+    for name, requirements in [*everybody, *((name, lines) for name, (_, lines) in installed.items())]:
         for line in requirements:
             try:
                 wanted = Requirement(line)
@@ -107,9 +122,7 @@ def check_packages(installed: Mapping[str, tuple[str, Sequence[str]]], ours: Col
                 (bad if requirements is ours or canonicalize_name(name) in known else warn).append(text)
     if not bad and not warn:
         return Finding("packages", "ok", "all are there and fit each other")
-    wrong = [*bad, *warn]
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return Finding("packages", "bad" if bad else "warn", f"{', '.join(wrong[:3])}{more}", _SETUP)
+    return Finding("packages", "bad" if bad else "warn", _some([*bad, *warn]), _SETUP)
 
 
 def check_torch(devices: int, answer: str) -> Finding:
@@ -147,6 +160,42 @@ def check_cores(cores: int, quota: float | None) -> Finding:
     return Finding("cores", "ok", str(cores))
 
 
+def check_clock(jumped_s: float, ahead: tuple[str, float] | None) -> Finding:
+    """jumped_s: steps of the wall clock during the checks. ahead: the file from furthest in the future, by seconds."""
+    if abs(jumped_s) > _JUMP_S:
+        what = f"the wall clock has just stepped by {jumped_s:.1f} s"
+        return Finding("clock", "warn", what, "let one service set it; runs survive it, but curves show wrong times")
+    if ahead is not None and ahead[1] > _FUTURE_S:
+        what = f"{ahead[0]} is from {ahead[1] / 3600:,.1f} hours in the future"
+        return Finding("clock", "warn", what, "set the clock; the newest run may be taken for an older one")
+    return Finding("clock", "ok", "steady, and no run is from the future")
+
+
+def check_shm(free: int) -> Finding:
+    """free: bytes of /dev/shm, by which environments in processes of their own may share memory."""
+    do = "if environments share memory between processes: docker run --shm-size=1g" if free < _SMALL_SHM else ""
+    return Finding("/dev/shm", "warn" if do else "ok", f"{in_words(free)} are free", do)
+
+
+def check_runs(orphans: Sequence[str], killed: Sequence[str], left: Sequence[str]) -> Finding:
+    """orphans: runs without a supervisor that still have processes. killed: runs that ended without a word.
+    left: files that a killed process left behind.
+    """
+    if orphans:
+        return Finding("runs", "bad", f"processes without a supervisor: {_some(orphans)}", "`realm stop all` ends them")
+    if killed:
+        what = f"killed, or the machine went down: {_some(killed)}"
+        return Finding("runs", "warn", what, "start it again with its run_name to go on, or delete it")
+    if left:
+        return Finding("runs", "warn", f"left behind: {_some(left)}", "delete them")
+    return Finding("runs", "ok", "none was left behind")
+
+
+def _some(words: Sequence[str]) -> str:
+    """The first words, and how many more there are."""
+    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+
+
 def lines(finding: Finding) -> list[str]:
     """One line, or more if it is too long for 80 columns."""
     head = f"{finding.state:<4} {finding.name:<9} "
@@ -154,13 +203,18 @@ def lines(finding: Finding) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
-def _examine() -> Iterator[Finding]:
+def _examine(folder: Path) -> Iterator[Finding]:
     """All checks, in the order in which they are shown."""
-    torch, reverb = _python(_TORCH), _python(_REVERB)
-    yield check_packages(_installed(), needed())
+    began, torch, reverb = time.time() - time.monotonic(), _python(_TORCH), _python(_REVERB)
+    yield check_packages(_installed(), needed(), locked())
     yield check_cores(usable_cores(), _quota())
+    if sys.platform == "linux":
+        with suppress(OSError):
+            yield check_shm(shutil.disk_usage("/dev/shm").free)
+    yield _runs(folder)
     yield check_reverb(_answer(reverb))
     yield check_torch(gpus(), _answer(torch))
+    yield check_clock(time.time() - time.monotonic() - began, _from_the_future(folder))
 
 
 def _python(code: str) -> subprocess.Popen[str]:
@@ -194,6 +248,18 @@ def needed() -> list[str]:
         return []
 
 
+def locked() -> list[str]:
+    try:
+        lines = [
+            line.strip(" \\")  # a hash follows
+            for name in ("requirements.lock", "requirements.torch.lock")
+            for line in (_ROOT / name).read_text().splitlines()
+        ]
+    except OSError:
+        return []
+    return [line for line in lines if line and not line.startswith(("#", "-"))]
+
+
 def _installed() -> dict[str, tuple[str, list[str]]]:
     """Name -> version and requirements of each package that this Python finds; of two, the first one counts."""
     found: dict[str, tuple[str, list[str]]] = {}
@@ -213,3 +279,28 @@ def _quota() -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
+
+
+def _runs(folder: Path) -> Finding:
+    orphans, killed = [], []
+    for path, run in find_runs(folder):
+        if run.lives():
+            continue
+        if pids := living_pids(run):
+            orphans.append(f"{path} ({', '.join(map(str, pids))})")
+        elif run.state not in ("stopped", "failed"):
+            killed.append(str(path))
+    left = [str(path) for path in sorted(folder.glob("start-*.log")) if not _lives(path.stem.rpartition("-")[2])]
+    left += [str(path) for path in sorted(folder.glob(".removing-*"))]
+    return check_runs(orphans, killed, left)
+
+
+def _lives(pid: str) -> bool:
+    return pid.isdigit() and Path("/proc", pid).exists()
+
+
+def _from_the_future(folder: Path) -> tuple[str, float] | None:
+    """The file of a run, or of this project, that is from furthest in the future, and by how many seconds."""
+    now, files = time.time(), [Path(realm.__file__), *folder.glob("*/run.json")]
+    ahead = [(path.stat().st_mtime - now, str(path)) for path in files if path.exists()]
+    return (max(ahead)[1], max(ahead)[0]) if ahead and max(ahead)[0] > 0 else None

@@ -189,7 +189,8 @@ class _OneProcess:
         if self._shown.due():
             _report(board, trainer, self._played, self.trained, self._buffer)
             self._show(self.status("running"))
-            self._resources.look({"the run": prepared.run_file.pid})
+            # nobody here could wait for memory
+            self._resources.look({"the run": prepared.run_file.pid}, holds=False)
         self._curves.write_due(board)
         if still_s := self._stillness.due(time.monotonic()):
             actions, played = self._policy.actions, int(self._played.totals["env_steps"])

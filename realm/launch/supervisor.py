@@ -158,9 +158,10 @@ class Supervisor:
                 role.starve(process.starved_s())
 
     def _watch_resources(self) -> None:
-        """Warn before disk, memory or file handles end."""
+        """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""
         alive = {role.label: role.process.pid for role in self.roles if role.process is not None}
-        self._resources.look({"supervisor": self.run_file.pid} | alive)
+        if self._resources.look({"supervisor": self.run_file.pid} | alive):
+            self._do(decisions.Tell(role, "hold") for role in self.roles if role.row.stores)
         if self._resources.gone:
             decisions.stop(self.state, self._resources.gone, 1, time.monotonic())
 

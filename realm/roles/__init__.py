@@ -39,8 +39,8 @@ WAITS = {
     "held": Wait(
         "a round in the buffer",
         "room, or the first question of the learner whose weights played it",
-        "the learner has drawn a batch",
-        "an update",
+        "the learner has drawn a batch, or there is memory again",
+        "an update; without memory no longer than the supervisor says so, each time for 5 s",
     ),
     "batch": Wait(
         "the learner",

@@ -29,6 +29,9 @@ from realm.wire.sockets import Waker, wait_any
 
 Answer = tuple[bytes, Message]
 
+_HOLD_S = 5.0
+"""So long the word of the supervisor holds that there is no memory; it comes again every second."""
+
 _Had = dict[Annotated[int, msgspec.Meta(ge=0)], tuple[int, int]]
 _PRIORITIES = {"key": Field((), "uint64"), "priority": Field((), "float64")}
 
@@ -54,6 +57,8 @@ def run(job: Job) -> None:
             link.meters.totals.update(buffer.totals())
             link.meters.totals["refused_invalid"] = keeper.invalid
             link.tick()
+            if any(command.kind == "hold" for command in link.commands()):
+                keeper.hold()
             if still := keeper.standstill(time.monotonic()):
                 logger.warning("{}", still)
             moved = False
@@ -82,8 +87,16 @@ def _keep(
 ) -> None:
     """The keeper's thread: handles one question after the other. An error goes to the role's loop, which raises it."""
     try:
-        while (question := questions.get()) is not None:
-            for answer in keeper.handle(*question):
+        while True:
+            try:
+                question = questions.get(timeout=1.0 if keeper.holds() else None)
+            except queue.Empty:
+                given = keeper.turn()  # no question tells when there is memory again
+            else:
+                if question is None:
+                    break
+                given = keeper.handle(*question)
+            for answer in given:
                 answers.put(answer)
             wake()
         keeper.buffer.close()
@@ -124,6 +137,7 @@ class Keeper:
         self._draw: _Draw | None = None
         self._last: tuple[_Draw, Message] | None = None  # kept until the next request shows that it arrived
         self._stillness = Stillness()
+        self._hold_until = 0.0
 
     def handle(self, peer: bytes, message: Message) -> list[Answer]:
         """Take one question; return all answers that are possible now, also to earlier questions."""
@@ -143,6 +157,11 @@ class Keeper:
         except (WireError, ContractError) as error:
             self.invalid += 1
             answers.append((peer, Message("invalid", message.seq, {"status": INVALID, "reason": str(error)})))
+        return answers + self.turn()
+
+    def turn(self) -> list[Answer]:
+        """All answers that are possible now."""
+        answers: list[Answer] = []
         progress = True
         while progress:
             progress = self._try_draw(answers)  # first: it tells the buffer the next version
@@ -150,6 +169,14 @@ class Keeper:
             if progress:
                 self._stillness.moved()
         return answers
+
+    def hold(self) -> None:
+        """Take no round for `_HOLD_S`: memory is nearly gone. Another thread may call it."""
+        self._stillness.moved()  # the supervisor has told the user why nothing moves
+        self._hold_until = time.monotonic() + _HOLD_S
+
+    def holds(self) -> bool:
+        return time.monotonic() < self._hold_until
 
     def standstill(self, now: float) -> str:
         """Who waits for whom, once, when nothing has moved for long although somebody waits; else "".
@@ -179,6 +206,8 @@ class Keeper:
         """Offer waiting rounds in order of arrival, until one finds no room; return whether one, or a part of one, was
         taken."""
         before = self.buffer.counters["inserted"]
+        if self.holds():
+            return False
         if self._draw is None and self._last is None:
             return False  # only the learner's request tells the next version, and so which rounds are too old
         for key, (peer, items, since) in list(self._held.items()):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -256,7 +257,19 @@ def sentence(env: Any, method: str, error: BaseException) -> str:
     """An error of an environment with the deepest line of the user's, else the deepest in its class's file, else with
     its class: then gymnasium could not use what it gave."""
     text, place = f"{type(error).__name__}: {one_line(error)}", place_of(error)
+    if not place and isinstance(error, TypeError | ValueError | AssertionError) and _OLD_API.search(text):
+        return f"{_place(env, method)} is written for gym before 0.26 ({text}); {_NEW_API}"
     cls = _users_class(env)
     own = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == _file_of(cls)]
     place = place or (f"{own[-1].filename}:{own[-1].lineno}" if own else _place(env, method))
     return f"{place}: {text}"
+
+
+_OLD_API = re.compile(
+    r"reset\(\) got an unexpected keyword argument '(seed|options)'"
+    r"|\(expected 5, got 4\)|\(expected 2(, got \d+)?\)|not a tuple of the form `\(obs, info\)`"
+)
+_NEW_API = (
+    "it must have reset(self, *, seed=None, options=None), which returns (observation, info), and step(self, action), "
+    "which returns (observation, reward, terminated, truncated, info)"
+)

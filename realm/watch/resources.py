@@ -1,7 +1,7 @@
 """Disk, memory and file handles of a run: read every second, and named before they end.
 
 The supervisor and the one-process run own one `Resources` and call its `look` in their loops. The numbers come from the
-system (`read`). What to say and what to do is decided by plain functions of them (`shortages`, `Warner`).
+system (`read`). What to say and what to do is decided by plain functions of them (`shortages`, `must_hold`, `Warner`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,26 +46,49 @@ class Reading:
 # --- decisions
 
 
-def shortages(now: Reading, run_dir: Path) -> dict[str, str]:
-    """Name of each resource that is about to run out -> a sentence for the user."""
+def low_disk(total: int) -> int:
+    """Bytes of a disk below which the user is warned."""
+    return min(_GIB, total // 20)
+
+
+def low_memory(total: int) -> int:
+    """Bytes of memory below which the user is warned; half of it holds the workers back."""
+    return min(_GIB, total // 10)
+
+
+def shortages(now: Reading, before: Collection[str], run_dir: Path) -> dict[str, str]:
+    """Name of each resource that is about to run out -> a sentence for the user.
+
+    before: the names that the call before has returned. They need half as much again to count as good.
+    """
+
+    def short(name: str, left: float, low: float) -> bool:
+        return left < (1.5 * low if name in before else low)
+
     found = {}
-    if now.disk_free < min(_GIB, now.disk_total // 20):
+    if short("disk", now.disk_free, low_disk(now.disk_total)):
         found["disk"] = (
             f"{run_dir}: {in_words(now.disk_free)} of the disk are left; when it is full, checkpoints, logs and curves "
             "are not written until there is room again; `realm runs --prune --keep 5` deletes old runs"
         )
-    if now.memory_free < min(_GIB, now.memory_total // 10):
+    if short("memory", now.memory_free, low_memory(now.memory_total)):
         found["memory"] = (
             f"{in_words(now.memory_free)} of {in_words(now.memory_total)} of memory are left; end other programs, or "
             "start the run with fewer environments, fewer workers or a smaller replay_buffer_capacity"
         )
     for label, count in now.open_files.items():
-        if count > 0.8 * now.files_limit:
+        if short(f"files of {label}", now.files_limit - count, 0.2 * now.files_limit):
             found[f"files of {label}"] = (
                 f"{label} has {count} files and sockets open, and the system allows {now.files_limit}; find out why "
                 "(ls -l /proc/<pid>/fd), or raise the hard limit (ulimit -Hn)"
             )
     return found
+
+
+def must_hold(now: Reading, holding: bool) -> bool:
+    """Whether the workers must wait because memory is nearly gone. holding: whether they do already."""
+    low = low_memory(now.memory_total)
+    return now.memory_free < (low if holding else low // 2)
 
 
 class Warner:
@@ -98,6 +121,9 @@ class Resources:
         self._run_dir = run_dir
         self._due = Every(_LOOK_EVERY_S)
         self._warner = Warner()
+        self._bad: dict[str, str] = {}
+        self._holding = self._told = False
+        self._told_at = -math.inf
         self._folder = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
         self.gone = ""
         """Why nothing more can be kept of this run; then it ends."""
@@ -124,18 +150,37 @@ class Resources:
         except OSError as error:
             self.gone = f"{self._run_dir}: this run's folder was renamed to {now}, and {error.strerror} at its old name"
 
-    def look(self, pids: Mapping[str, int]) -> None:
-        """Once a second: warn of what runs out, and rotate the logs. pids: process -> pid."""
+    def look(self, pids: Mapping[str, int], holds: bool = True) -> bool:
+        """Once a second: warn of what runs out, and rotate the logs. Return whether the workers must wait now.
+
+        pids: process -> pid. holds: whether there are workers that can be held back.
+        """
         if not self._due.due():
-            return
+            return False
         self._follow()
         try:
             now = read(self._run_dir, pids)
         except OSError:  # the disk does not answer, or the folder is gone: whoever writes there tells the user
-            return
-        bad = {**shortages(now, self._run_dir), **rotate_all(self._run_dir / "log")}
-        for sentence in self._warner.heed(bad, time.monotonic()):
+            return self._holding
+        self._bad = {**shortages(now, self._bad, self._run_dir), **rotate_all(self._run_dir / "log")}
+        for sentence in self._warner.heed(self._bad, time.monotonic()):
             logger.warning(sentence)
+        if holds:
+            self._hold(now, pids)
+        return self._holding
+
+    def _hold(self, now: Reading, pids: Mapping[str, int]) -> None:
+        self._holding = must_hold(now, self._holding)
+        if self._holding and time.monotonic() - self._told_at >= _SAY_EVERY_S:
+            self._told, self._told_at = True, time.monotonic()
+            logger.warning(
+                "{} of memory are left: the buffer takes nothing, so the workers wait, until there are {}; the largest "
+                "processes of the run are {}",
+                in_words(now.memory_free), in_words(low_memory(now.memory_total)), _largest(pids),
+            )  # fmt: skip
+        elif self._told and not self._holding:
+            self._told = False
+            logger.info("{} of memory are left: the workers go on", in_words(now.memory_free))
 
 
 def read(folder: Path, pids: Mapping[str, int]) -> Reading:
@@ -162,6 +207,15 @@ def raise_file_limit() -> None:
             f"the system allows this process {wanted} open files; a run needs {_FEWEST_FILES} at least: raise the hard "
             "limit (ulimit -Hn)"
         )
+
+
+def _largest(pids: Mapping[str, int]) -> str:
+    sizes = {}
+    for label, pid in pids.items():
+        with suppress(psutil.Error):
+            sizes[label] = psutil.Process(pid).memory_info().rss
+    largest = sorted(sizes, key=lambda label: sizes[label], reverse=True)[:3]
+    return ", ".join(f"{label} ({in_words(sizes[label])})" for label in largest)
 
 
 def in_words(size: float) -> str:

@@ -145,7 +145,7 @@ class Link:
             self.say("told", {"signal": self._told()})
 
     def commands(self) -> list[Message]:
-        """Commands other than stop since the last call: `save`, `buffer_restarted`."""
+        """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`."""
         taken, self._commands = self._commands, []
         return taken
 

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from realm.commands import doctor as checks
-from realm.commands.doctor import Finding, lines, needed
+from realm.commands.doctor import Finding, lines, locked, needed
+from realm.launch.rundir import boot_id, start_of
 from tests.cluster import ROOT
 from tests.console import realm
 
@@ -50,6 +52,21 @@ HAVE = {"torch": ("2.13.0+cpu", []), "numpy": ("1.26.4", [])}
         (checks.check_cores(4, None), "ok", "4"),
         (checks.check_cores(4, 4.0), "ok", "4"),
         (checks.check_cores(16, 1.5), "warn", "16, but the container allows only 1.5 at once"),
+        (
+            checks.check_packages(HAVE, ["torch"], ["numpy==2.1", "x==1"]),
+            "warn",
+            "lock needs numpy==2.1, which is 1.26.4",
+        ),
+        (checks.check_packages({"tf": ("2", ["a<2"]), "a": ("2", [])}, [], ["tf==2"]), "bad", "tf needs a<2"),
+        (checks.check_shm(1 << 30), "ok", "1.0 GB"),
+        (checks.check_shm(10 << 20), "warn", "--shm-size"),
+        (checks.check_clock(0.001, ("old", -50.0)), "ok", "steady"),
+        (checks.check_clock(-3600.0, None), "warn", "has just stepped by -3600.0 s"),
+        (checks.check_clock(0.0, ("train/a/run.json", 7200.0)), "warn", "run.json is from 2.0 hours in the future"),
+        (checks.check_runs([], [], []), "ok", "none was left behind"),
+        (checks.check_runs(["train/a (12)"], ["b"], []), "bad", "train/a (12); `realm stop all` ends them"),
+        (checks.check_runs([], ["train/b"], []), "warn", "train/b"),
+        (checks.check_runs([], [], ["train/start-1.log"]), "warn", "start-1.log; delete them"),
     ],
 )
 def test_good_and_bad(finding: Finding, state: str, says: str) -> None:
@@ -61,19 +78,27 @@ def test_good_and_bad(finding: Finding, state: str, says: str) -> None:
         assert ";" in shown  # says what to do
 
 
-def test_the_projects_own_list_is_read() -> None:
+def test_the_projects_own_lists_are_read() -> None:
     assert "loguru>=0.7" in needed()
+    assert any(line.startswith("torch==") for line in locked())
 
 
 @pytest.mark.system
-def test_the_command() -> None:
-    code, out, err = realm("doctor")
-    assert err == ""
-    assert [line.split()[1] for line in out.splitlines() if line[0] != " "][:-1] == [
-        "packages", "cores", "reverb", "torch",
-    ]  # fmt: skip
-    assert code == (not out.splitlines()[-1].startswith("0 bad"))
-    assert max(len(line) for line in out.splitlines() if "/" not in line) <= 80
+def test_the_command(tmp_path: Path) -> None:
+    """Where there is a killed run, and a run of tomorrow without a supervisor."""
+    nobody, mine = {"pid": 1, "created": 1.0}, {"pid": os.getpid(), "created": start_of(os.getpid())}
+    for name, role in (("killed", nobody), ("orphan", mine)):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        content = {"run_id": "r", **nobody, "boot": boot_id(), "state": "running", "roles": {"aisrv-0": role}}
+        (tmp_path / "train" / name / "run.json").write_text(json.dumps(content))
+    tomorrow = time.time() + 86_400
+    os.utime(tmp_path / "train" / "orphan" / "run.json", (tomorrow, tomorrow))
+    code, out, err = realm("doctor", cwd=tmp_path)
+    assert (code, err) == (1, "")
+    text = " ".join(out.split())
+    assert f"bad runs processes without a supervisor: train/orphan ({os.getpid()}); `realm stop all` ends them" in text
+    assert "train/orphan/run.json is from 24.0 hours in the future" in text
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.system

@@ -23,19 +23,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from realm import __version__
+from realm.commands.doctor import locked
 from realm.config.toml import read_toml
 from tests.cluster import ROOT
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]  # as in pyproject.toml
 SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 IN_VENV = {".venv/bin/tensorboard": "tensorboard"}
-
-
-def locked() -> list[str]:
-    """The pins of both locks, without their hashes."""
-    texts = ((ROOT / name).read_text() for name in ("requirements.lock", "requirements.torch.lock"))
-    lines = [line.strip(" \\") for text in texts for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith(("#", "-"))]
 
 
 def is_there(command: list[str]) -> bool:

@@ -389,7 +389,8 @@ def test_a_line_for_a_terminal() -> None:
     )
 
 
-def test_nothing_of_a_run_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("doctor", [False, pytest.param(True, marks=pytest.mark.slow)])  # it imports all libraries
+def test_nothing_of_a_run_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], doctor: bool) -> None:
     folder = tmp_path / f"one{STEERING}"
     (folder / "log").mkdir(parents=True)
     (folder / "log" / "learner-0.log").write_text(STEERING.replace("\r", "").replace("\n", ""))
@@ -412,7 +413,7 @@ def test_nothing_of_a_run_steers_the_terminal(tmp_path: Path, capsys: pytest.Cap
         ["stop", "all"], ["save"], ["plot", one, "--out", str(tmp_path / STEERING / "x.png")], ["attach", one],
         ["resume", one], ["eval", one, "--id", STEERING], [STEERING],
     ]  # fmt: skip
-    for command in commands:
+    for command in [["doctor"]] if doctor else commands:
         main([*command, *(where if command[0] != STEERING else [])])
         out, err = capsys.readouterr()
         assert out + err, command

@@ -166,7 +166,7 @@ def test_a_long_update_is_waited_for(tmp_path, updates):
 def test_a_role_that_starts_hears_no_command_but_stop():
     said = []
     supervisor = SimpleNamespace(_server=SimpleNamespace(send=lambda peer, message: said.append((peer, message.kind))))
-    for kind in ("save", "stop"):
+    for kind in ("save", "hold", "stop"):
         role = Role("learner", 0, bound=(b"starts", 1))
         Supervisor._tell(supervisor, role, kind)
         assert (role.bound is None) == (kind == "stop")

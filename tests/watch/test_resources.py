@@ -8,6 +8,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,11 @@ from realm.watch.resources import (
     Resources,
     Warner,
     in_words,
+    must_hold,
     raise_file_limit,
     shortages,
 )
+from tests.cluster import ROOT, Run
 
 GIB = 1 << 30
 GOOD = Reading(100 * GIB, 1000 * GIB, 8 * GIB, 16 * GIB, {"learner-0": 20, "aisrv-0": 300}, 1024)
@@ -45,15 +50,31 @@ RUN = Path("train/one")
     ],
 )
 def test_what_runs_out_is_named(change: dict[str, Any], name: str, says: str) -> None:
-    assert shortages(GOOD, RUN) == {}
-    found = shortages(replace(GOOD, **change), RUN)
+    assert shortages(GOOD, (), RUN) == {}
+    found = shortages(replace(GOOD, **change), (), RUN)
     assert list(found) == [name]
     assert found[name].startswith(says)
 
 
+def test_good_again_is_half_as_much_again() -> None:
+    between = replace(GOOD, disk_free=GIB + GIB // 4)
+    assert shortages(between, (), RUN) == {}
+    assert list(shortages(between, {"disk"}, RUN)) == ["disk"]
+    assert shortages(replace(GOOD, disk_free=2 * GIB), {"disk"}, RUN) == {}
+
+
 def test_small_disks_and_containers_are_not_always_short() -> None:
     small = replace(GOOD, disk_free=40 << 20, disk_total=400 << 20, memory_free=300 << 20, memory_total=GIB)
-    assert shortages(small, RUN) == {}
+    assert shortages(small, (), RUN) == {}
+    assert not must_hold(small, False)
+
+
+def test_workers_are_held_back_until_there_is_room_again() -> None:
+    holding, seen = False, []
+    for free in (2000, 1000, 600, 500, 600, 1000, 1100, 600, 400):
+        holding = must_hold(replace(GOOD, memory_free=free << 20), holding)
+        seen.append(holding)
+    assert seen == [False, False, False, True, True, True, False, False, True]
 
 
 def test_once_and_again_after_it_was_good_and_a_minute_later() -> None:
@@ -119,19 +140,22 @@ def test_a_look(tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resources, "read", lambda folder, pids: now)
     monkeypatch.setattr(one._due, "due", lambda: True)
     pids = {"supervisor": os.getpid()}
-    one.look(pids)
+    assert not one.look(pids)
     assert logged == []
     now = replace(GOOD, memory_free=100 << 20)
-    for _ in range(2):
-        one.look(pids)
-    Resources(tmp_path).look(pids)  # not yet due
-    assert [line.partition(" of ")[0] for line in logged] == ["WARNING 100 MB"]
+    assert [one.look(pids), one.look(pids)] == [True, True]
+    assert [line.partition(" of ")[0] for line in logged] == ["WARNING 100 MB"] * 2
+    assert "largest processes of the run are supervisor (" in logged[1]
+    assert not Resources(tmp_path).look(pids)  # not yet due
+    now = GOOD
+    assert not one.look(pids)
+    assert logged[2:] == ["INFO 8.0 GB of memory are left: the workers go on"]
 
     def gone(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(resources, "read", gone)
-    one.look(pids)
+    assert not one.look(pids)
 
 
 # --- logs
@@ -179,6 +203,68 @@ def test_a_log_on_a_full_disk_stays_and_the_oldest_makes_room(tmp_path: Path, mo
 
 
 # --- whole runs
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group with 3 GB of memory, as a container has."""
+    root = Path("/sys/fs/cgroup/memory")
+    version_1 = root.is_dir()
+    folder = (root if version_1 else root.parent) / f"realm-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(3 * GIB))
+    except OSError:
+        pytest.skip("only root can make a control group, where the system lets it")
+    yield folder
+    deadline = time.monotonic() + 60
+    while folder.exists():
+        with suppress(OSError):  # until its last process is gone
+            folder.rmdir()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def join(group: Path, pid: int) -> None:
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+HOG = """
+import sys, time
+from pathlib import Path
+from realm.config.machine_memory import memory
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+kept = []
+while memory()[0] > 120 << 20:
+    kept.append(b"x" * (20 << 20))
+print("full", flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_run_without_memory_waits_and_goes_on(tmp_path: Path, group: Path) -> None:
+    with Run(tmp_path, "buffer_backend=native", "report_interval_s=0.1") as run:
+        join(group, run.process.pid)  # before it starts any other
+        run.wait_trained(20)
+        hog = subprocess.Popen([sys.executable, "-c", HOG, group], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert hog.stdout is not None
+            assert hog.stdout.readline() == "full\n"
+            run.wait_for(lambda: "so the workers wait" in run.output.read_text(), "the workers were held back")
+            time.sleep(2)
+            before = run.checkpoints()
+            time.sleep(12)  # more than one word of the supervisor
+            assert run.checkpoints() == before
+            assert "the largest processes of the run are" in run.output.read_text()
+        finally:
+            hog.kill()
+            hog.wait()
+        run.wait_for(lambda: "the workers go on" in run.output.read_text(), "there was memory again")
+        run.wait_trained(before[-1][1] + 40)
+        assert run.interrupt() == 0, run.text()
+        assert {role["incarnation"] for role in run.file()["roles"].values()} == {1}, run.text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a folder cannot be followed")

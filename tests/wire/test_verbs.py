@@ -890,6 +890,24 @@ def test_a_peer_cannot_make_the_keeper_hold_more_and_more_rounds() -> None:
     assert one.invalid == 1
 
 
+def test_rounds_wait_while_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is drawn; rounds wait, are no standstill, and go in when the word is not repeated."""
+    one = keeper(8)
+    one.handle(b"l", sample(Version(1, 0)))
+    one.handle(b"a", add(played(0, count=4), 1))
+    one.handle(b"a", add(played(1, count=4), 2))
+    one.hold()
+    assert one.holds()
+    assert one.handle(b"a", add(played(2, count=4), 3)) == []
+    assert [answer.kind for _, answer in one.handle(b"l", sample(Version(1, 1), seq=2))] == ["batch"]
+    assert one.turn() == []
+    now = time.monotonic()
+    assert one.standstill(now + 59) == ""
+    monkeypatch.setattr(time, "monotonic", lambda: now + 10)
+    assert not one.holds()
+    assert [(answer.seq, answer.meta["status"]) for _, answer in one.turn()] == [(3, "accepted")]
+
+
 def test_the_question_of_a_dead_learner_gets_nothing() -> None:
     one = keeper(16)
     assert one.handle(b"l1", sample(Version(1, 9))) == []
