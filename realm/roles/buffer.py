@@ -21,6 +21,7 @@ from loguru import logger
 from realm.contract import Arrays, Field, Version, check_arrays
 from realm.data.buffer import ACCEPTED, INVALID, NO_ROOM, OLD_EPOCH, STALE, ReplayBuffer, make_replay_buffer
 from realm.errors import ContractError
+from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.watch.meters import Meters
 from realm.watch.progress import Stillness
@@ -183,24 +184,11 @@ class Keeper:
 
         now: monotonic seconds. Another thread may call it.
         """
-        draw, rounds = self._draw, len(self._held)
-        if not (draw or rounds) or not (still_s := self._stillness.due(now)):
+        wait = WAITS["batch"] if self._draw else WAITS["held"] if self._held else None
+        if wait is None or not (still_s := self._stillness.due(now)):
             return ""
-        limiter, size, counted = self.buffer.limiter, self.buffer.size, self.buffer.counters
-        counts = (
-            f"{size} of {limiter.capacity} samples are stored, {counted['inserted']} came in, "
-            f"{counted['sampled']} drawn"
-        )
-        if draw is None:
-            who = f"{rounds} rounds wait for room, and the learner asks for none: its update takes long, or it hangs"
-        elif limiter.inserted < limiter.preload:
-            who = f"the learner waits for a batch: for the first {limiter.preload} samples"
-        else:
-            still = ", perhaps while it trains on the one before" if limiter.sampled else ""
-            who = f"the learner waits for a batch of {draw.count}{still}"
-        if draw is not None:
-            who += f"; {rounds} rounds of workers wait for room" if rounds else ", and no worker sends any"
-        return f"nothing has moved for {still_s:.0f} s: {who} ({counts})"
+        stored = f"{self.buffer.size} of {self.buffer.limiter.capacity} samples are stored"
+        return f"nothing has moved for {still_s:.0f} s: {wait} ({stored}, {len(self._held)} rounds wait)"
 
     def _add_held(self, answers: list[Answer]) -> bool:
         """Offer waiting rounds in order of arrival, until one finds no room; return whether one, or a part of one, was

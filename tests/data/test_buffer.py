@@ -744,15 +744,16 @@ def test_a_standstill_is_named_once_with_the_numbers(native: MakeBuffer) -> None
     assert keeper.standstill(begin + 30) == ""
     text = keeper.standstill(begin + 100)
     assert text.startswith("nothing has moved for 1")
-    assert "the learner waits for a batch: for the first 4 samples, and no worker sends any (0 of 8" in text
+    assert "the learner waits for a batch, until workers have added" in text
+    assert text.endswith("(0 of 8 samples are stored, 0 rounds wait)")
     assert keeper.standstill(begin + 200) == ""
     for seq in range(6):  # 12 samples: 4 are drawn, 8 stay, and the sixth round waits
         keeper.handle(b"w", Message("add", seq, {}, played(seq), sender="aisrv-0", incarnation=1))
     text = keeper.standstill(time.monotonic() + 100)
-    assert text == "" or "rounds wait for room" in text
+    assert text == "" or "a round in the buffer waits for room" in text
     keeper.handle(b"w", Message("add", 6, {}, played(6), sender="aisrv-0", incarnation=1))
     text = text or keeper.standstill(time.monotonic() + 100)
-    assert "rounds wait for room, and the learner asks for none" in text
+    assert "a round in the buffer waits for room, or the first question of the learner" in text
     assert keeper.standstill(time.monotonic() + 200) == ""
 
 
