@@ -30,7 +30,7 @@ class ActorCritic(nn.Module):
 
 
 def _net(fields: Fields, settings: NetworkSettings, outputs: int, gain: float) -> nn.Sequential:
-    encoder, hidden = Encoder(fields), settings.hidden
+    encoder, hidden = Encoder(fields, settings.frames), settings.hidden
     layers = MLP((encoder.features, hidden, hidden, outputs), nn.Tanh if settings.activation == "tanh" else nn.ReLU)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
     if not settings.orthogonal:  # as torch makes them

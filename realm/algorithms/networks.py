@@ -112,9 +112,13 @@ class Encoder(nn.Module):
     An image is uint8 [height, width, channels] with sides of at least 36 (the network of Mnih et al. 2015).
     """
 
-    def __init__(self, fields: Fields) -> None:
-        """An observation named `legal` is a mask of actions and no input."""
+    def __init__(self, fields: Fields, frames: int = 1) -> None:
+        """An observation named `legal` is a mask of actions and no input. frames: of each observation, which is then
+        [n, frames, ...]; they are stacked along its last axis, as channels of an image are."""
         super().__init__()
+        self._frames = frames
+        if frames > 1:
+            fields = {name: Field((*it.shape[:-1], it.shape[-1] * frames), it.dtype) for name, it in fields.items()}
         self.cnns = nn.ModuleDict()
         self.names = sorted(name for name in fields if name != "legal")
         self.features = 0
@@ -130,21 +134,13 @@ class Encoder(nn.Module):
         """obs: name -> [n, ...]. Returns f32 [n, features]."""
         parts = []
         for number, name in enumerate(self.names):
-            x = obs[name]
+            x = obs[name] if self._frames == 1 else torch.cat(obs[name].unbind(1), -1)
             if str(number) in self.cnns:
                 parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
             else:
                 flat = x.reshape(x.shape[0], -1).float()
                 parts.append(flat / 255 if x.dtype == torch.uint8 and x.dim() > 2 else flat)  # a small image
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-def beside(obs: Obs) -> Obs:
-    """Observations that look back, [n, frames, ..., k], with the frames next to each other: [n, ..., frames * k].
-
-    A mask `legal`, bool [n, A], stays as it is. Who wants differences takes `x[:, 1:] - x[:, :-1]` of the frames.
-    """
-    return {name: x if name == "legal" else torch.cat(x.unbind(1), -1) for name, x in obs.items()}
 
 
 def is_image(field: Field) -> bool:

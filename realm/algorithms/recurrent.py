@@ -8,6 +8,7 @@ Axes: k sequences of K steps (K = T + 1 where a chunk is trained on, 1 where it 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,8 +20,9 @@ from realm.algorithms.batch import Sequences, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.losses import Loss, Network
 from realm.algorithms.networks import Deviations, Encoder, Obs
+from realm.algorithms.normalise import Moments, Observations, seen_by
 from realm.algorithms.ppo import PPO
-from realm.algorithms.settings import Settings
+from realm.algorithms.settings import NetworkSettings, Settings
 from realm.contract import ActionSpec, Array, Arrays, Fields, PredictContext
 
 STATE = "state."  # how the names of memories begin among the inputs and outputs of a network
@@ -29,8 +31,11 @@ STATE = "state."  # how the names of memories begin among the inputs and outputs
 class GRUNetwork(nn.Module):
     """Encoder, a layer, a GRU; the heads of policy and critic on it."""
 
-    def __init__(self, fields: Fields, action: ActionSpec, hidden: int) -> None:
+    def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
         super().__init__()
+        hidden = settings.hidden
+        self.observations = Observations(fields) if settings.normalise_obs else None
+        self.returns = Moments() if settings.normalise_returns else None
         self.encoder = Encoder(fields)
         self.layer = nn.Sequential(nn.Linear(self.encoder.features, hidden), nn.Tanh())
         self.gru = nn.GRU(hidden, hidden, batch_first=True)
@@ -40,7 +45,7 @@ class GRUNetwork(nn.Module):
             nn.init.orthogonal_(head.weight, gain)  # type: ignore[arg-type]
             nn.init.zeros_(head.bias)  # type: ignore[arg-type]
         if action.low:
-            self.actor_head.append(Deviations(len(action.low)))
+            self.actor_head.append(Deviations(len(action.low), settings.log_std))
 
     def unrolled(self, obs: Obs) -> Tensor:
         """The memory after each step, f32 [k, K, hidden]; it is empty before each step that is `first`."""
@@ -83,8 +88,8 @@ class RecurrentPPO(PPO):
         layer: str = "",
     ) -> None:
         """As `PPO`."""
-        settings.check("shared_trunk", settings.shared_trunk, "true, since policy and critic share the memory")
         settings.check("value_source", settings.value_source == "learner", "'learner', which unrolls the memory")
+        settings = dataclasses.replace(settings, shared_trunk=True)
         super().__init__(network, settings, device, seed, distribution, losses, Sequences, layer=layer)
 
     @torch.inference_mode()
@@ -95,7 +100,7 @@ class RecurrentPPO(PPO):
         """
         steps: dict[str, Any] = {name: x[:, None] for name, x in (*obs.items(), ("first", context.first))}
         steps |= {STATE + name: x for name, x in context.state.items()}
-        seen = {name: tensor(x, self.device) for name, x in steps.items()}
+        seen = seen_by(self.network, self.settings, {name: tensor(x, self.device) for name, x in steps.items()})
         policy, _, after = self.network(seen)  # type: ignore[misc]
         now = {name: x[:, 0] for name, x in seen.items() if name in obs}
         action, extra = self.distribution.act(policy[:, 0], now, context.explore, self.generator)

@@ -140,18 +140,24 @@ class Settings(Checked):
 
 @dataclass(frozen=True)
 class NetworkSettings(Settings):
-    """Those of PPO, and what its network is made of (`actor_critic.py`)."""
+    """Those of PPO, and what its network is made of (`actor_critic.py`, or with a memory `recurrent.py`)."""
 
     hidden: int = 64  # width of the two hidden layers of actor and critic
     activation: str = "tanh"  # between them: "tanh" or "relu"
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
+    frames: int = 1  # observations that the network sees at once, the newest last
+    memory: str = "none"  # "gru": policy and critic share one, which an episode begins with zeros
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("hidden",), 1)
-        self.check_choices({"activation": ("tanh", "relu")})
-        self.check_apart()
+        self.check_least(("hidden", "frames"), 1)
+        self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru")})
+        looks_back = self.frames > 1 or self.memory != "none"
+        self.check("frames", self.frames == 1 or self.memory == "none", "1 with a memory, which has seen the others")
+        self.check("value_source", not looks_back or self.value_source == "learner", "'learner' to look back")
+        if self.memory == "none":
+            self.check_apart()
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,12 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
     return {name: Field(part.shape or (), str(part.dtype)) for name, part in space.spaces.items()}
 
 
+def frames_before(obs: Fields, before: int) -> Fields:
+    """The memory of a policy that looks back (`Spec.state`): the last `before` observations, but for the mask."""
+    seen = {name: field for name, field in obs.items() if name != MASK} if before else {}
+    return {name: Field((before, *field.shape), field.dtype) for name, field in seen.items()}
+
+
 def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | None = None) -> ActionSpec:
     """The action space as an ActionSpec. kind: `spaces.Discrete` or `spaces.Box`, what the algorithm needs; None: any.
 

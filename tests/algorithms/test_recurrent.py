@@ -84,13 +84,9 @@ def test_an_episode_that_has_begun_anew_knows_nothing_of_the_one_before() -> Non
         torch.testing.assert_close(one[env, begin:], two[env, begin:])
 
 
-def test_a_memory_needs_its_settings() -> None:
-    for fields, sentence in (
-        ({"shared_trunk": False}, "recall.shared_trunk is False, it must be true, since"),
-        ({"value_source": "actor"}, "recall.value_source is 'actor', it must be 'learner', which"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            made(wait=4, **fields)
+def test_a_memory_needs_values_of_the_learner() -> None:
+    with pytest.raises(ValueError, match="recall.value_source is 'actor', it must be 'learner'"):
+        made(wait=4, value_source="actor")
 
 
 def test_it_recalls_a_cue() -> None:

@@ -1,17 +1,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from realm.algorithms.settings import Settings
+from realm.algorithms.settings import NetworkSettings
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class Config(NetworkSettings):
     table: ClassVar[str] = "recall"
     remember: bool = True
     reward_scale: float = 1.0
     hidden: int = 64
     chunk_length: int = 16
-    shared_trunk: bool = True
+    memory: str = "gru"
     advantage: str = "gae"
     lam: float = 0.95
     entropy_start: float = 0.01

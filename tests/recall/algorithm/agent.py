@@ -15,7 +15,7 @@ from tests.recall.config import Config
 class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.config, self.model = config, GRUNetwork(spec.obs, spec.action, config.hidden).to(device)
+        self.config, self.model = config, GRUNetwork(spec.obs, spec.action, config).to(device)
         self.ppo = RecurrentPPO(self.model, config, torch.device(device), seed, distribution_of(spec.action))
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:

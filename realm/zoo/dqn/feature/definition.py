@@ -4,9 +4,9 @@ from typing import Any
 
 from gymnasium import spaces
 
-from realm.contract import Draw, Field, Spec
+from realm.contract import Draw, Spec
 from realm.zoo.dqn.config import Config
-from realm.zoo.gym import MASK, action_spec, make_vec, obs_fields
+from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields
 
 
 def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:
@@ -16,6 +16,5 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 def spec(envs: Any, config: Config) -> Spec:
     obs, before = obs_fields(envs), config.frames - 1
     draw = Draw(config.n_step, config.gamma, look_back=before)
-    inputs = {name: field for name, field in obs.items() if name != MASK} if before else {}
-    seen = {name: Field((before, *field.shape), field.dtype) for name, field in inputs.items()}
-    return Spec(obs, action_spec(envs, spaces.Discrete), {}, config.chunk_length, state=seen, draw=draw)
+    memory = frames_before(obs, before)
+    return Spec(obs, action_spec(envs, spaces.Discrete), {}, config.chunk_length, state=memory, draw=draw)

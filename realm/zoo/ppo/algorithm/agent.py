@@ -4,25 +4,38 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch import nn
 
 from realm.algorithms.actor_critic import ActorCritic
+from realm.algorithms.batch import Rows
 from realm.algorithms.distributions import distribution_of
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
+from realm.algorithms.recurrent import GRUNetwork, RecurrentPPO
+from realm.algorithms.windows import Windows, with_frames
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.ppo.config import Config
 
 
 class Agent:
-    acting = ("actor_net.", "observations.")  # the critic stays with the learner
-
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = ActorCritic(spec.obs, spec.action, config).to(device)
-        self.ppo = PPO(self.model, config, torch.device(device), seed, distribution_of(spec.action))
+        of = spec.obs, spec.action, config
+        own = config, torch.device(device), seed, distribution_of(spec.action)
+        self.acting: tuple[str, ...] = ("actor_net.", "observations.")  # the critic stays with the learner
+        if config.memory == "gru":
+            self.acting = ("",)  # but not where it shares the memory
+            self.model: nn.Module = GRUNetwork(*of).to(device)
+            self.ppo: PPO = RecurrentPPO(self.model, *own)
+        else:
+            self.model = ActorCritic(*of).to(device)
+            self.ppo = PPO(self.model, *own, cut=Windows if config.frames > 1 else Rows)
 
-    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
-        return self.ppo.act(obs, context.explore)
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
+        if isinstance(self.ppo, RecurrentPPO):
+            return self.ppo.remember(obs, context)
+        seen, memory = with_frames(obs, context)
+        return (*self.ppo.act(seen, context.explore), memory)
 
     def greedy(self, obs: Obs) -> Obs:
         return self.ppo.greedy(obs)

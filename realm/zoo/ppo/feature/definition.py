@@ -3,7 +3,7 @@
 from typing import Any
 
 from realm.contract import Field, Spec
-from realm.zoo.gym import action_spec, make_vec, obs_fields
+from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields
 from realm.zoo.ppo.config import Config
 
 
@@ -16,4 +16,7 @@ def spec(envs: Any, config: Config) -> Spec:
     extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
     if action.low:
         extra["drawn"] = Field((len(action.low),), "float32")  # before it was cut to the action space
-    return Spec(obs_fields(envs), action, extra, config.chunk_length)
+    obs = obs_fields(envs)
+    gru = {"memory": Field((config.hidden,), "float32")}
+    memory = gru if config.memory == "gru" else frames_before(obs, config.frames - 1)
+    return Spec(obs, action, extra, config.chunk_length, state=memory)
