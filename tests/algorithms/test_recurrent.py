@@ -85,7 +85,7 @@ def test_an_episode_that_has_begun_anew_knows_nothing_of_the_one_before() -> Non
 
 
 def test_a_memory_needs_values_of_the_learner() -> None:
-    with pytest.raises(ValueError, match="recall.value_source is 'actor', it must be 'learner'"):
+    with pytest.raises(ValueError, match=r"recall.value_source is 'actor', it must be 'learner'"):
         made(wait=4, value_source="actor")
 
 

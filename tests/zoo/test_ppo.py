@@ -114,7 +114,7 @@ def trained(env: type[gymnasium.Env[Any, Any]], updates: int, **settings: Any) -
     obs, _ = envs.reset(seed=0)
     chunks = ChunkBuilder(spec, obs)
     while training.version.update < updates:
-        action, extra = agent.predict(obs, context(8))
+        action, extra, _ = agent.predict(obs, context(8))
         obs, reward, terminated, truncated, _ = envs.step(action)
         chunks.step(Prediction(action, extra, training.version), reward, terminated, truncated, obs)
         if chunks.full:
