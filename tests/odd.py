@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
@@ -21,6 +22,7 @@ class Odd(gymnasium.Env[Any, Any]):
     def __init__(self, obs: spaces.Space[Any], action: spaces.Space[Any], given: Any = None) -> None:
         self.observation_space, self.action_space, self.given = obs, action, given
         self.seen: list[Any] = []
+        self.took: list[tuple[Any, Any]] = []  # observation and action
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.steps = 0
@@ -28,6 +30,7 @@ class Odd(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
         assert self.action_space.contains(action), action
+        self.took.append((self.seen[-1], action))
         self.steps += 1
         own = {"episode": {"r": 5.0, "l": 5, "t": 0.1}} if self.steps == 5 else {}  # as its own recorder reports it
         odd = {"path": np.zeros(len(self.seen)), "at": {"forces": np.zeros((len(self.seen), 2)), "of": ["foot"]}}
@@ -44,6 +47,11 @@ def registered(obs: spaces.Space[Any], action: spaces.Space[Any], given: Any = N
     own = {"obs": obs, "action": action, "given": given}
     gymnasium.register(name, entry_point=Odd, kwargs=own, disable_env_checker=True)
     return name
+
+
+def batched(space: spaces.Space[Any], obs: list[Any]) -> Any:
+    """As vector environments give them."""
+    return concatenate(space, obs, create_empty_array(space, len(obs)))
 
 
 def untrained(package: str, obs: spaces.Space[Any], action: spaces.Space[Any]) -> TrainedPolicy:

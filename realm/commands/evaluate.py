@@ -244,7 +244,8 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
     player = load_player(config, checkpoint, config.env, _EXPORT_ENVS, EVAL_SEED)
     try:
         with busy("exporting"), writing(out):
-            names, outputs = write_onnx(player.agent, player.spec, player.envs, out)
+            told = {"run": config.app.run_name, "environment": config.env, "env_steps": checkpoint.env_steps}
+            names, outputs = write_onnx(player.agent, player.spec, player.envs, out, told)
         fields = zip(names, player.spec.obs.values(), strict=True)
         inputs = ", ".join(f"{name} {field.dtype}{['N', *field.shape]}" for name, field in fields)
         say(f"{checkpoint.path} is written to {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -7,7 +7,9 @@ and actions of the environment itself; `OnnxPolicy` runs such a file, to compare
 from __future__ import annotations
 
 import importlib
+import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +56,16 @@ class _Greedy(torch.nn.Module):
         return tuple(outputs.values())
 
 
-def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> tuple[list[str], list[str]]:
+def write_onnx(
+    agent: Any, spec: Spec, envs: Any, path: Path, told: Mapping[str, Any] | None = None
+) -> tuple[list[str], list[str]]:
     """Write the greedy policy of an agent on the CPU; returns the names of the inputs, in the order of the Spec, and of
     the outputs, `action` among them.
 
     envs: what its package makes. A VectorActionWrapper there must have `tensors(actions)`, which does by torch alone
-    what its `actions` does. Raises UserCodeError if the agent has no `greedy`, has a memory, or computes what ONNX
-    cannot say; OSError.
+    what its `actions` does. told: what the file's metadata shall say, next to `inputs` (how each is made of a raw
+    observation) and `action`; all of it as JSON. Raises UserCodeError if the agent has no `greedy`, has a memory, or
+    computes what ONNX cannot say; OSError.
     """
     package = type(agent).__module__
     wrappers = [layer for layer in layers(envs) if isinstance(layer, VectorActionWrapper)]
@@ -102,6 +107,23 @@ def write_onnx(agent: Any, spec: Spec, envs: Any, path: Path) -> tuple[list[str]
         except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
             text = (str(error).strip() or repr(error)).splitlines()[0]
             raise UserCodeError(f"{package}: Agent.greedy cannot be exported: {text}") from error
+    seen: Any = next((layer.inputs for layer in layers(envs) if hasattr(layer, "inputs")), {})
+    space: Any = getattr(envs.unwrapped, "single_action_space", None)
+    about = {
+        **(told or {}),
+        "inputs": {
+            input_name: seen.get(name) or {"shape": spec.obs[name].shape, "dtype": spec.obs[name].dtype}
+            for input_name, name in zip(inputs, names, strict=True)
+        },
+        "action": {"space": " ".join(str(space).split()), "shape": space.shape, "dtype": str(space.dtype)}
+        if space
+        else {},
+    }
+    import onnx  # late: it may not be installed
+
+    model = onnx.load(str(path))
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
+    onnx.save(model, str(path))
     return inputs, outputs
 
 
@@ -113,6 +135,8 @@ class OnnxPolicy:
 
         self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         self._inputs = [one.name for one in self._session.get_inputs()]
+        told = self._session.get_modelmeta().custom_metadata_map
+        self.about: dict[str, Any] = {name: json.loads(value) for name, value in told.items()}
 
     def act(self, obs: Arrays) -> Array:
         """obs: name -> [N, ...]. Returns the environment's action for each row, the greedy one, [N, ...]."""

@@ -7,6 +7,7 @@ through them, so that a program needs only the environment itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,19 +43,22 @@ class TrainedPolicy:
         explore when it saved this model.
 
         obs: an observation of the environment, as `gymnasium.make` gives it, or of N with a leading N in each array; or
-        as `make_envs` gives them: name -> [N, ...], or name -> [...] of one; where `spec.obs` has a single name, also
-        that array alone. first: bool [N], which rows begin an episode; only an agent with a memory looks at it, and
-        without it the first call begins one. Returns an action of the environment, or [N, ...].
-        Raises ContractError for other shapes.
+        as `make_envs` gives them, name -> [N, ...] or [...]. Returns an action of the environment, or [N, ...].
+        first: bool [N], which rows begin an episode: an agent with a memory keeps one for each row. Without it, those
+        begin one that are new since `reset`. Raises ContractError for an observation that does not fit.
         """
         arrays, one = self._arrays(obs)
-        count = len(np.atleast_1d(next(iter(arrays.values()))))
+        count = len(next(iter(arrays.values())))
         check_arrays(arrays, self.spec.obs, (count,), "the observations")
         begin = np.arange(count) >= self._begun if first is None else np.reshape(first, count).astype(np.bool_)
         self._begun = max(self._begun, count)
         context = PredictContext(np.arange(count), begin, np.full(count, explore, np.float32))
         action = own_actions(self.player.envs, self.player.predict(arrays, context)[0])
         return action[0] if one else action
+
+    def reset(self) -> None:
+        """Forget what was seen, if the agent has a memory. Call it where an episode begins."""
+        self._begun = 0
 
     def make_envs(self, num_envs: int, seed: int = 0) -> Any:
         """Environments as the model was trained in, with its features: a gymnasium vector environment. They take what
@@ -69,37 +73,20 @@ class TrainedPolicy:
 
     def _arrays(self, obs: Any) -> tuple[Arrays, bool]:
         """Observations as the agent has them, name -> [N, ...], and whether they are of one environment."""
-        fields, envs = self.spec.obs, self.player.envs
-        raw = getattr(envs.unwrapped, "single_observation_space", None)
-        shapes = _leading(raw, obs)
-        if len(shapes) == 1 and (leading := shapes.pop()) is not None:
-            one = leading == ()
-            obs = _batch(raw, obs, leading or (1,))
-            for layer in reversed(list(layers(envs))):
-                obs = layer.observations(obs) if isinstance(layer, VectorObservationWrapper) else obs
-            return self._of_spec(obs), one
-        arrays = self._of_spec(obs)
-        one = all(array.shape == fields[name].shape for name, array in arrays.items())
-        return {name: array[None] if one else array for name, array in arrays.items()}, one
-
-    def _of_spec(self, obs: Any) -> Arrays:
+        envs = self.player.envs
         fields = self.spec.obs
-        if not isinstance(obs, Mapping):
-            if len(fields) != 1:
-                raise ContractError(f"the observations must be a dict of {', '.join(fields)}, got {type(obs).__name__}")
-            obs = {next(iter(fields)): obs}
-        if missing := fields.keys() - obs.keys():
-            raise ContractError(
-                f"the observations lack {', '.join(sorted(missing))}; they must hold {', '.join(fields)}"
-            )
-        arrays = {name: np.asarray(obs[name]) for name in fields}
-        # gymnasium's environments give float64 where the packages of the zoo take float32
-        return {
-            name: array.astype(fields[name].dtype)
-            if array.dtype.kind == "f" == np.dtype(fields[name].dtype).kind
-            else array
-            for name, array in arrays.items()
-        }
+        agents = spaces.Dict(
+            [(name, spaces.Box(0, 1, one.shape, np.dtype(one.dtype).type)) for name, one in fields.items()]
+        )
+        try:
+            seen, one = _batch(getattr(envs.unwrapped, "single_observation_space", agents), obs)
+        except ContractError:
+            with suppress(ContractError):
+                return _batch(agents, obs)
+            raise
+        for layer in reversed(list(layers(envs))):
+            seen = layer.observations(seen) if isinstance(layer, VectorObservationWrapper) else seen
+        return dict(seen) if isinstance(seen, Mapping) else {next(iter(fields)): seen}, one
 
 
 def layers(envs: Any) -> Iterator[Any]:
@@ -116,25 +103,36 @@ def own_actions(envs: Any, actions: Array) -> Any:
     return actions
 
 
-def _leading(space: Any, obs: Any) -> set[tuple[int, ...] | None]:
-    """The axes in front of the arrays of `obs`, () or (N,), if it is an observation of `space` or N; None if not."""
-    if isinstance(space, spaces.Dict) and isinstance(obs, Mapping) and obs.keys() == space.spaces.keys():
-        return set[tuple[int, ...] | None]().union(*(_leading(part, obs[key]) for key, part in space.spaces.items()))
-    if isinstance(space, spaces.Tuple) and isinstance(obs, tuple | list) and len(obs) == len(space.spaces):
-        return set[tuple[int, ...] | None]().union(*map(_leading, space.spaces, obs))
-    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        array, shape = np.asarray(obs), space.shape or ()
-        more = array.ndim - len(shape)
-        numbers = array.dtype.kind in ("biuf" if isinstance(space, spaces.Box) else "biu")
-        if numbers and more in (0, 1) and array.shape[more:] == shape:
-            return {array.shape[:more]}
-    return {None}
+def _batch(space: Any, obs: Any) -> tuple[Any, bool]:
+    """Observations of a space with a leading N, as vector environments give them, and whether it was one without."""
+    leading = set[tuple[int, ...]]()
 
+    def fitted(space: Any, obs: Any, label: str) -> Any:
+        got = f"a {type(obs).__name__}"
+        if isinstance(space, spaces.Dict):
+            if isinstance(obs, Mapping) and not (missing := space.spaces.keys() - obs.keys()):
+                return {key: fitted(part, obs[key], f"{label}[{key!r}]") for key, part in space.spaces.items()}
+            names = ", ".join(map(str, space.spaces))
+            got = f"one without {', '.join(map(str, missing))}" if isinstance(obs, Mapping) else got
+            raise ContractError(f"{label} must be a dict of {names}, got {got}")
+        if isinstance(space, spaces.Tuple):
+            if isinstance(obs, tuple | list) and len(obs) == len(space.spaces):
+                return tuple(fitted(part, obs[i], f"{label}[{i}]") for i, part in enumerate(space.spaces))
+            raise ContractError(f"{label} must be a tuple of {len(space.spaces)} parts, got {got}")
+        shape, dtype = space.shape or (), space.dtype
+        with suppress(ValueError):  # of lists of several lengths
+            array = np.asarray(obs)
+            more = array.ndim - len(shape)
+            got = f"{array.dtype}{list(array.shape)}" if array.dtype.kind in "biuf" else got
+            numbers = "biuf" if getattr(dtype, "kind", "") == "f" else "biu"
+            if array.dtype.kind in numbers and more in (0, 1) and array.shape[more:] == shape:
+                leading.add(array.shape[:more])
+                return array.astype(dtype).reshape(*(array.shape[:more] or (1,)), *shape)
+        many = f"{dtype}{['N', *shape]}".replace("'", "")
+        raise ContractError(f"{label} must be {dtype}{list(shape)} or {many}, got {got}")
 
-def _batch(space: Any, obs: Any, leading: tuple[int, ...]) -> Any:
-    """The same with a leading N, as vector environments give it."""
-    if isinstance(space, spaces.Dict):
-        return {key: _batch(part, obs[key], leading) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_batch(part, one, leading) for part, one in zip(space.spaces, obs, strict=True))
-    return np.reshape(obs, (*leading, *space.shape))
+    batch = fitted(space, obs, "the observation")
+    if len(leading) != 1:
+        rows = " and ".join(sorted(f"{list(axes)}" for axes in leading))
+        raise ContractError(f"the parts of the observation differ in their leading axes, {rows}")
+    return batch, leading == {()}

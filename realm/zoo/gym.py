@@ -76,7 +76,9 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         }
 
     space = spaces.Dict(single)
-    return TransformObservation(RecordEpisodeStatistics(envs), observed, batch_space(space, num_envs), space)
+    numbers = _Observed(RecordEpisodeStatistics(envs), observed, batch_space(space, num_envs), space)
+    numbers.inputs = {name: _described(path, own, single[name]) for name, (path, own) in parts.items()}
+    return numbers
 
 
 class _Envs(SyncVectorEnv):
@@ -199,6 +201,24 @@ def _whole(space: Any) -> tuple[Any, list[int]]:
 
 
 # ---- observations ----
+
+
+class _Observed(TransformObservation):
+    inputs: dict[str, dict[str, Any]]
+    """Name -> what `_described` gives, for `realm export`."""
+
+
+def _described(path: _Path, own: Any, space: Any) -> dict[str, Any]:
+    """What `_numbers` makes of the part of an observation at these keys, as JSON has it: the space; then each number as
+    `one_hot`, side by side, with the least value and the count of each; or the axes in another order (`transpose`); and
+    at last `shape` and `dtype` of the array."""
+    steps: dict[str, Any] = {"path": list(path), "space": " ".join(str(own).split())}
+    if isinstance(own, _CHOICES):
+        start, counts = _whole(own)
+        steps["one_hot"] = [list(pair) for pair in zip(np.ravel(start).tolist(), counts, strict=True)]
+    elif len(own.shape) == 3 and own.shape != space.shape:
+        steps["transpose"] = [1, 2, 0]
+    return {**steps, "shape": list(space.shape), "dtype": str(space.dtype)}
 
 
 def _parts(space: spaces.Space[Any], path: _Path = ()) -> Iterator[tuple[_Path, Any]]:

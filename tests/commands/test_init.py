@@ -13,12 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from realm.commands.init import _name_of
 from realm.commands.main import main
@@ -45,7 +43,7 @@ from realm.watch.meters import Meters
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 from tests.cluster import ROOT
 from tests.console import end, realm, start
-from tests.odd import Odd, registered, untrained
+from tests.odd import Odd, registered
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)
 
@@ -213,53 +211,6 @@ def test_an_observation_outside_its_space_is_named(space: spaces.Space[Any], giv
 
 
 MASKS = {"a": FLOATS, "action_mask": spaces.MultiBinary(3)}
-
-
-@pytest.mark.parametrize(
-    ("package", "obs", "action"),
-    [
-        ("ppo", FLOATS, spaces.Discrete(3, start=5)),
-        ("dqn", spaces.Discrete(4, start=1), spaces.MultiDiscrete([3, 2], start=[1, -1])),
-        ("ppo", spaces.Tuple((spaces.Discrete(3), FLOATS)), spaces.MultiBinary((2, 2))),
-        ("dqn", spaces.MultiDiscrete([2, 3]), spaces.Box(0, 9, (2,), np.int32)),
-        ("dqn", spaces.Dict(MASKS), spaces.Discrete(3, start=-1)),
-        ("ppo", spaces.Dict({"a": spaces.Dict({7: spaces.Discrete(2)})}), spaces.Discrete(2, dtype=np.int32)),
-        (
-            "ppo",
-            spaces.Box(0, 255, (3, 40, 44), np.uint8),
-            spaces.Box(np.float16(0.1), np.float16(0.7), dtype=np.float16),
-        ),
-        (
-            "td3",
-            spaces.Box(-1, 1, (), np.float32),
-            spaces.Box(np.array([0.7, 1, 2]), np.array([0.9, 1, 3]), dtype=np.float64),
-        ),
-        ("sac", FLOATS, spaces.Box(0.81, 1.19, (2, 2))),
-    ],
-)
-def test_a_policy_acts_as_its_environment_speaks(
-    package: str, obs: spaces.Space[Any], action: spaces.Space[Any]
-) -> None:
-    """On one raw observation, on several, and in the environments that it makes; the environment itself refuses what is
-    not of its space."""
-    policy = untrained(package, obs, action)
-    env = policy.config.env["id"]
-    one, several, own = gymnasium.make(env), gymnasium.make_vec(env, 3), policy.make_envs(3)
-    seen = one.reset()[0]
-    for _ in range(5):
-        chosen = policy.act(seen)
-        assert chosen.dtype == action.dtype
-        seen = one.step(chosen)[0]
-    for envs in (several, own):
-        seen = envs.reset()[0] if envs is own else batched(obs, [obs.sample() for _ in range(3)])
-        for explore in (0.0, 1.0):
-            chosen = policy.act(seen, explore=explore)
-            assert envs.action_space.contains(chosen), chosen
-            assert envs is several or envs.step(chosen)
-
-
-def batched(space: spaces.Space[Any], obs: list[Any]) -> Any:
-    return concatenate(space, obs, create_empty_array(space, len(obs)))
 
 
 LEGAL = spaces.Box(np.eye(6, dtype=np.int8)[0], np.ones(6, np.int8), dtype=np.int8)

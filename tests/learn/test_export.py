@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from realm.learn import checkpoint
 from realm.learn.evaluation import Player
 from realm.learn.export import PACKAGES, OnnxPolicy, write_onnx
 from realm.user import load_agent, load_definition, load_hyper
-from tests.odd import untrained
+from tests.odd import batched, untrained
 
 ROOT = Path(__file__).parents[2]
 needs_onnx = pytest.mark.skipif(
@@ -93,7 +94,23 @@ def test_an_exported_model_acts_as_the_model_does(
     )
 
 
+GREY = spaces.Box(0, 255, (40, 44), np.uint8)
+RICH = spaces.Dict({"a": spaces.Dict({7: spaces.Discrete(2)}), "b": spaces.Tuple((spaces.MultiDiscrete([2, 3]), GREY))})
 NAMED = spaces.Dict({key: spaces.Box(-1, 1, (2,)) for key in ("action", "a/b", "größe", "logits", "action.1")})
+
+
+def by_metadata(obs: Any, told: dict[str, Any]) -> Any:
+    """An input of an exported file, by nothing but what its metadata says."""
+    for key in told["path"]:
+        obs = obs[key]
+    array = np.asarray(obs)
+    if "one_hot" in told:
+        columns = np.reshape(array, (len(array), -1)).T
+        pairs = zip(columns, told["one_hot"], strict=True)
+        array = np.concatenate([np.eye(count)[column - least] for column, (least, count) in pairs], axis=1)
+    if "transpose" in told:
+        array = np.transpose(array, (0, *(1 + axis for axis in told["transpose"])))
+    return array.reshape(-1, *told["shape"]).astype(told["dtype"])
 
 
 @needs_onnx
@@ -105,6 +122,8 @@ NAMED = spaces.Dict({key: spaces.Box(-1, 1, (2,)) for key in ("action", "a/b", "
         ("td3", NAMED, spaces.Box(np.array([0.7, 1, 2]), np.array([0.9, 1, 3]), dtype=np.float64)),
         ("sac", spaces.Tuple((spaces.MultiBinary(3),)), spaces.Box(0.81, 1.19, (2, 2))),
         ("ppo", spaces.MultiBinary(3), spaces.Box(np.float16(0.1), np.float16(0.7), dtype=np.float16)),
+        ("ppo", RICH, spaces.MultiBinary((2, 2))),
+        ("dqn", spaces.Dict({"seen": spaces.Box(0, 255, (3, 40, 44), np.uint8), "grey": GREY}), spaces.Discrete(3)),
     ],
 )
 def test_an_exported_model_speaks_as_its_environment(
@@ -114,6 +133,15 @@ def test_an_exported_model_speaks_as_its_environment(
     player, file = policy.player, tmp_path / "model.onnx"
     write_onnx(player.agent, player.spec, player.envs, file)
     seen = policy.make_envs(5).reset(seed=1)[0]
+    session = OnnxPolicy(file)
+    raw = batched(obs, [obs.sample() for _ in range(5)])
+    converted = {name: by_metadata(raw, told) for name, told in session.about["inputs"].items()}
+    np.testing.assert_allclose(session.act(converted), policy.act(raw), rtol=1e-3)
+    assert session.about["action"] == {
+        "space": " ".join(str(action).split()),
+        "shape": list(action.shape),
+        "dtype": str(action.dtype),
+    }
     answer, wanted = OnnxPolicy(file).act(seen), policy.act(seen)
     assert answer.dtype == action.dtype
     assert all(action.contains(one) for one in answer)
@@ -182,12 +210,15 @@ def test_a_policy_acts_on_one_observation_and_on_many(tmp_path: Path, monkeypatc
     assert not any(module.training for module in policy.player.agent.model.modules())  # and so it is exported
     env.step(policy.act(seen[0]))
     for wrong, text in (
-        (seen[0, :3], "state must be float32"),
-        ({"other": seen}, "the observations lack state"),
-        (seen.astype(np.int64), "state must be float32"),
-        (None, "state must be float32"),
+        (seen[0, :3], "got float32[3]"),
+        (seen[None], "got float32[1, 20, 4]"),
+        ({"other": seen}, "got a dict"),
+        (env.reset(), "got a tuple"),
+        (None, "got a NoneType"),
     ):
-        with pytest.raises(ContractError, match=text):
+        with pytest.raises(
+            ContractError, match=re.escape(f"the observation must be float32[4] or float32[N, 4], {text}")
+        ):
             policy.act(wrong)
 
 
