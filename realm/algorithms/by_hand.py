@@ -95,7 +95,7 @@ def gradient(
     net: Net, settings: Settings, part: Part, minibatch: Batch, distribution: Distribution, now: Schedule
 ) -> Metrics:
     """The gradient of the sum of losses, into the parameters' `grad`. Returns what `Part` reports of a gradient step:
-    "loss", the sum, and "grad_norm", f32 [], and the metrics of `losses.total`."""
+    "loss", the sum, and "grad_norm", f32 [], and the metrics of `losses.by_graph`."""
     if part.critic:
         error = net.forward(minibatch.obs)[:, 0] - minibatch.target.numpy()
         value_loss = 0.5 * float(np.dot(error, error)) / len(error)

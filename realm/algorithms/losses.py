@@ -140,14 +140,7 @@ def ppo_losses(settings: Settings) -> list[Loss]:
 def by_graph(network: Network, part: Part, minibatch: Batch, distribution: Distribution, now: Schedule) -> Metrics:
     """The gradient of the sum of losses, into the parameters' `grad`, by torch. Returns "loss", the sum, and
     "grad_norm", f32 [], each loss, and the log-ratios f32 [n] if it is the policy's part."""
-    loss, metrics = total(part, minibatch, outputs_of(part, network, distribution, minibatch), now)
-    part.adam.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return {"loss": loss.detach(), **metrics, "grad_norm": part.adam.grad_norm()}
-
-
-def total(part: Part, minibatch: Batch, outputs: Outputs, now: Schedule) -> tuple[Tensor, Metrics]:
-    """The sum of the losses, f32 [], and the metrics."""
+    outputs = outputs_of(part, network, distribution, minibatch)
     ratios = {"log_ratio": outputs.log_ratio, "proximal_log_ratio": outputs.proximal_log_ratio}
     metrics: Metrics = {name: x.detach() for name, x in ratios.items() if len(x)}
     terms: list[Tensor] = []
@@ -159,7 +152,10 @@ def total(part: Part, minibatch: Batch, outputs: Outputs, now: Schedule) -> tupl
         if part.layer is not None:
             (grad,) = torch.autograd.grad(terms[-1], part.layer, retain_graph=True, materialize_grads=True)
             metrics[f"{loss.name}_grad_norm"] = torch.linalg.vector_norm(grad)
-    return reduce(torch.add, terms), metrics
+    part.adam.zero_grad()
+    total = reduce(torch.add, terms)
+    total.backward()  # type: ignore[no-untyped-call]
+    return {"loss": total.detach(), **metrics, "grad_norm": part.adam.grad_norm()}
 
 
 def joined(parts: list[Metrics | None]) -> Metrics | None:

@@ -32,7 +32,7 @@ from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, join
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
-from realm.algorithms.side_by_side import SameThread, SideBySide
+from realm.algorithms.side_by_side import SideBySide, finished
 from realm.contract import Array, Arrays, Chunk, Learned, SampleInfo
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see `batch.tensor`
@@ -155,9 +155,9 @@ class PPO:
     def gradient_step(self, minibatch: Batch, now: Schedule) -> list[Future[Metrics | None]]:
         """One of each part of the network, at the same time where they share no weights."""
         if not math.isfinite(minibatch.advantage.sum()):
-            return [SameThread().submit(lambda: None)]  # whatever spoiled them spoiled targets of the batch, too
+            return [finished(None)]  # whatever spoiled them spoiled targets of the batch, too
         others = [self.side.submit(self._descend, part, minibatch, now) for part in self.parts[1:]]
-        return [SameThread().submit(self._descend, self.parts[0], minibatch, now), *others]
+        return [finished(self._descend(self.parts[0], minibatch, now)), *others]
 
     def _descend(self, part: Part, minibatch: Batch, now: Schedule) -> Metrics | None:
         """One step of Adam. Returns the metrics, or None without a step where loss or gradient is not finite."""

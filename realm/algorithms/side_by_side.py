@@ -17,9 +17,13 @@ class SameThread(Executor):
     """An executor without a thread: it does the work at once."""
 
     def submit(self, work: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
-        done: Future[Answer] = Future()
-        done.set_result(work(*args, **kwargs))
-        return done
+        return finished(work(*args, **kwargs))
+
+
+def finished(answer: Answer) -> Future[Answer]:
+    done: Future[Answer] = Future()
+    done.set_result(answer)
+    return done
 
 
 class SideBySide:
