@@ -2,6 +2,7 @@
 
     python tools/bench/sb3.py                  # conf/ppo/halfcheetah.toml, in one process with one and two threads
     python tools/bench/sb3.py --config conf/ppo/hopper.toml --rounds 5
+    python tools/bench/sb3.py --returns --env-steps 200000 --rounds 2    # mean returns of greedy episodes instead
 
 Each row trains from scratch, without evaluations, and what counts is the time of `--env-steps` after as many others. A
 million is scaled from that. The table has medians over the rounds, and what Realm takes of stable-baselines3's time:
@@ -11,17 +12,23 @@ of the same threads, and of the fastest.
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.load import RunConfig, load_config
 from realm.user import hyper_of
 from tools import common
+
+EVALUATIONS = 25  # of a run with --returns, ten greedy episodes each
 
 
 def of_realm(path: Path, threads: int, env_steps: int) -> float:
@@ -38,30 +45,82 @@ def of_realm(path: Path, threads: int, env_steps: int) -> float:
     return taken[1] - taken[0]
 
 
-def of_sb3(config: RunConfig, threads: int, env_steps: int) -> float:
+def sb3_model(config: RunConfig, seed: int) -> Any:
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
     own: Any = hyper_of(config)
-    torch.set_num_threads(threads)
-    envs: Any = make_vec_env(config.env["id"], int(config.app.aisrv_connect_to_kaiwu_env_count))
+    envs: Any = make_vec_env(config.env["id"], int(config.app.aisrv_connect_to_kaiwu_env_count), seed=seed)
     if own.normalise_obs or own.normalise_returns:
         envs = VecNormalize(envs, norm_obs=own.normalise_obs, norm_reward=own.normalise_returns, gamma=own.gamma_start)
     layers, activation = [own.hidden] * 2, torch.nn.Tanh if own.activation == "tanh" else torch.nn.ReLU
     network = {"net_arch": {"pi": layers, "vf": layers}, "activation_fn": activation}
-    model = PPO(
+    return PPO(
         "MlpPolicy", envs, n_steps=own.chunk_length, batch_size=own.minibatch_size, n_epochs=own.epochs,
         gamma=own.gamma_start, gae_lambda=own.lam, clip_range=own.clip, ent_coef=own.entropy_start,
         learning_rate=lambda left: own.lr_end + left * (own.lr_start - own.lr_end), vf_coef=own.vf_coef,
-        max_grad_norm=own.max_grad_norm, device="cpu",
+        max_grad_norm=own.max_grad_norm, device="cpu", seed=seed,
         policy_kwargs={**network, "ortho_init": own.orthogonal, "log_std_init": own.log_std},
     )  # fmt: skip
+
+
+def of_sb3(config: RunConfig, threads: int, env_steps: int) -> float:
+    import torch
+
+    torch.set_num_threads(threads)
+    model = sb3_model(config, seed=0)
     model.learn(env_steps)
     begin, before = time.monotonic(), model.num_timesteps
     model.learn(env_steps, reset_num_timesteps=False)
     return (time.monotonic() - begin) * env_steps / (model.num_timesteps - before)
+
+
+def returns_of_realm(path: Path, config: RunConfig, seed: int, env_steps: int) -> list[float]:
+    """Mean returns of the evaluations."""
+    table = hyper_of(config).table
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"max_env_steps={env_steps}", f"{table}.total_env_steps={env_steps}", f"seed={seed}"]
+        settings += ["run_name=beside", f"eval_every_steps={env_steps // EVALUATIONS}"]
+        if code := common.run_process(common.start_command(path, [f"log_dir={folder}", *settings])):
+            sys.exit(f"error: a run of {path} ended with exit code {code}")
+        lines = (Path(folder) / "beside" / "evaluations.jsonl").read_text().splitlines()
+    return [float(json.loads(line)["score"]) for line in lines]
+
+
+def returns_of_sb3(config: RunConfig, seed: int, env_steps: int) -> list[float]:
+    import torch
+    from stable_baselines3.common.callbacks import EvalCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    model = sb3_model(config, seed)
+    envs: Any = make_vec_env(config.env["id"], 1, seed=seed + 100)
+    if isinstance(model.get_env(), VecNormalize):
+        envs = VecNormalize(envs, training=False, norm_obs=model.get_env().norm_obs, norm_reward=False)
+    with tempfile.TemporaryDirectory() as folder:
+        every = env_steps // EVALUATIONS // model.n_envs
+        model.learn(env_steps, EvalCallback(envs, n_eval_episodes=10, eval_freq=every, log_path=folder, verbose=0))
+        found = np.load(Path(folder) / "evaluations.npz")["results"]
+    return [float(one.mean()) for one in found]
+
+
+def compare_returns(args: argparse.Namespace, config: RunConfig) -> None:
+    """Print a table of the last evaluations of each seed, and write all of them."""
+    curves: dict[str, list[list[float]]] = {"realm": [], "sb3": []}
+    show = common.counting("runs", 2 * args.rounds)
+    for seed in range(1, args.rounds + 1):
+        curves["realm"].append(returns_of_realm(args.config, config, seed, args.env_steps))
+        curves["sb3"].append(returns_of_sb3(config, seed, args.env_steps))
+        show(2 * seed, 2 * seed)
+    print("\n| seed | Realm, last five of its evaluations | stable-baselines3 |\n|---:|---:|---:|")
+    for seed, (ours, theirs) in enumerate(zip(*curves.values(), strict=True), 1):
+        print(f"| {seed} | {statistics.fmean(ours[-5:]):,.0f} | {statistics.fmean(theirs[-5:]):,.0f} |")
+    about = common.about()
+    print(f"\n`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}")
+    common.write_json(args.out, {"about": about, "returns": curves})
 
 
 def main() -> None:
@@ -69,12 +128,15 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=common.ROOT / "conf" / "ppo" / "halfcheetah.toml")
     parser.add_argument("--env-steps", type=int, default=16_384)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of each; with --returns the seeds (default: 3)")
+    parser.add_argument("--returns", action="store_true", help="compare returns over env steps, not seconds")
     parser.add_argument("--out", type=Path, default=Path("train/sb3.json"))
     args = parser.parse_args()
     common.end_in_order()
     common.check_out(args.out)
     config, scale = load_config(args.config), 1e6 / args.env_steps
+    if args.returns:
+        return compare_returns(args, config)
     taken: dict[str, dict[int, list[float]]] = {who: {n: [] for n in args.threads} for who in ("realm", "sb3")}
     show = common.counting("runs", 2 * len(args.threads) * args.rounds)
     for number in range(args.rounds):
