@@ -170,14 +170,24 @@ def joined(parts: list[Metrics | None]) -> Metrics | None:
     return whole
 
 
-def means(steps: list[Metrics], clip: float) -> dict[str, float]:
-    """The mean of each number over the gradient steps, and how far the policy moved: computed once from the ratios of
-    all rows, instead of a dozen small operations in each step."""
-    log_ratio, proximal = (torch.cat([step[name] for step in steps]) for name in ("log_ratio", "proximal_log_ratio"))
-    result = {name: torch.stack([step[name] for step in steps]).mean() for name, x in steps[0].items() if x.ndim == 0}
-    result |= {
+def kl_of(steps: Sequence[Metrics | None]) -> float:
+    """How far the policy was from the one that acted in these gradient steps, in nats; 0 without one."""
+    log_ratios = [step["log_ratio"] for step in steps if step is not None]
+    return float(returns.approx_kl(torch.cat(log_ratios))) if log_ratios else 0.0
+
+
+def means(steps: Sequence[Metrics | None], clip: float) -> dict[str, float]:
+    """The mean of each number over the gradient steps, how many were `skipped`, and how far the policy moved: computed
+    once from the ratios of all rows, instead of a dozen small operations in each step."""
+    made = [step for step in steps if step is not None]
+    result = {"skipped": float(len(steps) - len(made))}
+    if not made:
+        return result
+    log_ratio, proximal = (torch.cat([step[name] for step in made]) for name in ("log_ratio", "proximal_log_ratio"))
+    found = {name: torch.stack([step[name] for step in made]).mean() for name, x in made[0].items() if x.ndim == 0}
+    found |= {
         "approx_kl": returns.approx_kl(log_ratio),
         "clip_fraction": returns.clip_fraction(proximal, clip),
         "ess": returns.effective_sample_size(log_ratio),
     }
-    return {name: float(value) for name, value in result.items()}
+    return result | {name: float(value) for name, value in found.items()}

@@ -1,11 +1,10 @@
 """PPO: how to choose actions and how to update, for any network.
 
-An agent (`<algo>/algorithm/agent.py`) makes one `PPO` of its network and calls `act` in `predict` and `update` in
-`learn`. An update takes a batch of chunks, estimates advantages and makes a few passes of gradient steps over its valid
-rows, each down a sum of losses. The losses are in `losses.py`, the rows or sequences of a minibatch in `batch.py`, the
-second thread in `side_by_side.py`, the settings in `settings.py`, discrete and continuous actions in
-`distributions.py`, the mathematics in `realm/returns.py`. An observation named `legal`, bool [A], is a mask of the
-legal actions; without it all are legal.
+An agent makes one `PPO` of its network and calls `act` in `predict` and `update` in `learn`. An update takes a batch of
+chunks, estimates advantages and makes a few passes of gradient steps over its valid rows. The losses are in
+`losses.py`, the rows or sequences of a minibatch in `batch.py`, the second thread in `side_by_side.py`, discrete and
+continuous actions in `distributions.py`, the mathematics in `realm/returns.py`. An observation named `legal`, bool [A],
+is a mask of the legal actions; without it all are legal.
 Axes: N rows of a forward pass, B chunks, T steps, n rows of a minibatch, A actions.
 """
 
@@ -16,7 +15,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from realm.algorithms import by_hand
 from realm.algorithms.batch import Batch, Rows, of_a_pass, tensor
 from realm.algorithms.distributions import Categorical, Distribution
 from realm.algorithms.estimate import estimate
-from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, joined, means, parts_of
+from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, joined, kl_of, means, parts_of
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
@@ -62,6 +61,7 @@ class PPO:
         self.side = side or SideBySide(not settings.shared_trunk and device.type == "cpu")
         self.parts = parts_of(network, settings, losses, layer)
         self.nets = by_hand.nets_of(self.parts, network, self.distribution, settings)
+        self.lr_scale = 1.0  # of the learning rate, by `Settings.kl_target`
         network.train(False)
 
     # ---- acting ----
@@ -99,34 +99,36 @@ class PPO:
         finite leaves that gradient step out, which is counted as `skipped`.
         """
         now = self.settings.schedule(info.env_steps - info.new_env_steps)
-        steps: list[Metrics | None] = []
-        epochs = range(self.settings.epochs)
+        now = dataclasses.replace(now, lr=now.lr * self.lr_scale)
+        pending: list[list[Future[Metrics | None]]] = []  # the parts of each gradient step
         try:
             with self.side.threads():
                 learn_observations(self.network, self.settings, chunk)
                 batch = self.estimate(chunk, now, info.stale)
                 learn_returns(self.network, self.settings, batch)
                 cut, count = self._cut(batch), int(chunk.valid.sum())
-                passes = [of_a_pass(cut.count, count, self.settings, self.generator) for _ in epochs]
-                minibatches = self._minibatches(chunk, now, cut, passes)
-                first_half = islice(minibatches, (sum(map(len, passes)) + 1) // 2)
-                for half in (first_half, minibatches):
-                    pending = [self.gradient_step(minibatch, now) for minibatch in half]
-                    steps += [joined([part.result() for part in parts]) for parts in pending]
-                    if half is first_half:
+                of = cut.count, count, self.settings, self.generator
+                passes = [of_a_pass(*of) for _ in range(self.settings.epochs)]
+                for minibatch in self._minibatches(chunk, now, cut, passes, pending):
+                    pending.append(self.gradient_step(minibatch, now))
+                    if len(pending) == (sum(map(len, passes)) + 1) // 2:
+                        self.side.wait()  # for the critic's steps
                         yield
+                steps = [joined([part.result() for part in parts]) for parts in pending]
         finally:
             self.network.train(False)
-        made = [step for step in steps if step is not None]
-        result = dataclasses.asdict(now) | {"skipped": float(len(steps) - len(made)), "rows": float(count)}
-        if made:
-            result |= means(made, self.settings.clip)
+        if passes[-1]:
+            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(steps[-len(passes[-1]) :]))
+        result = dataclasses.asdict(now) | means(steps, self.settings.clip)
         if count:
             value, target = batch.value[batch.valid], batch.target[batch.valid]
             result["explained_variance"] = float(returns.explained_variance(value, target))
             result["value_mean"] = float(value.mean())
             result["reward_mean"] = float(np.mean(chunk.reward, where=chunk.valid))
-        return result, None
+        return result | {"rows": float(count)}, None
+
+    def _cut(self, batch: Batch) -> Rows:
+        return self.cut(normalised_returns(self.network, self.settings, batch))
 
     def estimate(self, chunk: Chunk, now: Schedule, stale: bool) -> Batch:
         """Values, advantages and targets by the network as it is. stale: other weights chose some of the actions."""
@@ -136,20 +138,20 @@ class PPO:
         self.network.train()
         return batch
 
-    def _cut(self, batch: Batch) -> Rows:
-        return self.cut(normalised_returns(self.network, self.settings, batch))
-
     def _minibatches(
-        self, chunk: Chunk, now: Schedule, cut: Rows, passes: Sequence[Sequence[Tensor]]
+        self, chunk: Chunk, now: Schedule, cut: Rows, passes: Sequence[Sequence[Tensor]], pending: Sequence[Any]
     ) -> Iterator[Batch]:
-        """Those of all passes; the second thread gathers a minibatch while the first trains."""
-        if not self.settings.estimate_each_pass:
-            passes = [list(chain(*passes))]
-        for number, parts in enumerate(passes):
+        """Those of all passes, or until the policy has moved too far. The second thread gathers a minibatch while the
+        first trains. pending: the gradient steps so far"""
+        again, kl_stop = self.settings.estimate_each_pass, self.settings.kl_stop
+        for number, parts in enumerate(passes if again or kl_stop else [list(chain(*passes))]):
             if number:
                 self.side.wait()  # for the critic's steps
-                again = self.estimate(chunk, now, stale=True)
-                cut = self._cut(dataclasses.replace(again, proximal_log_prob=cut.batch.proximal_log_prob))
+                if kl_stop and kl_of([step[0].result() for step in pending[-len(parts) :]]) > kl_stop:
+                    return
+            if number and again:
+                new = self.estimate(chunk, now, stale=True)
+                cut = self._cut(dataclasses.replace(new, proximal_log_prob=cut.batch.proximal_log_prob))
             yield from self.side.prefetched(cut.at, parts)
 
     def gradient_step(self, minibatch: Batch, now: Schedule) -> list[Future[Metrics | None]]:
@@ -172,10 +174,12 @@ class PPO:
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""
-        return {"optimizers": [part.adam.state_dict() for part in self.parts], "generator": self.generator.get_state()}
+        optimizers = [part.adam.state_dict() for part in self.parts]
+        return {"optimizers": optimizers, "generator": self.generator.get_state(), "lr_scale": self.lr_scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for part, saved in zip(self.parts, state["optimizers"], strict=True):
             part.adam.load_state_dict(saved)
         self.generator.set_state(state["generator"])
+        self.lr_scale = state.get("lr_scale", 1.0)  # older checkpoints have none

@@ -93,6 +93,8 @@ class Settings(Checked):
     epochs: int = 2  # passes over a batch in one update
     minibatch_size: int = 1024  # rows of one gradient step; a batch is cut into equal parts of about this size
     minibatches: str = "permuted"  # a pass takes each row once ("permuted"), or as many "drawn" with replacement
+    kl_stop: float = 0.0  # no further pass once the policy has moved this far from the one that acted; 0: all passes
+    kl_target: float = 0.0  # the learning rate is scaled so that an update moves the policy about so far; 0: it is not
     max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
     # "delta" is the error of one step, GAE with lambda 0; "returns" are discounted rewards minus the value, lambda 1.
@@ -117,7 +119,7 @@ class Settings(Checked):
         self.check_least(("total_env_steps", "epochs", "minibatch_size"), 1)
         self.check_share(("gamma_start", "gamma_end", "lam"))
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
-        self.check_least(("lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
+        self.check_least(("kl_stop", "kl_target", "lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
 
     def schedule(self, env_steps: int) -> Schedule:
         """Interpolate the settings `*_start` and `*_end` after so many env steps."""
@@ -131,6 +133,12 @@ class Settings(Checked):
             entropy_coef=between(self.entropy_start, self.entropy_end),
             gamma=1.0 - (1.0 - self.gamma_start) ** (1.0 - progress) * (1.0 - self.gamma_end) ** progress,
         )
+
+    def lr_scale(self, scale: float, kl: float) -> float:
+        """The scale of the learning rate after an update that has moved the policy by `kl`, as in rl_games."""
+        if not self.kl_target or self.kl_target / 2 <= kl <= 2 * self.kl_target:
+            return scale
+        return min(1.5 * scale, 100.0) if kl < self.kl_target else max(scale / 1.5, 0.01)
 
     def check_apart(self) -> None:
         """For an agent whose actor and critic share no weights, and whose critic does not act."""

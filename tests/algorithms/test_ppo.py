@@ -525,6 +525,31 @@ def test_a_pass_takes_each_row_once_or_draws_as_many() -> None:
     assert [len(part) for part in of_a_pass(3, 100, settings, generator)] == [1, 1, 1]  # of chunks there are fewer
 
 
+@pytest.mark.parametrize(("kl_stop", "passes"), [(0.0, 4), (1e-9, 1), (100.0, 4)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_passes_end_once_the_policy_has_moved_too_far(kl_stop: float, passes: int, shared: bool) -> None:
+    settings = dataclasses.replace(TINY, epochs=4, minibatch_size=10_000, kl_stop=kl_stop, shared_trunk=shared)
+    agent, made = make_agent(settings), list[object]()
+    step = agent.ppo.gradient_step
+    agent.ppo.gradient_step = lambda *of: made.append(of) or step(*of)  # type: ignore
+    metrics = learn(agent, recorded(1)[0])
+    assert len(made) == passes
+    assert metrics["approx_kl"] > 0
+
+
+@pytest.mark.parametrize(("lr", "factor"), [(1e-6, 1.5), (0.1, 1 / 1.5)])
+def test_the_learning_rate_follows_the_kl(lr: float, factor: float) -> None:
+    settings = dataclasses.replace(TINY, lr_start=lr, lr_end=lr, kl_target=0.01)
+    training, batches = Training(make_agent(settings)), recorded(3)
+    rates = [training.learn(batch)["lr"] for batch in batches[:2]]
+    assert rates == pytest.approx([lr, lr * factor])
+    resumed = make_agent(settings)
+    resumed.ppo.load_state_dict(training.agent.ppo.state_dict())
+    assert resumed.ppo.lr_scale == training.agent.ppo.lr_scale
+    assert settings.lr_scale(100.0, 0.0) == 100.0  # where a policy cannot move, it does not grow for ever
+    assert settings.lr_scale(1.0, 0.01) == 1.0
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_advantages_may_be_estimated_again_in_each_pass(threads: int) -> None:
     config = dataclasses.replace(TINY, value_source="learner", epochs=3, advantage="vtrace", minibatch_size=30)
