@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from realm.algorithms.networks import MLP, Deviations, Encoder, Obs
@@ -11,31 +13,50 @@ from realm.contract import ActionSpec, Fields
 
 
 class ActorCritic(nn.Module):
-    """Policy and critic share no weights. PPO finds its gradients by hand (`by_hand.py`), unless it sees images."""
+    """Policy and critic, on layers of their own or on a `shared_trunk`. If they share none and see no images, PPO finds
+    their gradients by hand (`by_hand.py`)."""
 
     def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
         super().__init__()
         self.observations = Observations(fields) if settings.normalise_obs else None
         self.returns = Moments() if settings.normalise_returns else None
-        self.actor_net = _net(fields, settings, action.n or sum(action.nvec) or len(action.low), 0.01)
+        outputs = action.n or sum(action.nvec) or len(action.low)
+        encoder = Encoder(fields, settings.frames)
+        if settings.shared_trunk:
+            self.trunk = nn.Sequential(encoder)
+            if not encoder.cnns:
+                self.trunk.append(_mlp((encoder.features, settings.hidden), settings, 2**0.5))
+                self.trunk.append(_ACTIVATIONS[settings.activation]())
+            width = settings.hidden if not encoder.cnns else encoder.features
+            self.actor_net = nn.Sequential(_mlp((width, outputs), settings, 0.01))
+            self.critic_net = nn.Sequential(_mlp((width, 1), settings, 1.0))
+        else:
+            sizes = encoder.features, settings.hidden, settings.hidden
+            self.trunk = nn.Sequential()
+            self.actor_net = nn.Sequential(encoder, _mlp((*sizes, outputs), settings, 0.01))
+            self.critic_net = nn.Sequential(Encoder(fields, settings.frames), _mlp((*sizes, 1), settings, 1.0))
         if action.low:
             self.actor_net.append(Deviations(len(action.low), settings.log_std))
-        self.critic_net = _net(fields, settings, 1, 1.0)
 
     def actor(self, obs: Obs) -> Tensor:
-        return self.actor_net(obs)  # type: ignore[no-any-return]
+        return self.actor_net(self.trunk(obs))  # type: ignore[no-any-return]
 
     def critic(self, obs: Obs) -> Tensor:
-        return self.critic_net(obs).squeeze(-1)  # type: ignore[no-any-return]
+        return self.critic_net(self.trunk(obs)).squeeze(-1)  # type: ignore[no-any-return]
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        features = self.trunk(obs)
+        return self.actor_net(features), self.critic_net(features).squeeze(-1)
 
 
-def _net(fields: Fields, settings: NetworkSettings, outputs: int, gain: float) -> nn.Sequential:
-    encoder, hidden = Encoder(fields, settings.frames), settings.hidden
-    layers = MLP((encoder.features, hidden, hidden, outputs), nn.Tanh if settings.activation == "tanh" else nn.ReLU)
+_ACTIVATIONS: dict[str, type[nn.ReLU] | type[nn.Tanh]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def _mlp(sizes: Sequence[int], settings: NetworkSettings, gain: float) -> MLP:
+    """gain: of the first weights of the last layer."""
+    layers = MLP(sizes, _ACTIVATIONS[settings.activation])
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if not settings.orthogonal:  # as torch makes them
-        return nn.Sequential(encoder, layers)
-    for layer, scale in zip(linears, (2**0.5, 2**0.5, gain), strict=True):
-        nn.init.orthogonal_(layer.weight, scale)
+    for layer in linears if settings.orthogonal else ():
+        nn.init.orthogonal_(layer.weight, gain if layer is linears[-1] else 2**0.5)
         nn.init.zeros_(layer.bias)
-    return nn.Sequential(encoder, layers)
+    return layers

@@ -79,7 +79,7 @@ class Net:
 def nets_of(parts: Sequence[Part], network: Network, distribution: Distribution, settings: Settings) -> dict[Adam, Net]:
     """Of the parts whose gradients `gradient` can find. Torch has to find them where the network is another one, sees
     images or is not on the CPU, and where the losses are not the plain ones."""
-    if type(network) is not ActorCritic or settings.decoupled or settings.value_clip:
+    if type(network) is not ActorCritic or settings.shared_trunk or settings.decoupled or settings.value_clip:
         return {}
     nets = {}
     for part in parts:

@@ -161,11 +161,8 @@ class NetworkSettings(Settings):
         super().__post_init__()
         self.check_least(("hidden", "frames"), 1)
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru")})
-        looks_back = self.frames > 1 or self.memory != "none"
         self.check("frames", self.frames == 1 or self.memory == "none", "1 with a memory, which has seen the others")
-        self.check("value_source", not looks_back or self.value_source == "learner", "'learner' to look back")
-        if self.memory == "none":
-            self.check_apart()
+        self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
 
 
 @dataclass(frozen=True)

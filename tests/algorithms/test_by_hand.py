@@ -99,6 +99,7 @@ EXTRA = [Loss("entropy_again", lambda minibatch, outputs: outputs.entropy.mean()
         (IMAGE, DISCRETE, {}),
         (FIELDS, ActionSpec(nvec=(2, 3)), {}),
         (FIELDS, DISCRETE, {"value_clip": 0.2}),
+        (FIELDS, DISCRETE, {"shared_trunk": True}),
         (FIELDS, DISCRETE, {"decoupled": True, "advantage": "gae"}),
         (FIELDS, DISCRETE, {"losses": EXTRA}),
         (FIELDS, DISCRETE, {"layer": "actor_net.1.0.weight"}),
@@ -108,7 +109,7 @@ def test_what_only_the_graph_can_do_is_left_to_it(fields: Fields, action: Action
     ppo = ppo_of(fields, action, **options)
     by_graph_alone = [part for part in ppo.parts if part.adam not in ppo.nets]
     assert by_graph_alone
-    if not options.get("value_clip") and not options.get("decoupled") and fields is not IMAGE:
+    if fields is not IMAGE and not {"value_clip", "shared_trunk", "decoupled"} & set(options):
         assert by_graph_alone == [part for part in ppo.parts if part.policy or part.layer is not None]
 
 

@@ -140,6 +140,7 @@ def greedy_return(agent: Agent, envs: Any) -> float:
         (Scales, 40, {"normalise_obs": True}, TURNS),
         (Rich, 40, {"normalise_returns": True}, 1e4 * TURNS),
         (Buttons, 60, {}, TURNS),
+        (Masked, 40, {"shared_trunk": True}, TURNS),
     ],
 )
 def test_it_finds_the_best_answers(

@@ -22,7 +22,7 @@ class Agent:
         torch.manual_seed(seed)
         of = spec.obs, spec.action, config
         own = config, torch.device(device), seed, distribution_of(spec.action)
-        self.acting: tuple[str, ...] = ("actor_net.", "observations.")  # the critic stays with the learner
+        self.acting: tuple[str, ...] = ("actor_net.", "trunk.", "observations.")  # the critic stays with the learner
         if config.memory == "gru":
             self.acting = ("",)  # but not where it shares the memory
             self.model: nn.Module = GRUNetwork(*of).to(device)
