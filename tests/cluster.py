@@ -65,14 +65,6 @@ class Run:
                     sums[key] = sums.get(key, 0) + value
         return sums
 
-    def past_their_roles(self):
-        """What did not come from the role that hands it out: used by some beyond what it has given."""
-        used = [("aisrv", "actions", "actor", "actions"), ("learner", "items_trained", "buffer", "sampled")]
-        used += [(role, "models_loaded", "model_pool", "served") for role in ("actor", "aisrv", "evaluator")]
-        used = used if self.totals("actor") else used[1:]  # else workers predict themselves
-        beyond = {(a, b): self.totals(a).get(b, 0) - self.totals(c).get(d, 0) for a, b, c, d in used}
-        return {what: more for what, more in beyond.items() if more > 0}
-
     def wait_for(self, condition, what):
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:

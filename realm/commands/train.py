@@ -101,7 +101,7 @@ def train(config: RunConfig, fresh: bool = False) -> int:
     supervisor = Supervisor(prepared, decided.own_network)
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
-    write_summary(run_dir, supervisor.board, supervisor.state.cause)
+    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause)
     if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
         prepared.put_back_config()
     if supervisor.state.trace:

@@ -117,6 +117,10 @@ class Board:
             if label == role and (name not in GAUGES or incarnation == newest[index])
         )
 
+    def restarted(self, role: str) -> bool:
+        """Whether any process of the role was started again; then its totals miss the time after the last report."""
+        return any(name == role and incarnation > 1 for name, _, incarnation in self._totals)
+
     def of_process(self, role: str, index: int, incarnation: int) -> dict[str, float]:
         return self._totals.get((role, index, incarnation), {})
 

@@ -1,6 +1,7 @@
-"""The summary of a run: `commands/train.py` calls it after all roles have ended, and it writes `summary.json`.
+"""The summary of a run: totals of every process, and a check that nothing bypassed its role.
 
-What a person wants to know at the end is in `commands/ending.py`.
+`commands/train.py` calls it after all roles have ended; it writes `summary.json`, and warns of what was
+not as it should be. What a person wants to know at the end is in `commands/ending.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,30 @@ from pathlib import Path
 
 from loguru import logger
 
+from realm.config.plan import Plan
 from realm.files import replace_file, set_aside
 from realm.watch.board import Board
+
+
+def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
+    """Count data that did not go through its role; all zero in a healthy run.
+
+    None: unknown, because that role was started again, and a killed process does not report its last second.
+
+    actions      used by workers minus given by the actor (remote prediction)
+    samples      trained on minus handed out by the buffer
+    checkpoints  loaded by actor, workers and evaluator minus served by the model pool
+    """
+
+    def beyond(used: float, role: str, given: str) -> float | None:
+        return None if board.restarted(role) else max(0.0, used - board.total(role, given))
+
+    loaded = sum(board.total(role, "models_loaded") for role in ("actor", "aisrv", "evaluator"))
+    return {
+        "actions": 0.0 if plan.predict_local else beyond(board.total("aisrv", "actions"), "actor", "actions"),
+        "samples": beyond(board.total("learner", "items_trained"), "buffer", "sampled"),
+        "checkpoints": beyond(loaded, "model_pool", "served"),
+    }
 
 
 def environment_faults(board: Board) -> dict[str, int]:
@@ -19,10 +42,10 @@ def environment_faults(board: Board) -> dict[str, int]:
     return {name: int(board.total("aisrv", name)) for name in ("env_restarts", "dropped_episodes", "dropped_chunks")}
 
 
-def write_summary(run_dir: Path, board: Board, cause: str) -> None:
+def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
     """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`); a full disk is a warning."""
     summary = {
-        "cause": cause, "env_steps": board.env_steps,
+        "cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan),
         "environments": environment_faults(board), "processes": board.processes(),
     }  # fmt: skip
     try:
@@ -31,6 +54,12 @@ def write_summary(run_dir: Path, board: Board, cause: str) -> None:
         replace_file(run_dir / "summary.json", json.dumps(summary, indent=1).encode(), sync=False)
     except OSError as error:
         logger.warning("cannot write {}: {}", run_dir / "summary.json", error)
+    for what, amount in bypasses(board, plan).items():
+        if amount:
+            logger.warning(
+                "{:,.0f} {} did not come from the role that hands them out, which is an error in Realm; see {}",
+                amount, what, run_dir / "summary.json",
+            )  # fmt: skip
     warn_of_faults(board)
 
 

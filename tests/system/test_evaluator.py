@@ -47,7 +47,7 @@ def test_evaluations_of_a_run(tmp_path):
         run.wait_for(lambda: len(evaluations(run)) >= count + 2, "evaluations go on after a kill")
         assert run.interrupt() == 0, run.text()
         assert run.processes() == []
-        assert run.past_their_roles() == {}
+        assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
         found = evaluations(run)
         first, versions = found[0]["version"], [one["version"] for one in found]
         assert versions == sorted(versions)
@@ -154,7 +154,7 @@ def test_a_short_run_has_its_first_and_its_last_evaluation(tmp_path):
     with Run(tmp_path, *SETTINGS, *steps) as run:
         assert run.finish() == 0, run.text()
     assert [one["version"] for one in evaluations(run)] == [[1, 0], list(run.checkpoints()[-1])]
-    assert run.past_their_roles() == {}
+    assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
 
 
 def test_an_evaluator_that_is_killed_at_the_end_is_named(tmp_path):
