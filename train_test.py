@@ -40,7 +40,7 @@ def main() -> int:
         from realm.launch import local  # late: it imports torch, and the thread settings must come first
 
         prepared = prepare(config, decided, arguments.fresh)
-        end = local.run(prepared)
+        ended = local.run(prepared)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -49,16 +49,16 @@ def main() -> int:
 
     from realm.learn import checkpoint  # late: it imports torch, which the checks do not need
 
-    failures = []
-    if end.updates < 1:
+    failures, updates, version = [], int(ended.board.total("learner", "updates")), ended.trainer.version
+    if updates < 1:
         failures.append("no update happened")
-    losses = {name: value for name, value in end.metrics.items() if "loss" in name}
+    losses = {name: value for name, value in ended.board.recent_of("learner").items() if "loss" in name}
     words = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
     if not all(math.isfinite(value) for value in losses.values()):
         failures.append(f"losses are not finite numbers: {words}")
     saved, skipped = checkpoint.load_newest(prepared.run_dir / "ckpt")
-    if saved is None or skipped or saved.version != end.version:
-        failures.append(f"the last version {end.version} has no valid checkpoint {skipped}")
+    if saved is None or skipped or saved.version != version:
+        failures.append(f"the last version {version} has no valid checkpoint {skipped}")
     else:
         app = prepared.config.app
         agent = load_agent(app.algo)(prepared.spec, load_hyper(app.algo, prepared.config.hyper), "cpu", app.seed + 1)
@@ -68,7 +68,7 @@ def main() -> int:
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     if not failures:
-        print(f"ok: {end.updates} updates, {end.env_steps} env steps, {words}")
+        print(f"ok: {updates} updates, {ended.board.env_steps} env steps, {words}")
     return 1 if failures else 0
 
 

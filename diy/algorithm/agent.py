@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from diy.algorithm.model import Obs, Player, bf16_table, make_model
+from diy.algorithm.model import ActingModel, Obs, bf16_table, make_model
 from diy.config import Config
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
@@ -29,7 +29,7 @@ class Agent:
         with torch.random.fork_rng(devices=[]):  # the first weights depend on the seed alone
             torch.manual_seed(seed)
             self.model = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
-        self.player = Player(self.model)
+        self.player = ActingModel(self.model)
         self.ppo = PPO(self.model, config, self.device, seed)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:

@@ -22,7 +22,7 @@ from realm.contract import Spec
 Obs = dict[str, Tensor]
 
 
-class Player:
+class ActingModel:
     """A model for acting: with bf16 a copy whose hidden layers have their weights in bfloat16 already. (Autocast would
     convert all of them again at each forward, which takes longer than the forward itself of a few rows.)"""
 
@@ -185,7 +185,7 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 
 
 def _in_bf16(body: nn.Module, bf16: bool) -> AbstractContextManager[None]:
-    """Autocast; not for a `Player`, whose weights are bfloat16 and need none."""
+    """Autocast; not for an `ActingModel`, whose weights are bfloat16 and need none."""
     weight = next(body.parameters())
     if not bf16 or weight.dtype == torch.bfloat16:
         return nullcontext()

@@ -85,8 +85,8 @@ def train(config: RunConfig, fresh: bool = False) -> int:
 
         prepared = prepare(config, decided, fresh)
         with apart(over=True):
-            end = local.run(prepared)
-        say_ending(prepared.run_dir, end.status, 0)
+            ended = local.run(prepared)
+        say_ending(prepared.run_dir, ended.status("stopped"), 0)
         return 0
     _say_which(config)
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks

@@ -223,7 +223,7 @@ def excess(played: Outcome, limits: Limits) -> Array:
     return result
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """A line of the table: the layouts with one number of treasures."""
 
     treasures: int | None  # None: all layouts
@@ -239,7 +239,7 @@ class Row(NamedTuple):
     worst_excess: float | None
 
 
-def rows(layouts: Sequence[Episode], played: Outcome, limits: Limits) -> list[Row]:
+def rows(layouts: Sequence[Episode], played: Outcome, limits: Limits) -> list[ReportRow]:
     """The table: a line for each number of treasures, and one for all if there is more than one."""
     number = np.array([layout.treasure_num for layout in layouts])
     lost, more = regret(played, limits), excess(played, limits)
@@ -249,7 +249,7 @@ def rows(layouts: Sequence[Episode], played: Outcome, limits: Limits) -> list[Ro
         k = np.flatnonzero((number == kind) | (kind is None))
         worst, known = int(k[lost[k].argmax()]), more[k][~np.isnan(more[k])]
         table.append(
-            Row(
+            ReportRow(
                 treasures=kind,
                 episodes=len(k),
                 reached_end=float(played.reached_end[k].mean()),

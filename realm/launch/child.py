@@ -35,7 +35,7 @@ from realm.user import enter, folder_of
 from realm.watch.status import log_plainly
 from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link
-from realm.wire.curve_keys import Keys
+from realm.wire.curve_keys import CurveKeys
 from realm.wire.sockets import Server
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ChildArgs:
     schema: str
     max_bytes: int
     own_network: bool
-    keys: Keys | None = None
+    keys: CurveKeys | None = None
 
 
 class _NoTerminalError(BaseException):

@@ -9,7 +9,6 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,24 +48,12 @@ from realm.watch.summary import warn_of_faults
 _SHOW_EVERY_S = 0.2
 
 
-@dataclass(frozen=True)
-class End:
-    """The end of a one-process run. metrics: the agent's metrics, smoothed over the last updates."""
-
-    cause: str
-    version: Version
-    env_steps: int
-    updates: int
-    metrics: dict[str, float]
-    status: Status
-
-
-def run(prepared: Prepared) -> End:
-    """Train until a limit or a signal."""
+def run(prepared: Prepared) -> OneProcess:
+    """Train until a limit or a signal; returns what has run."""
     title, prepared = str(prepared.run_dir), prepared.settled()
     record = partial(_record_end, prepared)
     with _recorded(prepared), display(title, STOPS, prepared.config.app.level) as show, listening(record) as wishes:
-        one = _OneProcess(prepared, show, wishes)
+        one = OneProcess(prepared, show, wishes)
         with closing(one):
             idle = False
             with suppress(Stopped):
@@ -74,17 +61,15 @@ def run(prepared: Prepared) -> End:
                     one.add(items)
                 idle = not one.trained.totals["updates"]
             one.finish(idle)
-    status, board = one.status("stopped"), one.board
     prepared.run_file.cause = one.cause
-    prepared.run_file.note_score(status)
+    prepared.run_file.note_score(one.status("stopped"))
     prepared.run_file.write_or_warn(prepared.run_dir)
-    warn_of_faults(board)
+    warn_of_faults(one.board)
     logger.info("the run has ended: {}", one.cause)
-    updates = int(board.total("learner", "updates"))
-    return End(one.cause, one.trainer.version, board.env_steps, updates, board.recent_of("learner"), status)
+    return one
 
 
-class _OneProcess:
+class OneProcess:
     """A worker, a buffer and a trainer, connected by plain calls; its methods raise Stopped where the run ends."""
 
     def __init__(self, prepared: Prepared, show: Callable[[Status], None], wishes: Wishes) -> None:

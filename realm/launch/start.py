@@ -31,7 +31,7 @@ from realm.user import hyper_of, hyper_table
 from realm.watch.progress import busy
 
 if TYPE_CHECKING:
-    from realm.wire.curve_keys import Keys
+    from realm.wire.curve_keys import CurveKeys
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Prepared:
     spec: Spec
     run_dir: Path
     run_file: RunFile
-    keys: Keys | None
+    keys: CurveKeys | None
     former_config: Path | None = None
     """The kept configuration of an earlier run in this directory, if it differed."""
 

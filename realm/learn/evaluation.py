@@ -44,7 +44,7 @@ class Player(NamedTuple):
     lacking: tuple[str, ...]
 
 
-class Episodes(NamedTuple):
+class EpisodeStatistics(NamedTuple):
     """What `evaluate` has played."""
 
     statistics: dict[str, Array]  # name -> [n], of each episode that counts
@@ -67,7 +67,7 @@ def evaluate(
     seed: int,
     show: Show | None = None,
     most_steps: int = MOST_STEPS,
-) -> Episodes:
+) -> EpisodeStatistics:
     """Play `episodes` episodes.
 
     explore: 0 takes greedy actions, 1 samples them. All environments play the same number of episodes (plus or minus
@@ -107,7 +107,7 @@ def evaluate(
             break
     statistics = {name: np.asarray(values) for name, values in rows.items()}
     if not cut["r"]:
-        return Episodes(statistics, "", ended_well)
+        return EpisodeStatistics(statistics, "", ended_well)
     scored = bool(statistics) and main_statistic(statistics) != "r"
     sentence = (
         f"an episode of the evaluation did not end within {limit:,} steps and was cut there"
@@ -116,7 +116,7 @@ def evaluate(
     )
     if not scored:
         statistics = {name: np.asarray([*rows.get(name, ()), *values]) for name, values in cut.items()}
-    return Episodes(statistics, sentence, ended_well)
+    return EpisodeStatistics(statistics, sentence, ended_well)
 
 
 def _own_limit(config: RunConfig, envs: Any) -> int:

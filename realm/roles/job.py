@@ -11,7 +11,7 @@ from realm.contract import Book, Spec
 from realm.contract.versions import seed_of
 from realm.wire.codec import Codec
 from realm.wire.control import Link
-from realm.wire.curve_keys import Keys
+from realm.wire.curve_keys import CurveKeys
 from realm.wire.sockets import Client, Server
 
 
@@ -37,7 +37,7 @@ class Job:
     link: Link
     server: Server | None
     codec: Codec
-    keys: Keys | None = None
+    keys: CurveKeys | None = None
 
     @property
     def seed(self) -> int:

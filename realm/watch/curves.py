@@ -33,7 +33,7 @@ class Curves:
         self._warnings = run_dir / "log" / "warnings.log"
         self._tensorboard = TensorBoard(self.folder)
         self._every = Every(_EVERY_S)
-        self._health = health.State()
+        self._health = health.HealthState()
         self._begun = False
 
     def begin(self, board: Board, env_steps: int) -> None:

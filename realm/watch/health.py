@@ -45,7 +45,7 @@ class Since(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class HealthState:
     """What `check` remembers. seen: rule -> since when; named: rules that the user has been told of."""
 
     levels: Mapping[str, Level] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Rule(NamedTuple):
     advice: str
 
 
-def check(state: State, numbers: Numbers, updates: int, env_steps: int) -> tuple[State, list[str]]:
+def check(state: HealthState, numbers: Numbers, updates: int, env_steps: int) -> tuple[HealthState, list[str]]:
     """Take the newest numbers; returns the next state and the warnings to show now."""
     levels = {**state.levels, **{name: state.levels.get(name, Level()).take(x) for name, x in numbers.items()}}
     seen, named, warnings = dict(state.seen), set(state.named), []

@@ -26,7 +26,7 @@ from realm.errors import Stopped
 from realm.watch.meters import Meters
 from realm.watch.progress import Stillness
 from realm.wire.codec import Codec, Message, parsed
-from realm.wire.curve_keys import Keys
+from realm.wire.curve_keys import CurveKeys
 from realm.wire.sockets import Client, Socket
 
 CONTROL_MAX_BYTES = 4 << 20
@@ -53,7 +53,7 @@ class Link:
         role: str,
         index: int,
         interval_s: float,
-        keys: Keys | None,
+        keys: CurveKeys | None,
         told: Callable[[], int] = lambda: 0,
     ) -> None:
         """told: the signal that has asked this process to end, 0 before."""

@@ -29,7 +29,7 @@ _READ, _WRITE = 0o077, 0o022  # rights that nobody but the owner may have to a s
 
 
 @dataclass(frozen=True)
-class Keys:
+class CurveKeys:
     """What one machine knows: its own pair, the servers' public key and the keys it lets in; 32 bytes each."""
 
     folder: str
@@ -39,7 +39,7 @@ class Keys:
     allowed: frozenset[bytes]
 
 
-def load_keys(folder: str) -> Keys | None:
+def load_keys(folder: str) -> CurveKeys | None:
     """Read a folder of keys; None for "". Raises ConfigError, also if others could read or change them."""
     if not folder:
         return None
@@ -58,7 +58,7 @@ def load_keys(folder: str) -> Keys | None:
             allowed |= {_read(file, "public") for file in sorted(files)}
     except OSError as error:
         raise ConfigError(f"keys_dir = {folder}: {error.strerror}: {error.filename}") from error
-    return Keys(folder, secret, public, server, frozenset(allowed))
+    return CurveKeys(folder, secret, public, server, frozenset(allowed))
 
 
 def make_keys(folder: Path) -> None:

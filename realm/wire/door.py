@@ -17,7 +17,7 @@ from collections.abc import Callable
 import zmq
 
 from realm.errors import ConfigError, RunError
-from realm.wire.curve_keys import Keys
+from realm.wire.curve_keys import CurveKeys
 
 _USER = b"realm"
 # ZAP's status codes; after the last one the client tries again
@@ -29,7 +29,7 @@ Admits = Callable[[bytes, list[bytes]], bool]
 """(mechanism, credentials) of a handshake -> whether this peer may connect."""
 
 
-def guard(server: zmq.Socket[bytes], password: str, keys: Keys | None, refuse: Callable[[str], None]) -> str:
+def guard(server: zmq.Socket[bytes], password: str, keys: CurveKeys | None, refuse: Callable[[str], None]) -> str:
     """Let in only peers with an allowed key, or without keys those with the password. Call it before `bind`.
 
     refuse: a bound method that gets the IP address of each peer with a wrong key or password, in the door's thread.
@@ -55,7 +55,7 @@ def forget(domain: str) -> None:
     _doorkeeper().forget(domain)
 
 
-def introduce(client: zmq.Socket[bytes], password: str, keys: Keys | None) -> None:
+def introduce(client: zmq.Socket[bytes], password: str, keys: CurveKeys | None) -> None:
     """Prepare a client for such a server. Call it before `connect`."""
     if keys is None:
         client.setsockopt(zmq.PLAIN_USERNAME, _USER)
@@ -66,7 +66,7 @@ def introduce(client: zmq.Socket[bytes], password: str, keys: Keys | None) -> No
         client.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
-def refusal(address: str, by_zap: bool, keys: Keys | None) -> ConfigError | RunError:
+def refusal(address: str, by_zap: bool, keys: CurveKeys | None) -> ConfigError | RunError:
     """The error of a client that was turned away; ZeroMQ does not try again then.
 
     by_zap: the server did not accept its key or password; otherwise the handshake did not get that far.

@@ -28,7 +28,7 @@ from realm.contract import Arrays
 from realm.wire import door
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
 from realm.wire.connections import Connections
-from realm.wire.curve_keys import Keys
+from realm.wire.curve_keys import CurveKeys
 
 _LINGER_MS = 500
 _WARN_EVERY_S = 60.0
@@ -159,7 +159,7 @@ def _high_water_mark(max_bytes: int) -> int:
 class Server(Socket):
     """Binds one address and answers. Several questions may wait; `send` takes the peer that asked."""
 
-    def __init__(self, codec: Codec, host: str, port: int = 0, keys: Keys | None = None) -> None:
+    def __init__(self, codec: Codec, host: str, port: int = 0, keys: CurveKeys | None = None) -> None:
         """port 0 takes any free port. keys: needed where other machines reach `host`. Raises OSError if the port is
         taken."""
         super().__init__(zmq.ROUTER, codec, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -255,7 +255,7 @@ class _Question:
 class Client(Socket):
     """Connects to one server and asks; keeps every open question and sends it again after a reconnection."""
 
-    def __init__(self, codec: Codec, address: str, keys: Keys | None = None) -> None:
+    def __init__(self, codec: Codec, address: str, keys: CurveKeys | None = None) -> None:
         super().__init__(zmq.DEALER, codec, _WATCHED)
         self._address, self._keys = address, keys
         # without IMMEDIATE, questions to a dead server pile up in a queue and all arrive at its successor

@@ -311,7 +311,7 @@ def test_the_table_literally() -> None:
                            report.Limits(*(one[3:4] for one in limits)))) == 1  # fmt: skip
 
     names, worst = ["greedy actions", "sampled actions"], report.worst_layouts(played, limits, 6)
-    both = eval_report.Evaluation(maps.default(), layouts, limits, names, [played, played], [table, table], worst)
+    both = eval_report.Findings(maps.default(), layouts, limits, names, [played, played], [table, table], worst)
     for width in (80, 120, 200):
         out = io.StringIO()
         console = Console(width=width, file=out)

@@ -20,7 +20,7 @@ from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Ver
 from realm.errors import RunError, Stopped, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
-from realm.learn.evaluation import Episodes, evaluate, guarded
+from realm.learn.evaluation import EpisodeStatistics, evaluate, guarded
 from realm.learn.judge import Judge, add_line, next_due, spread
 from realm.learn.results import best_model, evaluated, main_statistic
 from realm.roles.evaluator import Budget
@@ -250,7 +250,7 @@ class Small(gymnasium.Env[Array, int]):
 gymnasium.register("Small-v0", Small)
 
 
-def played(episodes: int, *settings: str) -> tuple[Episodes, list[float]]:
+def played(episodes: int, *settings: str) -> tuple[EpisodeStatistics, list[float]]:
     """An evaluation of environments as the settings say, and how many episodes each failure cost."""
     config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Small-v0", *settings])
     hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)

@@ -19,7 +19,7 @@ from realm.config.load import RunConfig
 from realm.contract import Report
 from realm.watch.board import Board
 from realm.watch.curves import Curves
-from realm.watch.health import State, check
+from realm.watch.health import HealthState, check
 
 Stream = list[tuple[int, int, dict[str, float]]]
 
@@ -29,7 +29,7 @@ CONFIG = RunConfig(AppConfig(), {}, {}, {})
 
 
 def warned(stream: Iterable[tuple[int, int, dict[str, float]]]) -> list[str]:
-    state, warnings = State(), []
+    state, warnings = HealthState(), []
     for updates, env_steps, numbers in stream:
         state, now = check(state, numbers, updates, env_steps)
         warnings += now
@@ -141,7 +141,7 @@ def test_the_score_that_never_was_anything() -> None:
 
 
 def test_a_state_is_not_changed() -> None:
-    state = State()
+    state = HealthState()
     for updates, env_steps, numbers in after("realm", 5, 5, grad_norm=1e5):
         before = copy.deepcopy(state)
         following, _ = check(state, numbers, updates, env_steps)

@@ -22,7 +22,7 @@ import zmq
 from realm.errors import ConfigError, RunError
 from realm.wire import door
 from realm.wire.codec import Codec, Message
-from realm.wire.curve_keys import Keys, load_keys, make_keys
+from realm.wire.curve_keys import CurveKeys, load_keys, make_keys
 from realm.wire.sockets import Client, Server, wait_any
 from tests.cluster import Run
 from tests.console import ROOT, realm
@@ -52,7 +52,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Keys:
+def here(tmp_path: Path) -> CurveKeys:
     """The keys of the machine with the servers; it lets in `there`."""
     make_keys(tmp_path / "here")
     make_keys(tmp_path / "there")
@@ -61,14 +61,14 @@ def here(tmp_path: Path) -> Keys:
     return loaded(tmp_path / "here")
 
 
-def loaded(folder: Path) -> Keys:
+def loaded(folder: Path) -> CurveKeys:
     keys = load_keys(str(folder))
     assert keys is not None
     return keys
 
 
 @pytest.fixture
-def server(here: Keys) -> Iterator[Server]:
+def server(here: CurveKeys) -> Iterator[Server]:
     """A server with keys that answers everything, at an address that other machines reach where there is one."""
     server, over = Server(CODEC, own_address() or "127.0.0.1", keys=here), threading.Event()
 
@@ -86,7 +86,7 @@ def server(here: Keys) -> Iterator[Server]:
     server.close()
 
 
-def ask(address: str, keys: Keys | None, codec: Codec = CODEC) -> Message:
+def ask(address: str, keys: CurveKeys | None, codec: Codec = CODEC) -> Message:
     """One question over a connection of its own. Raises what the client raises."""
     client = Client(codec, address, keys)
     deadline = time.monotonic() + 60
@@ -121,7 +121,7 @@ def test_the_command_makes_keys_and_never_overwrites_them(tmp_path: Path) -> Non
     assert keys.secret.hex() not in repr(keys)
 
 
-def test_a_folder_of_keys(tmp_path: Path, here: Keys) -> None:
+def test_a_folder_of_keys(tmp_path: Path, here: CurveKeys) -> None:
     there = loaded(tmp_path / "there")
     assert here.allowed == {here.public, there.public}
     assert there.server == here.public
@@ -140,7 +140,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_files_are_one_sentence(tmp_path: Path, here: Keys, what: str) -> None:
+def test_wrong_files_are_one_sentence(tmp_path: Path, here: CurveKeys, what: str) -> None:
     name, mode, content, sentence = WRONG[what]
     path = tmp_path / name
     if content:
@@ -152,7 +152,7 @@ def test_wrong_files_are_one_sentence(tmp_path: Path, here: Keys, what: str) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_secret_of_another_user_is_refused(tmp_path: Path, here: Keys) -> None:
+def test_a_secret_of_another_user_is_refused(tmp_path: Path, here: CurveKeys) -> None:
     os.chown(tmp_path / "here/secret.key", 12345, -1)
     with pytest.raises(ConfigError, match=r"secret.key: belongs to the user with the id 12345; "):
         load_keys(here.folder)
@@ -166,7 +166,7 @@ def test_a_folder_without_keys_is_one_sentence(tmp_path: Path) -> None:
 # --- the sockets
 
 
-def test_a_machine_with_an_allowed_key_passes(tmp_path: Path, here: Keys, server: Server) -> None:
+def test_a_machine_with_an_allowed_key_passes(tmp_path: Path, here: CurveKeys, server: Server) -> None:
     for keys in (here, loaded(tmp_path / "there")):
         answer = ask(server.address, keys)
         assert (answer.arrays["x"] == np.arange(200_000)).all()
@@ -174,7 +174,7 @@ def test_a_machine_with_an_allowed_key_passes(tmp_path: Path, here: Keys, server
 
 
 def test_an_unknown_key_is_a_sentence_on_both_sides(
-    tmp_path: Path, here: Keys, server: Server, logged: list[str]
+    tmp_path: Path, here: CurveKeys, server: Server, logged: list[str]
 ) -> None:
     make_keys(tmp_path / "stranger")
     stranger = dataclasses.replace(loaded(tmp_path / "stranger"), server=here.public)
@@ -190,7 +190,7 @@ def test_an_unknown_key_is_a_sentence_on_both_sides(
     assert server.traffic.messages_in == 2
 
 
-def test_without_a_key_nobody_gets_in(here: Keys, server: Server) -> None:
+def test_without_a_key_nobody_gets_in(here: CurveKeys, server: Server) -> None:
     with pytest.raises(ConfigError, match="wants a key, and keys_dir names none here"):
         ask(server.address, None)
     raw: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -204,7 +204,7 @@ def test_without_a_key_nobody_gets_in(here: Keys, server: Server) -> None:
     assert server.traffic.messages_in == 1
 
 
-def test_an_allowed_key_alone_does_not_say_the_runs_id(here: Keys, server: Server) -> None:
+def test_an_allowed_key_alone_does_not_say_the_runs_id(here: CurveKeys, server: Server) -> None:
     client = Client(dataclasses.replace(CODEC, run_id="another run"), server.address, here)
     client.ask("question", {})
     until(lambda: (client.collect(), server.traffic.bad_frames)[1])
@@ -212,7 +212,9 @@ def test_an_allowed_key_alone_does_not_say_the_runs_id(here: Keys, server: Serve
     client.close()
 
 
-def test_a_server_with_another_key_than_expected(tmp_path: Path, here: Keys, server: Server, logged: list[str]) -> None:
+def test_a_server_with_another_key_than_expected(
+    tmp_path: Path, here: CurveKeys, server: Server, logged: list[str]
+) -> None:
     """It may be another machine at this address: nothing is said to it."""
     client = Client(CODEC, server.address, dataclasses.replace(here, server=loaded(tmp_path / "there").public))
     client.ask("question", {})
@@ -221,7 +223,7 @@ def test_a_server_with_another_key_than_expected(tmp_path: Path, here: Keys, ser
     client.close()
 
 
-def test_keys_for_a_server_without(tmp_path: Path, here: Keys) -> None:
+def test_keys_for_a_server_without(tmp_path: Path, here: CurveKeys) -> None:
     server = Server(CODEC, "127.0.0.1")
     with pytest.raises(ConfigError, match="has no keys, unlike keys_dir = "):
         ask(server.address, here)
@@ -230,7 +232,7 @@ def test_keys_for_a_server_without(tmp_path: Path, here: Keys) -> None:
     server.close()
 
 
-def test_strangers_that_say_nothing_are_thrown_out(here: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_that_say_nothing_are_thrown_out(here: CurveKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds a descriptor, and as much memory as it has sent: not for long."""
     monkeypatch.setattr(door, "HANDSHAKE_MS", 300)
     server = Server(CODEC, "127.0.0.1", keys=here)
@@ -275,7 +277,7 @@ def test_another_process_with_the_keys_connects_to_this_machines_address(tmp_pat
 @NEEDS_ADDRESS
 @pytest.mark.system
 @pytest.mark.slow
-def test_a_run_with_keys_at_this_machines_address(tmp_path: Path, here: Keys) -> None:
+def test_a_run_with_keys_at_this_machines_address(tmp_path: Path, here: CurveKeys) -> None:
     address = own_address()
     with Run(tmp_path, NATIVE, f"bind_host={address}", f"keys_dir={here.folder}", "restart_budget=2") as run:
         run.wait_running()
@@ -304,7 +306,9 @@ def test_a_run_with_keys_at_this_machines_address(tmp_path: Path, here: Keys) ->
     ],
 )
 @pytest.mark.system
-def test_what_is_not_safe_does_not_start(tmp_path: Path, here: Keys, rights: int, settings: str, sentence: str) -> None:
+def test_what_is_not_safe_does_not_start(
+    tmp_path: Path, here: CurveKeys, rights: int, settings: str, sentence: str
+) -> None:
     (Path(here.folder) / "secret.key").chmod(rights)
     overrides = settings.format(address=own_address() or "10.0.0.1", keys=here.folder).split()
     with Run(tmp_path, NATIVE, *overrides) as run:

@@ -56,7 +56,7 @@ def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: i
     return {**rest, **fixed}
 
 
-class Played(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """The T steps of a model's episode, and what the model thought if it told."""
 
     actions: list[int]
@@ -111,7 +111,7 @@ def _agent_plays(
     model: int | Literal["latest"],
     seed: int,
     stochastic: bool,
-) -> Played:
+) -> PlayedEpisode:
     """What a checkpoint's model does in one episode with the options `env`."""
     # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -142,7 +142,7 @@ def _agent_plays(
             break
     envs.close()
     probability, value = (None if one[0] is None else np.concatenate(one) for one in zip(*thoughts, strict=True))
-    return Played(actions, probability, value)
+    return PlayedEpisode(actions, probability, value)
 
 
 def summary(recording: Recording) -> str:

@@ -24,7 +24,7 @@ from realm.env.map import Map
 from realm.env.options import Episode
 from realm.env.oracle import CACHE
 from realm.env.realm_env import RealmEnv
-from realm.env.report import Limits, Row
+from realm.env.report import Limits, ReportRow
 from realm.errors import ConfigError
 from realm.watch.progress import busy, counting, measuring
 
@@ -35,7 +35,7 @@ ORACLES = {
 MORE_STATS = ("treasures", "flashes", "buffs", "walls")
 
 
-class Evaluation(NamedTuple):
+class Findings(NamedTuple):
     """All that the report is about. Rounds are in the order of `Request.explores`."""
 
     map: Map
@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
     limits: Limits
     names: list[str]  # of the rounds
     rounds: list[Outcome]
-    tables: list[list[Row]]  # of the rounds
+    tables: list[list[ReportRow]]  # of the rounds
     worst: list[int]  # layouts with the greatest regret in the first round, worst first
 
 
@@ -93,7 +93,7 @@ def _unfit(candidate: Candidate) -> str:
     return ""
 
 
-def _play(candidate: Candidate, options: argparse.Namespace) -> Evaluation:
+def _play(candidate: Candidate, options: argparse.Namespace) -> Findings:
     """Ask the oracle about the layouts, and play them in each round."""
     env, request = candidate.config.env, candidate.request
     map_ = report.resolve_map(env)
@@ -120,7 +120,7 @@ def _play(candidate: Candidate, options: argparse.Namespace) -> Evaluation:
     first: dict[Episode, int] = {}  # a layout that was drawn twice is named once
     for k in report.worst_layouts(rounds[0], limits, len(layouts)):
         first.setdefault(layouts[k], k)
-    return Evaluation(
+    return Findings(
         map_,
         layouts,
         limits,
@@ -134,7 +134,7 @@ def _play(candidate: Candidate, options: argparse.Namespace) -> Evaluation:
 # ---- what is printed ----
 
 
-def _kind(candidate: Candidate, options: argparse.Namespace, played: Evaluation) -> str:
+def _kind(candidate: Candidate, options: argparse.Namespace, played: Findings) -> str:
     how, count = " and ".join(played.names), f"{len(played.layouts):,}"
     if options.all:
         return f"all {count} layouts of {played.layouts[0].treasure_num} treasures, {how}"
@@ -164,7 +164,7 @@ def _add_numbers(view: Table, *names: str) -> None:
         view.add_column(name, justify="right", no_wrap=True)
 
 
-def _tables(played: Evaluation, console: Console) -> list[Table]:
+def _tables(played: Findings, console: Console) -> list[Table]:
     """One table if the terminal is wide enough, else one for each group of columns: nothing is cut."""
     whole = _table(played)
     if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
@@ -172,13 +172,13 @@ def _tables(played: Evaluation, console: Console) -> list[Table]:
     return [_table(played, group) for group in range(1 + len(played.names))]
 
 
-def _scores(played: Evaluation) -> list[Table]:
+def _scores(played: Findings) -> list[Table]:
     """What needs no oracle, a table for each round."""
     rounds = zip(played.names, played.tables, strict=True)
     return [_table(played._replace(names=[name], tables=[rows]), 0) for name, rows in rounds]
 
 
-def _table(played: Evaluation, group: int | None = None) -> Table:
+def _table(played: Findings, group: int | None = None) -> Table:
     """A line for each number of treasures: all of the first round, and next to it less of the second. group: only these
     columns: 0 has scores, 1 regrets, 2 those of the second round."""
     heads: list[tuple[str, ...]] = [
@@ -210,7 +210,7 @@ def _table(played: Evaluation, group: int | None = None) -> Table:
     return view
 
 
-def _worst_table(played: Evaluation) -> Table:
+def _worst_table(played: Findings) -> Table:
     outcome, limits = played.rounds[0], played.limits
     title = f"the worst layouts, {played.names[0]}"
     view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns
@@ -229,7 +229,7 @@ def _worst_table(played: Evaluation) -> Table:
 # ---- what is written ----
 
 
-def _write_json(candidate: Candidate, options: argparse.Namespace, played: Evaluation) -> None:
+def _write_json(candidate: Candidate, options: argparse.Namespace, played: Findings) -> None:
     explores = candidate.request.explores
     no_oracle = ("regret", "worst_regret", "worst", "excess", "worst_excess") if options.no_oracle else ()
     rows = [
@@ -261,7 +261,7 @@ def _columns(layouts: Sequence[Episode], outcome: Outcome, limits: Limits | None
     return columns
 
 
-FIGURES: dict[str, Callable[[Row], str]] = {
+FIGURES: dict[str, Callable[[ReportRow], str]] = {
     "mean score": lambda row: f"{row.score:,.2f}",
     "mean regret": lambda row: f"{row.regret:,.2f}",
     "worst regret": lambda row: f"{row.worst_regret:,.1f}",
@@ -274,14 +274,14 @@ FIGURES: dict[str, Callable[[Row], str]] = {
 """The figures of the picture, out of the last row of a round's table."""
 
 
-def _curves(played: Evaluation) -> list[Curve]:
+def _curves(played: Findings) -> list[Curve]:
     return [
         Curve(name, report.regret(outcome, played.limits), {key: text(rows[-1]) for key, text in FIGURES.items()})
         for name, outcome, rows in zip(played.names, played.rounds, played.tables, strict=True)
     ]
 
 
-def _tiles(played: Evaluation) -> list[Tile]:
+def _tiles(played: Findings) -> list[Tile]:
     """The routes of the worst layouts."""
     outcome, limits, tiles = played.rounds[0], played.limits, []
     for k in played.worst:

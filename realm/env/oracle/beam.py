@@ -35,8 +35,8 @@ PATIENCE = 60  # steps without coming nearer to the end after which the search i
 LATE = 5.0  # steps by which the estimate of what is left may be too long
 
 
-class Rows(NamedTuple):
-    """Beside the state of hypothetical environments, one a row: what the search has to know of them."""
+class Nodes(NamedTuple):
+    """The nodes of the search, one a row of hypothetical environments: what it has to know besides their state."""
 
     plan: NDArray[np.int32]  # [R] which order it goes by
     parent: NDArray[np.int32]  # [R] row in the selection before
@@ -45,9 +45,9 @@ class Rows(NamedTuple):
     key: NDArray[np.int64]  # [R] equal for rows that are as good as the same
 
 
-def _make_rows(rows: int) -> Rows:
+def _make_nodes(rows: int) -> Nodes:
     i32, i64 = np.zeros((2, rows), np.int32), np.zeros((2, rows), np.int64)
-    return Rows(i32[0], i32[1], i64[0], np.zeros(rows), i64[1])
+    return Nodes(i32[0], i32[1], i64[0], np.zeros(rows), i64[1])
 
 
 def _make_state(rows: int) -> State:
@@ -82,7 +82,7 @@ def _stage(there: NDArray[np.uint8], buffs: NDArray[np.int32], e: int, order: ND
 
 
 @jit
-def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.int64], now: Rows, then: Rows) -> int:
+def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.int64], now: Nodes, then: Nodes) -> int:
     """Write what the selected rows of `now` may do next to .parent, .plan and .action of `then`: walks and flashes that
     are worth it as far as one can tell without making them. Returns how many."""
     # arrays are taken out of the tuples once: helpers would get all of it at every call
@@ -119,7 +119,7 @@ def _expand(s: State, obstacle: NDArray[np.uint8], ways: Ways, rows: NDArray[np.
 
 
 @jit
-def _judge(s: State, ways: Ways, now: Rows) -> int:
+def _judge(s: State, ways: Ways, now: Nodes) -> int:
     """Write .left and .key of the rows of `s`. Returns a row that has come to the end with all of its order done, or
     -1."""
     there, buffs, flashes, buff_left, xs, zs = s.there, s.buffs, s.flashes, s.buff_left, s.x, s.z
@@ -148,7 +148,7 @@ def _judge(s: State, ways: Ways, now: Rows) -> int:
 
 
 @jit
-def _select(flashes: NDArray[np.int32], ways: Ways, now: Rows, ranked: NDArray[np.int64], width: int) -> list[int]:
+def _select(flashes: NDArray[np.int32], ways: Ways, now: Nodes, ranked: NDArray[np.int64], width: int) -> list[int]:
     """The best `width` rows of each plan and number of flashes used, none twice."""
     plan, left, key = now.plan, now.left, now.key
     chosen, seen = [ranked[0]][:0], {np.int64(-1)}
@@ -178,7 +178,7 @@ def play(
     episodes = physics.make_episodes([Episode(player.start, player.end, max_step, len(treasures), tuple(treasures))])
     first = physics.make_state(1)
     physics.reset(first, player.world, episodes, np.array([True]))
-    states, tables = [_make_state(room) for _ in range(2)], [_make_rows(room) for _ in range(2)]
+    states, tables = [_make_state(room) for _ in range(2)], [_make_nodes(room) for _ in range(2)]
     for state in states:
         _copy_rows(first, state, np.zeros(room, dtype=np.int64), STATE_NAMES)
     rows = np.arange(len(ways.order))
@@ -187,7 +187,7 @@ def play(
     nearest, since = np.inf, 0
     for t in range(1, max_step + 1):
         n = _expand(states[0], player.world.obstacle, ways, rows, *tables)
-        then = Rows(**{name: array[:n] for name, array in tables[1]._asdict().items()})
+        then = Nodes(**{name: array[:n] for name, array in tables[1]._asdict().items()})
         state = State(**{name: array[:n] for name, array in states[1]._asdict().items()})
         _copy_rows(states[0], state, rows[then.parent], CHANGING)
         state.terminated[:] = state.truncated[:] = False
