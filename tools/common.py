@@ -280,12 +280,3 @@ def minutes_at(clock: Curve, env_steps: float) -> float:
     last_time = np.minimum.accumulate(clock.env_steps[::-1])[::-1]
     steps, first = np.unique(last_time, return_index=True)
     return float(np.interp(env_steps, steps, clock.minutes[first]))
-
-
-def mean_rate(clock: Curve) -> float:
-    """Env steps a second from the first update to the last."""
-    moving = clock.env_steps[clock.env_steps > 0]
-    if not len(moving) or moving[-1] == moving[0]:
-        return 0.0
-    seconds = 60 * (minutes_at(clock, moving[-1]) - minutes_at(clock, moving[0]))
-    return float((moving[-1] - moving[0]) / max(seconds, 1e-9))

@@ -23,8 +23,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "conf" / "configure_app.toml"
 ROUND = 64  # environments that the default has on one core
 NUMBERS = {
-    "regret": 7.0, "worst_regret": 9.0, "worst_layout": [3], "time_outs": 0, "missed": 1, "whole": 0.5,
-    "excess_percent": None, "score": 1.0, "episodes": 2,
+    "regret": 7.0, "worst_regret": 9.0, "missed": 1, "whole": 0.5,
 }  # fmt: skip
 FIGURES = {**NUMBERS, "bound": {**NUMBERS, "regret": 8.5}}
 
@@ -68,7 +67,6 @@ def test_minutes_leave_out_pauses_and_count_what_was_made_twice(tmp_path, monkey
     assert common.minutes_at(clock, 200) == 3.0
     assert common.minutes_at(clock, 300) == 4.0
     assert common.minutes_at(clock, 50) == 0.5
-    assert common.mean_rate(clock) == pytest.approx((300 - 100) / 180)
     waits_to_stop = common.Curve(*(np.append(x, last) for x, last in zip(clock, (300, 9, 1), strict=True)))
     assert common.minutes_at(waits_to_stop, 300) == 4.0
     read = common.read_curves(tmp_path)
@@ -181,7 +179,7 @@ class FakeWork:
 
     def train(self, seed):
         self._note("train", seed)
-        return {"env_steps": 5, "minutes": 2.0, "steps_per_s": 900.0}
+        return {"env_steps": 5, "minutes": 2.0}
 
     def models(self, seed):
         return [judge.Model(Path(f"model.ckpt-1-{i}"), 100 * i, i / 10) for i in range(6)]

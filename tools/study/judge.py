@@ -155,8 +155,7 @@ class Cluster:
     def _trained(self, run: Path) -> dict[str, Any]:
         clock = self._clock(run)
         env_steps = int(clock.env_steps[-1]) if len(clock.env_steps) else 0
-        minutes = common.minutes_at(clock, env_steps)
-        return {"env_steps": env_steps, "minutes": minutes, "steps_per_s": common.mean_rate(clock)}
+        return {"env_steps": env_steps, "minutes": common.minutes_at(clock, env_steps)}
 
     def _clock(self, run: Path) -> common.Curve:
         return common.read_curves(run).get(common.CLOCK, common.NO_CURVE)
@@ -204,9 +203,7 @@ def table(results: Results) -> str:
         for key, name, form in (
             ("regret", f"at the end, {how} actions: mean regret", ".2f"),
             ("worst_regret", "... worst regret", ".1f"),
-            ("time_outs", "... out of time", ""),
             ("missed", "... treasures missed", ""),
-            ("excess_percent", "... steps above the oracle's, %", ".1f"),
         ):
             add(name, lambda entry, how=how, key=key: entry["end"][how][key], form)
         add("... mean regret against the bound", lambda entry, how=how: entry["end"][how]["bound"]["regret"], ".2f")
@@ -214,7 +211,6 @@ def table(results: Results) -> str:
     add("... nothing left behind, %", lambda entry: 100 * entry["end"]["sets"]["bound"]["whole"], ".2f")
     add("env steps trained", lambda entry: entry["training"]["env_steps"], ",")
     add("minutes, with the start", lambda entry: entry["training"]["minutes"], ".1f")
-    add("env steps/s", lambda entry: entry["training"]["steps_per_s"], ",.0f")
     return "\n".join(lines)
 
 

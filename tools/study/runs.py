@@ -107,13 +107,8 @@ def figures(layouts: Sequence[Any], played: Any, limits: Any) -> dict[str, Any]:
     return {
         "regret": row.regret,
         "worst_regret": row.worst_regret,
-        "worst_layout": list(layouts[row.worst].treasure_id or ()),
-        "time_outs": int((~played.reached_end).sum()),
         "missed": int(played.missed.sum()),
         "whole": float((played.reached_end & (played.missed == 0)).mean()),  # share in which nothing was left
-        "excess_percent": row.excess,
-        "score": row.score,
-        "episodes": row.episodes,
     }
 
 
