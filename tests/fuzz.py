@@ -231,7 +231,7 @@ class Fed:
         self._cases, self._good = cases, good
         self._frames: list[bytes] | None = None
         self._awake = Waker()  # so that the loop never sleeps
-        self._awake.handle()()
+        self._awake.wake()
 
     def tick(self) -> None:
         if not self._cases.more():

@@ -13,10 +13,12 @@ message is never read.
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -367,7 +369,9 @@ def _monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """
     receiver: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     receiver.setsockopt(zmq.RCVHWM, 0)  # never full: a few hundred bytes per reconnection
-    name = _inproc_name("events")
+    name = (
+        f"inproc://events-{secrets.token_hex(8)}"  # unique: ZeroMQ frees a name only some time after its socket closes
+    )
     watched.monitor(name, events)
     receiver.connect(name)
     return receiver
@@ -380,40 +384,26 @@ def _end_monitored(watched: zmq.Socket[bytes], receiver: zmq.Socket[bytes]) -> N
     watched.close()
 
 
-def _inproc_name(kind: str) -> str:
-    """A unique name: ZeroMQ frees a name only some time after its socket closes, and ids of objects recur sooner."""
-    return f"inproc://{kind}-{secrets.token_hex(8)}"
-
-
 class Waker:
-    """Lets another thread end a `wait_any`: a one-byte pipe inside the process."""
+    """Lets other threads end a `wait_any`."""
 
     def __init__(self) -> None:
-        name = _inproc_name("waker")
-        self._in: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-        self._in.bind(name)
-        self._name = name
+        self._out, self._in = socket.socketpair()
+        self._out.setblocking(False)
+        self._in.setblocking(False)
 
-    def handle(self) -> Callable[[], None]:
-        """A function for one other thread to call (a ZeroMQ socket belongs to the thread that uses it)."""
-        out: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        out.setsockopt(zmq.LINGER, 0)
-        out.connect(self._name)
-
-        def wake() -> None:
-            try:
-                out.send(b"", zmq.DONTWAIT)
-            except zmq.Again:
-                return  # a thousand wake-ups are queued already
-
-        return wake
+    def wake(self) -> None:
+        """Any thread may call it."""
+        with suppress(BlockingIOError):  # thousands of wake-ups wait already
+            self._in.send(b".")
 
     def drain(self) -> None:
-        while _readable(self._in):
-            self._in.recv()
+        with suppress(BlockingIOError):
+            while self._out.recv(4096):
+                pass
 
-    def fileno_socket(self) -> zmq.Socket[bytes]:
-        return self._in
+    def fileno_socket(self) -> int:
+        return self._out.fileno()
 
 
 def wait_any(sockets: Sequence[Socket | Waker], timeout_ms: int) -> None:
