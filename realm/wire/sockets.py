@@ -69,16 +69,7 @@ class Traffic:
         self.bad_frames[key if key in self.bad_frames or len(self.bad_frames) < 1000 else "others"] += 1
 
     def totals(self) -> dict[str, float]:
-        return {
-            "messages_in": self.messages_in,
-            "messages_out": self.messages_out,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "resent": self.resent,
-            "unmatched": self.unmatched,
-            "bad_frames": sum(self.bad_frames.values()),
-            "refused_peers": self.refused_peers,
-        }
+        return {**vars(self), "bad_frames": sum(self.bad_frames.values())}
 
 
 class Socket:
