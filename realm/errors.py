@@ -76,6 +76,11 @@ def to_install(packages: str) -> str:
     return f"{python} -m pip install -c {constraints} {packages}"
 
 
+def pip_here(text: str) -> str:
+    """What gymnasium says of a missing package, with the command of `to_install` in it."""
+    return re.sub(r"pip install ([^`]+)", lambda found: to_install(found[1].replace('"', "'")), text)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` if a known word is close, else ""."""
     by_lower = {name.lower(): name for name in known}

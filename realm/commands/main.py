@@ -1,6 +1,6 @@
 """The commands of `python -m realm` and of the scripts in `tools/`: those for all games, and a game's own.
 
-`games.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, `record` and `play`).
+`games.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, `play`, a `record`).
 Every error with a sentence for the user (`realm/errors.py`) ends here as one line on stderr and its exit code.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm import __version__
-from realm.commands import configuration, doctor, evaluate, init, living, plot, runs, series, train
+from realm.commands import configuration, doctor, evaluate, film, init, living, plot, runs, series, train
 from realm.commands.games import KAIWU, app_here, load_game
 from realm.commands.locate import DEFAULT_CONFIG, config_file
 from realm.commands.parser import Parser
@@ -89,6 +89,8 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         evaluate.add_commands(commands, game)
         if game is not None:
             game.add_commands(commands)
+        if "record" not in commands.choices:  # the game's own films other environments, too
+            film.add_commands(commands)
     configuration.add_commands(commands, parser)
     doctor.add_commands(commands)
     if kaiwu := load_game(KAIWU):

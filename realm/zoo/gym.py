@@ -8,7 +8,6 @@ this, so it imports no torch. Atari's `id = "ALE/Pong-v5"` gives single grey fra
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -22,9 +21,8 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields
-from realm.errors import ConfigError, ContractError, to_install
+from realm.errors import ConfigError, ContractError, pip_here
 
-_PIP = re.compile(r"pip install ([^`]+)")  # as gymnasium says it
 _MOST_CHOICES = 4096  # outputs of a network
 _IMAGE_SIDE = 36  # smaller ones are no images to `realm.algorithms.networks.Encoder`
 _MOST_CHANNELS = 16
@@ -55,7 +53,7 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         else:
             envs = _Envs([partial(gymnasium.make, name, **given)] * num_envs)
     except gymnasium.error.DependencyNotInstalled as error:
-        text = _PIP.sub(lambda found: to_install(found[1].replace('"', "'")), str(error))
+        text = pip_here(str(error))
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"[env] id is {env_id!r}: {str(error).splitlines()[0]}") from error

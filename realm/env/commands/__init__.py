@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         "record", help="draw an episode of a trained model", example="realm record my-run --out episode.html"
     )
     _add_player(record)
-    files = ".gif, .html to play it in a browser, or .png for its end"
+    files = ".gif, .html to play it in a browser, .png for its end; of other environments .gif, .html or .mp4"
     record.add_argument("--out", type=Path, default=Path("episode.gif"), help=files)
     record.set_defaults(run=_record)
 
@@ -174,10 +174,16 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.oracle:
         _refuse_model(arguments)
         return _oracle(arguments)
-    from realm.env.commands.episodes import PICTURES, summary, write_recording
+    from realm.env.commands.episodes import PICTURES, is_realm, summary, write_recording
 
+    model = model_of(arguments)
+    if not is_realm(model[0], arguments.seed):
+        from realm.commands import film
+
+        if any(getattr(arguments, name) is not None for name in ("treasures", "random", "map", "start", "end")):
+            raise ConfigError(f"{model[0].app.algo}: its episodes have no map, points and treasures to choose")
+        return film.record(arguments, *model)
     check_file("--out", arguments.out, PICTURES)
-
     recording = _agent_episode(arguments)
     print(summary(recording))
     write_recording(recording, arguments.out, arguments.model or "the newest model")

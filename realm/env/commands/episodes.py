@@ -24,8 +24,8 @@ from realm.user import folder_of, make_envs
 from realm.watch.progress import busy
 
 _OTHERS = (
-    "its environments are not those of Back to the Realm, which is all that `realm play` and `realm record` can show; "
-    "`realm eval` plays any environment"
+    "its environments are not those of Back to the Realm, which is all that `realm play` can show; `realm record` "
+    "films any environment that renders pictures"
 )
 PICTURES = (".gif", ".png", ".html")
 
@@ -78,7 +78,8 @@ def agent_episode(
     The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
     gives the same episode, since with treasures fixed nothing in it is random.
     """
-    _refuse_others(config, seed)
+    if not is_realm(config, seed):
+        raise ConfigError(f"{config.app.algo}: {_OTHERS}")
     if isinstance(names := config.env.get("map"), list):
         raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     env = fixed_options(config.env, treasures, random, seed)
@@ -95,13 +96,12 @@ def agent_episode(
     return recording._replace(probability=thoughts[0], value=thoughts[1])
 
 
-def _refuse_others(config: RunConfig, seed: int) -> None:
-    """Refuse environments that cannot be the realm, before torch is loaded and kernels are compiled."""
+def is_realm(config: RunConfig, seed: int) -> bool:
+    """Whether these environments can be the realm; asked before torch is loaded and kernels are compiled."""
     envs = make_envs(config, 1, seed)
     space = getattr(envs, "single_action_space", None)
     close(envs)
-    if not plays_layouts(envs) and space != spaces.Discrete(physics.ACTIONS):
-        raise ConfigError(f"{config.app.algo}: {_OTHERS}")
+    return plays_layouts(envs) or bool(space == spaces.Discrete(physics.ACTIONS))
 
 
 def _agent_plays(
