@@ -169,13 +169,13 @@ class OneProcess:
 
     def _tick(self) -> None:
         """Show the run and write its curves if it is time."""
-        prepared, app, board, trainer = self.prepared, self.prepared.config.app, self.board, self.trainer
+        app, board, trainer = self.prepared.config.app, self.board, self.trainer
         self._played.totals["actions"] = self._policy.actions
         if self._shown.due():
             _report(board, trainer, self._played, self.trained, self._buffer)
             self._show(self.status("running"))
             # nobody here could wait for memory
-            self._resources.look({"the run": prepared.run_file.pid}, holds=False)
+            self._resources.look("the run", {}, holds=False)
         self._curves.write_due(board)
         if still_s := self._stillness.due(time.monotonic()):
             actions, played = self._policy.actions, int(self._played.totals["env_steps"])

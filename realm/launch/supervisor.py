@@ -159,8 +159,9 @@ class Supervisor:
 
     def _watch_resources(self) -> None:
         """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""
-        alive = {role.label: role.process.pid for role in self.roles if role.process is not None}
-        if self._resources.look({"supervisor": self.run_file.pid} | alive):
+        alive = ((key, role) for key, role in self.state.roles.items() if role.process is not None)
+        told = {role.label: self.board.of_process(*key, role.incarnation) for key, role in alive}
+        if self._resources.look("supervisor", told):
             self._do(decisions.Tell(role, "hold") for role in self.roles if role.row.stores)
         if self._resources.gone:
             decisions.stop(self.state, self._resources.gone, 1, time.monotonic())

@@ -17,7 +17,8 @@ from realm.watch.status import Scored, Status
 
 GAUGES = frozenset(
     (
-        "pid", "size", "new_env_steps", "warm_up_left", "warm_up_samples_left", "rss_mb", "peak_mb", "version_epoch",
+        "pid", "size", "new_env_steps", "warm_up_left", "warm_up_samples_left", "rss_mb", "peak_mb", "open_files",
+        "version_epoch",
         "version_update", "models_loaded", "published",
     )
 )  # fmt: skip

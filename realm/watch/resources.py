@@ -150,46 +150,46 @@ class Resources:
         except OSError as error:
             self.gone = f"{self._run_dir}: this run's folder was renamed to {now}, and {error.strerror} at its old name"
 
-    def look(self, pids: Mapping[str, int], holds: bool = True) -> bool:
+    def look(self, own: str, told: Mapping[str, Mapping[str, float]], holds: bool = True) -> bool:
         """Once a second: warn of what runs out, and rotate the logs. Return whether the workers must wait now.
 
-        pids: process -> pid. holds: whether there are workers that can be held back.
+        own: the name of this process. told: the name of each other process -> the totals of its last report. holds:
+        whether there are workers that can be held back.
         """
         if not self._due.due():
             return False
         self._follow()
         try:
-            now = read(self._run_dir, pids)
+            files = {label: int(totals["open_files"]) for label, totals in told.items() if "open_files" in totals}
+            now = read(self._run_dir, own, files)
         except OSError:  # the disk does not answer, or the folder is gone: whoever writes there tells the user
             return self._holding
         self._bad = {**shortages(now, self._bad, self._run_dir), **rotate_all(self._run_dir / "log")}
         for sentence in self._warner.heed(self._bad, time.monotonic()):
             logger.warning(sentence)
         if holds:
-            self._hold(now, pids)
+            self._hold(now, {label: totals.get("rss_mb", 0.0) for label, totals in told.items()})
         return self._holding
 
-    def _hold(self, now: Reading, pids: Mapping[str, int]) -> None:
+    def _hold(self, now: Reading, sizes_mb: Mapping[str, float]) -> None:
         self._holding = must_hold(now, self._holding)
         if self._holding and time.monotonic() - self._told_at >= _SAY_EVERY_S:
             self._told, self._told_at = True, time.monotonic()
+            largest = sorted(sizes_mb, key=lambda label: sizes_mb[label], reverse=True)[:3]
             logger.warning(
                 "{} of memory are left: the buffer takes nothing, so the workers wait, until there are {}; the largest "
                 "processes of the run are {}",
-                in_words(now.memory_free), in_words(low_memory(now.memory_total)), _largest(pids),
+                in_words(now.memory_free), in_words(low_memory(now.memory_total)),
+                ", ".join(f"{label} ({in_words(sizes_mb[label] * 2**20)})" for label in largest),
             )  # fmt: skip
         elif self._told and not self._holding:
             self._told = False
             logger.info("{} of memory are left: the workers go on", in_words(now.memory_free))
 
 
-def read(folder: Path, pids: Mapping[str, int]) -> Reading:
-    """Ask the system. folder: on the disk that is meant."""
-    disk = psutil.disk_usage(str(folder))
-    open_files = {}
-    for label, pid in pids.items():
-        with suppress(psutil.Error):  # it has ended
-            open_files[label] = psutil.Process(pid).num_fds()
+def read(folder: Path, own: str, others: Mapping[str, int]) -> Reading:
+    """Ask the system. folder: on the disk that is meant. own: the name of this process; others: their open files."""
+    disk, open_files = psutil.disk_usage(str(folder)), {own: psutil.Process().num_fds(), **others}
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Reading(disk.free, disk.total, *memory(), open_files, limit if limit > 0 else _MOST_FILES)
 
@@ -207,15 +207,6 @@ def raise_file_limit() -> None:
             f"the system allows this process {wanted} open files; a run needs {_FEWEST_FILES} at least: raise the hard "
             "limit (ulimit -Hn)"
         )
-
-
-def _largest(pids: Mapping[str, int]) -> str:
-    sizes = {}
-    for label, pid in pids.items():
-        with suppress(psutil.Error):
-            sizes[label] = psutil.Process(pid).memory_info().rss
-    largest = sorted(sizes, key=lambda label: sizes[label], reverse=True)[:3]
-    return ", ".join(f"{label} ({in_words(sizes[label])})" for label in largest)
 
 
 def in_words(size: float) -> str:

@@ -157,6 +157,7 @@ class Link:
         self.meters.totals["pid"] = os.getpid()
         with suppress(OSError, psutil.Error):  # no file handle is left to read it with: a report without it is better
             self.meters.totals["rss_mb"] = self._process.memory_info().rss / 2**20
+            self.meters.totals["open_files"] = self._process.num_fds()
         used = resource.getrusage(resource.RUSAGE_SELF)
         self.meters.totals["peak_mb"] = used.ru_maxrss / 2**10
         self.meters.totals["cpu_s"] = used.ru_utime + used.ru_stime

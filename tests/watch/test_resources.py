@@ -117,10 +117,10 @@ def test_control_groups_of_both_versions(tmp_path: Path) -> None:
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
-    now = resources.read(tmp_path, {"me": os.getpid(), "nobody": 2**22 + 1})
+    now = resources.read(tmp_path, "me", {"other": 30})
     assert 0 < now.disk_free < now.disk_total
     assert 0 < now.memory_free < now.memory_total
-    assert list(now.open_files) == ["me"]
+    assert now.open_files["other"] == 30
     assert 3 <= now.open_files["me"] < now.files_limit
 
 
@@ -137,25 +137,25 @@ def test_the_file_limit_is_raised() -> None:
 
 def test_a_look(tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     one, now = Resources(tmp_path), GOOD
-    monkeypatch.setattr(resources, "read", lambda folder, pids: now)
+    monkeypatch.setattr(resources, "read", lambda *_: now)
     monkeypatch.setattr(one._due, "due", lambda: True)
-    pids = {"supervisor": os.getpid()}
-    assert not one.look(pids)
+    told: Any = "supervisor", {"learner-0": {"rss_mb": 700.0, "open_files": 30.0}, "aisrv-0": {"rss_mb": 300.0}}
+    assert not one.look(*told)
     assert logged == []
     now = replace(GOOD, memory_free=100 << 20)
-    assert [one.look(pids), one.look(pids)] == [True, True]
+    assert [one.look(*told), one.look(*told)] == [True, True]
     assert [line.partition(" of ")[0] for line in logged] == ["WARNING 100 MB"] * 2
-    assert "largest processes of the run are supervisor (" in logged[1]
-    assert not Resources(tmp_path).look(pids)  # not yet due
+    assert "largest processes of the run are learner-0 (700 MB), aisrv-0 (300 MB)" in logged[1]
+    assert not Resources(tmp_path).look(*told)  # not yet due
     now = GOOD
-    assert not one.look(pids)
+    assert not one.look(*told)
     assert logged[2:] == ["INFO 8.0 GB of memory are left: the workers go on"]
 
     def gone(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(resources, "read", gone)
-    assert not one.look(pids)
+    assert not one.look(*told)
 
 
 # --- logs
