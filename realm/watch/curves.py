@@ -1,4 +1,5 @@
-"""What is done with a run's numbers every two seconds: TensorBoard gets them, and the user is told what looks wrong.
+"""What is done with a run's numbers every two seconds: TensorBoard and `progress.csv` get them, and the user is
+told what looks wrong.
 
 Owned by the supervisor and by the one-process run.
 """
@@ -6,6 +7,7 @@ Owned by the supervisor and by the one-process run.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from loguru import logger
@@ -16,6 +18,7 @@ from realm.contract import Evaluation
 from realm.watch import health
 from realm.watch.board import Board
 from realm.watch.progress import Every
+from realm.watch.progress_csv import ProgressCsv
 from realm.watch.tensorboard import TensorBoard
 
 _EVERY_S = 2.0
@@ -31,7 +34,7 @@ class Curves:
         self.folder = run_dir / "log" / "tensorboard"
         self._config = config
         self._warnings = run_dir / "log" / "warnings.log"
-        self._tensorboard = TensorBoard(self.folder)
+        self._tensorboard, self._csv = TensorBoard(self.folder), ProgressCsv(run_dir / "progress.csv")
         self._every = Every(_EVERY_S)
         self._health = health.HealthState()
         self._begun = False
@@ -40,6 +43,7 @@ class Curves:
         """A learner begins or goes on here; the curves of what a lost one had trained beyond it are dropped."""
         board.begin(env_steps)
         self._tensorboard.begin(env_steps)
+        self._csv.begin(env_steps)
         if not self._begun:
             self._tensorboard.describe(to_toml(self._config), hyper_parameters(self._config), env_steps)
         self._begun = True
@@ -54,7 +58,7 @@ class Curves:
         if not self._begun:
             return
         values = board.curves()
-        self._tensorboard.write(values, board.env_steps)
+        self._write(values, board.env_steps)
         numbers = {name.removeprefix("learner/"): x for name, x in values.items() if name.startswith("learner/")}
         if (score := board.score) is not None:
             numbers["score"] = score
@@ -70,10 +74,15 @@ class Curves:
         values = board.judged(result)
         # a model that a lost learner made after its last checkpoint has no place on the axis any more
         if result.version.epoch == epoch or result.env_steps <= board.env_steps:
-            self._tensorboard.write(values, result.env_steps)
+            self._write(values, result.env_steps)
 
     def close(self) -> None:
         self._tensorboard.close()
+        self._csv.close()
+
+    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
+        self._tensorboard.write(values, env_steps)
+        self._csv.write(values, env_steps)
 
     def _warn(self, sentence: str) -> None:
         """Say it in the terminal, and keep it in a file."""
