@@ -1,9 +1,9 @@
 """Loads the user's package by name: `feature/definition.py`, `algorithm/agent.py`, `train_workflow.py`, `config.py`.
 
-The command line calls it to check all four files before any process starts, and each role to load those that it needs.
-Only roles with weights call `load_agent`; this module itself imports no torch. In goes the dotted name of the package,
-which is looked up in the current directory first, and last in what comes with Realm. Out come the objects, or a
-UserCodeError of one sentence with the file, what is wrong and what is expected.
+The command line calls it to check these files, and `callbacks.py` if there is one, before any process starts; each role
+loads those that it needs. Only roles with weights call `load_agent`; this module itself imports no torch. In goes the
+dotted name of the package, which is looked up in the current directory first, and last in what comes with Realm. Out
+come the objects, or a UserCodeError of one sentence with the file, what is wrong and what is expected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from realm.config.keys import AppConfig
 from realm.config.load import HINTS, RunConfig, build_dataclass
 from realm.config.plan import Preferences
 from realm.config.toml import toml_value
-from realm.contract import Policy, Spec, WorkflowContext
+from realm.contract import Policy, Progress, Spec, WorkflowContext
 from realm.errors import (
     LEFT_DEBUGGER,
     ConfigError,
@@ -184,6 +184,19 @@ def load_workflow(algo: str) -> Workflow:
     """Import the generator function `workflow` of `<algo>/train_workflow.py`."""
     module = _module(algo, "train_workflow", "workflow(envs, policy, context)")
     return _function(module, "workflow", "envs", "policy", "context")
+
+
+def load_callbacks(algo: str) -> dict[str, Callable[[Progress], Any]]:
+    """Import `<algo>/callbacks.py`: the functions that it has of these four, by name; none if there is no such file."""
+    names = ("on_start", "on_update", "on_evaluation", "on_end")
+    if not (folder_of(algo) / "callbacks.py").is_file():
+        return {}
+    module = _module(algo, "callbacks", f"some of {', '.join(names)}")
+    for name in vars(module):
+        if name.startswith("on_") and name not in names:
+            near = did_you_mean(name, names)
+            raise UserCodeError(f"{module.__file__}: nothing calls {name}; expected some of {', '.join(names)}{near}")
+    return {name: _function(module, name, "progress") for name in names if hasattr(module, name)}
 
 
 def load_config_class(algo: str) -> type[Any]:

@@ -99,7 +99,7 @@ def check_series(app: AppConfig, command: str) -> None:
 
 
 def has_ended(run_dir: Path, app: AppConfig) -> bool:
-    """Whether a run has come to its limit, or its workflow to its end; not one that was stopped, or has failed."""
+    """Whether it has come to its limit, its workflow to its end, or a hook has ended it; not if stopped, or failed."""
     run, newest = read_run(run_dir), newest_model(run_dir)
     if run is None or newest is None or run.state != "stopped":
         return False
@@ -108,7 +108,7 @@ def has_ended(run_dir: Path, app: AppConfig) -> bool:
         return judged and 0 < app.max_env_steps <= newest.env_steps
     if run.cause.startswith("max_seconds"):
         return run.cause.startswith(f"max_seconds = {app.max_seconds:g} ")
-    return "workflow" in run.cause
+    return "workflow" in run.cause or run.cause.startswith("on_")
 
 
 class Result(NamedTuple):

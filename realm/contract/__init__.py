@@ -5,6 +5,7 @@ from here. Axes: E environments of one worker, N rows of a forward pass, T steps
 """
 
 from realm.contract.arrays import Array, Arrays, Field, Fields, check_arrays, check_finite
+from realm.contract.callbacks import Progress, stop_at_score
 from realm.contract.messages import Book, Evaluation, Report
 from realm.contract.package import Agent, Learned, Monitor, Policy, PredictContext, Prediction, WorkflowContext
 from realm.contract.samples import (
@@ -38,6 +39,7 @@ __all__ = [
     "Policy",
     "PredictContext",
     "Prediction",
+    "Progress",
     "Report",
     "SampleInfo",
     "Spec",
@@ -52,4 +54,5 @@ __all__ = [
     "chunk_to_arrays",
     "count_env_steps",
     "row_fields",
+    "stop_at_score",
 ]

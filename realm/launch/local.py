@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from realm.errors import (
     one_line,
     place_of_function,
 )
+from realm.launch.hooks import Hooks
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
 from realm.learn.judge import Judge
@@ -54,7 +55,7 @@ def run(prepared: Prepared) -> OneProcess:
     record = partial(_record_end, prepared)
     with _recorded(prepared), display(title, STOPS, prepared.config.app.level) as show, listening(record) as wishes:
         one = OneProcess(prepared, show, wishes)
-        with closing(one):
+        with one:
             idle = False
             with suppress(Stopped):
                 for items in one.rounds():
@@ -78,6 +79,7 @@ class OneProcess:
         self.prepared, self._show, self._wishes = prepared, show, wishes
         self.board, self.trained = Board(), Meters()
         seed = seed_of(app.seed, 0, 1, epoch)  # a resumed run plays other episodes than its first session
+        self._hooks = Hooks(app.algo)
         enter(config, "local", prepared.run_dir)
         self._played = Meters()
         self._envs = worker_envs(config, plan, spec, seed, self._played.count)
@@ -90,7 +92,8 @@ class OneProcess:
         self._context = WorkflowContext(
             spec, hyper_of(config), seed, 0, 1, self._played, self._tick, self.add, self._save, self._update
         )
-        self._curves, self._resources = Curves(prepared.run_dir, config), Resources(prepared.run_dir)
+        self._resources = Resources(prepared.run_dir)
+        self._curves = Curves(prepared.run_dir, config, self._hooks.tell)
         self._curves.begin(self.board, self.trainer.env_steps)
         self._limit = ""  # which one has ended the run
         self._shown, self._stillness = Every(_SHOW_EVERY_S), Stillness()
@@ -117,13 +120,18 @@ class OneProcess:
         with suppress(Stopped):
             self._judge_last()
 
-    def close(self) -> None:
+    def __enter__(self) -> OneProcess:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _report(self.board, self.trainer, self._played, self.trained, self._buffer)
         self._curves.write(self.board)
         self._curves.close()
         close(self._envs)
         if self._judge:
             self._judge.close()
+        reason = self.cause if error is None else one_line(error)
+        self._hooks.end(reason, self.prepared.config.app.stop_timeout_s, self._wishes)
 
     @property
     def cause(self) -> str:
@@ -184,7 +192,8 @@ class OneProcess:
                 "env steps yielded so far)", still_s, actions, played,
             )  # fmt: skip
         board.count(trainer.env_steps, self._buffer.new_env_steps)
-        self._limit = app.limit_reached(board.env_steps, board.training_s) or self._resources.gone
+        reached = app.limit_reached(board.env_steps, board.training_s)
+        self._limit = reached or self._resources.gone or self._hooks.reason
         if self._limit or self._wishes.first:
             raise Stopped
 

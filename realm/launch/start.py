@@ -27,7 +27,7 @@ from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.smoke_test import try_user_code
 from realm.learn.results import models_in, newest_in, newest_model
-from realm.user import hyper_of, hyper_table
+from realm.user import hyper_of, hyper_table, load_callbacks
 from realm.watch.progress import busy
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     config = dataclasses.replace(config, app=decided.app, hyper=hyper_table(hyper, config.hyper))
     with busy(f"trying the package {config.app.algo}, which compiles it when it is new here"), apart(over=True):
         spec = try_user_code(config, hyper)
+        load_callbacks(config.app.algo)
     gc.freeze()
     gc.enable()
     usable = usable_bytes()

@@ -20,6 +20,7 @@ from realm.launch import decisions
 from realm.launch.child import ChildArgs, run_role
 from realm.launch.decisions import Role
 from realm.launch.environment import role_environment
+from realm.launch.hooks import Hooks
 from realm.launch.place import place
 from realm.launch.ports import fixed_ports
 from realm.launch.rundir import start_of
@@ -50,7 +51,8 @@ class Supervisor:
         control = Codec(self.run_file.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
         self._server = Server(control, self.app.bind_host, keys=self._keys)
         self._max_bytes = max(256 << 20, 2 * max(self.plan.batch, self.plan.envs_per_worker) * self.spec.sample_bytes)
-        self._curves, self._resources = Curves(self.run_dir, prepared.config), Resources(self.run_dir)
+        self._hooks, self._resources = Hooks(self.app.algo), Resources(self.run_dir)
+        self._curves = Curves(self.run_dir, prepared.config, self._hooks.tell)
         roles = [Role(name, index) for name in ROLES for index in range(processes(name, self.plan))]
         self.state = decisions.RunState(
             self.app, self.plan, self.board, self.run_dir, {(role.name, role.index): role for role in roles}, Wishes(),
@@ -79,6 +81,8 @@ class Supervisor:
                 self._look_at_processes()
                 self._do(decisions.turn(run, time.monotonic()))
                 self._watch_resources()
+                if self._hooks.reason:
+                    decisions.stop(run, self._hooks.reason, 0, time.monotonic())
                 if run.stopping_since is not None:
                     self.run_file.state = "stopping"
                 elif self.run_file.state == "starting" and run.is_ready():
@@ -96,6 +100,7 @@ class Supervisor:
         self._curves.write(self.board)
         self._curves.close()
         self._do(decisions.close(run))
+        self._hooks.end(run.cause, self.app.stop_timeout_s, run.wishes)
         self.run_file.note_score(self.status())
         self.run_file.cause, self.run_file.state = run.cause, "failed" if run.exit_code else "stopped"
         self._record()

@@ -1,5 +1,5 @@
-"""What is done with a run's numbers every two seconds: TensorBoard and `progress.csv` get them, and the user is
-told what looks wrong.
+"""What is done with a run's numbers every two seconds: TensorBoard, `progress.csv` and `callbacks.py` get them, and the
+user is told what looks wrong.
 
 Owned by the supervisor and by the one-process run.
 """
@@ -7,14 +7,14 @@ Owned by the supervisor and by the one-process run.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loguru import logger
 
 from realm.config.load import RunConfig, to_toml
 from realm.config.toml import toml_value
-from realm.contract import Evaluation
+from realm.contract import Evaluation, Progress, Version
 from realm.watch import health
 from realm.watch.board import Board
 from realm.watch.progress import Every
@@ -30,8 +30,10 @@ _NOT_TRAINING = ("run_name", "log_dir", "level", "keys_dir", "bind_host", "base_
 class Curves:
     """Writes the curves of one run and its configuration; folder: where TensorBoard reads them."""
 
-    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+    def __init__(self, run_dir: Path, config: RunConfig, tell: Callable[[str, Progress], None] | None = None) -> None:
+        """tell: gets the name of a function of `callbacks.py`, and what has happened."""
         self.folder = run_dir / "log" / "tensorboard"
+        self._run_dir, self._tell = run_dir.absolute(), tell or (lambda name, progress: None)
         self._config = config
         self._warnings = run_dir / "log" / "warnings.log"
         self._tensorboard, self._csv = TensorBoard(self.folder), ProgressCsv(run_dir / "progress.csv")
@@ -46,6 +48,7 @@ class Curves:
         self._csv.begin(env_steps)
         if not self._begun:
             self._tensorboard.describe(to_toml(self._config), hyper_parameters(self._config), env_steps)
+            self._tell("on_start", self._progress(board, {}))
         self._begun = True
 
     def write_due(self, board: Board) -> None:
@@ -59,6 +62,7 @@ class Curves:
             return
         values = board.curves()
         self._write(values, board.env_steps)
+        self._tell("on_update", self._progress(board, values))
         numbers = {name.removeprefix("learner/"): x for name, x in values.items() if name.startswith("learner/")}
         if (score := board.score) is not None:
             numbers["score"] = score
@@ -75,6 +79,7 @@ class Curves:
         # a model that a lost learner made after its last checkpoint has no place on the axis any more
         if result.version.epoch == epoch or result.env_steps <= board.env_steps:
             self._write(values, result.env_steps)
+            self._tell("on_evaluation", Progress(self._run_dir, result.env_steps, result.version, values, result))
 
     def close(self) -> None:
         self._tensorboard.close()
@@ -83,6 +88,10 @@ class Curves:
     def _write(self, values: Mapping[str, float], env_steps: int) -> None:
         self._tensorboard.write(values, env_steps)
         self._csv.write(values, env_steps)
+
+    def _progress(self, board: Board, values: Mapping[str, float]) -> Progress:
+        version = Version(*(int(board.total("learner", f"version_{part}")) for part in ("epoch", "update")))
+        return Progress(self._run_dir, board.env_steps, version, values, board.evaluation)
 
     def _warn(self, sentence: str) -> None:
         """Say it in the terminal, and keep it in a file."""
