@@ -254,7 +254,7 @@ def test_a_hook_stops_the_run_in_order(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(MODES[0], marks=pytest.mark.slow), MODES[1]])
 def test_a_hook_that_fails_and_one_that_sleeps_cost_no_training(tmp_path: Path, mode: str) -> None:
     settings = (mode, "stop_timeout_s=2", "report_interval_s=0.1")
     with hooked(tmp_path, FAILS_AND_SLEEPS, *settings) as run:
@@ -273,7 +273,7 @@ def test_a_hook_that_fails_and_one_that_sleeps_cost_no_training(tmp_path: Path, 
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 def test_progress_csv_after_a_kill_and_a_resume(tmp_path: Path, mode: str) -> None:
     """It is read while the run lives, too. What the killed session trained after its last checkpoint is dropped."""
 
