@@ -222,7 +222,7 @@ class QSettings(Checked):
     max_grad_norm: float = 10.0  # longer gradients are scaled down to it; 0: none are
     epsilon_start: float = 1.0  # share of random actions at the first env step ...
     epsilon_end: float = 0.05  # ... and from epsilon_steps on, linear between
-    epsilon_steps: int = 10_000
+    epsilon_steps: int = 10_000  # env steps until epsilon_end
     beta_start: float = 0.4  # how far a prioritised draw is corrected, at the first step ...
     beta_steps: int = 100_000  # ... and fully from here on, linear between (arXiv:1511.05952)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import realm
 from realm.apart import apart
+from realm.commands.configuration import package_keys
 from realm.commands.ending import called
 from realm.commands.locate import DEFAULT_CONFIG
 from realm.commands.parser import Commands, writing
@@ -36,6 +37,12 @@ PACKAGES = (*sorted(path.parent.name for path in _ZOO.glob(f"*/{_TEMPLATE}")), G
 _FIRST = ("td3", "ppo")  # of those that fit an environment, the one that is taken
 _FILES = ("config.py", "feature/definition.py", "algorithm/agent.py", "train_workflow.py")
 _MEMORY_BYTES = 1 << 30  # of observations in a replay memory
+_MATTER = {  # what is tried first: package -> keys of its table
+    "ppo": ("lr_start", "gamma_start", "entropy_start", "chunk_length", "hidden", "normalise_obs"),
+    "dqn": ("lr", "gamma", "hidden", "n_step", "target_every", "epsilon_steps"),
+    "td3": ("lr", "gamma", "hidden", "minibatch_size", "explore_noise", "random_steps"),
+    "sac": ("lr", "gamma", "hidden", "minibatch_size", "temperature", "random_steps"),
+}
 
 
 def add_commands(commands: Commands) -> None:
@@ -98,8 +105,9 @@ def init(name: str, env: str, package: str) -> None:
         name = name or _name_of(env)
         found = settings_for.get(env) if package == "ppo" else None
         what = f"{env} with {package}" + (f" and the settings of conf/ppo/{found.name}" if found else "")
-        texts = _package(name, package)
+        texts = _package(name, package, env)
         settings = _tuned_config(name, found) if found else _config(name, env, package, spec)
+        settings = _explained(settings, package)
     folder, config = Path(name), Path(f"{name}.toml")
     _check_name(name)
     for path in (folder, config):
@@ -180,9 +188,11 @@ def _fitting(package: str, env: str, has_settings: bool) -> tuple[str, Spec]:
     return package, specs[package]
 
 
-def _package(name: str, package: str) -> dict[str, str]:
+def _package(name: str, package: str, env: str) -> dict[str, str]:
     """File -> text of the new package."""
     texts = {file: (_ZOO / package / file).read_text() for file in _FILES}
+    made = re.compile(r'(make_vec\(num_envs, options, )"[^"]*"')
+    texts["feature/definition.py"] = made.sub(lambda call: f'{call[1]}"{env}"', texts["feature/definition.py"])
     texts["train_workflow.py"] = (_ZOO / "cartpole" / "train_workflow.py").read_text()  # the loop itself, to be changed
     texts = {file: _renamed(text, f"realm.zoo.{package}", name) for file, text in texts.items()}
     return {"__init__.py": "", "feature/__init__.py": "", "algorithm/__init__.py": "", **texts}
@@ -212,6 +222,19 @@ def _game_config(name: str) -> str:
 def _tuned_config(name: str, file: Path) -> str:
     text = re.sub(r"^(algo|run_name) = .*", rf'\1 = "{name}"', file.read_text(), flags=re.MULTILINE)
     return text.replace("\n[ppo]", f"\n[{name}]").replace(f"conf/ppo/{file.name}", f"{name}.toml")
+
+
+def _explained(settings: str, package: str) -> str:
+    """The settings with the meanings of the keys that matter; those that are not set follow with their defaults, as
+    comments."""
+    keys = {key.name.rpartition(".")[2]: key for key in package_keys(f"realm.zoo.{package}")}
+    meanings = {name: keys[name].meaning.removesuffix(" ...") for name in _MATTER[package]}
+    lines, given = [], set()
+    for line in settings.splitlines():
+        given.add(name := line.partition(" = ")[0])
+        lines.append(f"{line:40} # {meanings[name]}" if name in meanings and "#" not in line else line)
+    lines += [f"{f'# {name} = {keys[name].default}':40} # {meanings[name]}" for name in meanings if name not in given]
+    return "\n".join([*lines, ""])
 
 
 def _template(package: str, spec: Spec) -> Path:

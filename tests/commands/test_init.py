@@ -18,7 +18,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from realm.commands.init import _name_of
+from realm.commands.init import _MATTER, _name_of
 from realm.commands.main import main
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config
@@ -323,6 +323,29 @@ gymnasium.register("Pick-v0", entry_point=Pick)
 '''
 
 
+@pytest.mark.parametrize(
+    ("package", "env"),
+    [("ppo", "CartPole-v1"), ("ppo", "Taxi-v4"), ("dqn", "Taxi-v4"), ("td3", "Pendulum-v1"), ("sac", "Pendulum-v1")],
+)
+def test_init_names_the_environment_and_shows_the_keys_that_matter(
+    package: str, env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"my_{package}_{env[:4].lower()}"
+    assert main(["init", name, "--env", env, "--from", package]) == 0
+    assert f'make_vec(num_envs, options, "{env}"' in (tmp_path / name / "feature" / "definition.py").read_text()
+    text = (tmp_path / f"{name}.toml").read_text()
+    head, own = text.split(f"[{name}]\n")
+    own = re.sub("^# ", "", own, flags=re.MULTILINE)
+    (tmp_path / "all.toml").write_text(f"{head}[{name}]\n{own}")
+    given, shown = (load_config(file).hyper for file in (f"{name}.toml", "all.toml"))
+    assert shown.keys() >= set(_MATTER[package])
+    assert load_hyper(f"realm.zoo.{package}", shown) == load_hyper(f"realm.zoo.{package}", given), (
+        "they are the defaults"
+    )
+    assert all(re.search(rf"^#? ?{key} = \S+ +# \w+", text, re.MULTILINE) for key in _MATTER[package])
+
+
 def test_init_says_what_to_do_with_a_mask_in_info(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -384,7 +407,7 @@ def test_an_environment_without_settings_gets_those_of_its_kind(
     monkeypatch.chdir(tmp_path)
     assert main(["init", name, "--env", registered(obs, action), "--from", "ppo"]) == 0
     text = Path(f"{name}.toml").read_text()
-    assert all(f"\n{line}\n" in text for line in lines)
+    assert all(f"\n{line}" in text for line in lines)
     load_hyper(name, load_config(Path(f"{name}.toml")).hyper)
 
 

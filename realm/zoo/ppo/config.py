@@ -9,7 +9,7 @@ from realm.algorithms.settings import NetworkSettings
 @dataclass(frozen=True)
 class Config(NetworkSettings):
     table: ClassVar[str] = "ppo"
-    chunk_length: int = 128
+    chunk_length: int = 128  # steps of each environment for an update
     gamma_start: float = 0.99
     gamma_end: float = 0.99
     lam: float = 0.95
