@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
 from realm.algorithms.networks import Obs
-from realm.algorithms.rows import Rows
+from realm.algorithms.rows import Drawn
 from realm.contract import ActionSpec, Array
 from realm.errors import ContractError
 
@@ -56,7 +56,7 @@ class TwinCritics:
         self._network, self._lr = network, lr
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
 
-    def step(self, rows: Rows, goal: Tensor) -> Metrics:
+    def step(self, rows: Drawn, goal: Tensor) -> Metrics:
         """A gradient step of each towards goal f32 [n]."""
         errors, values = [], []
         for number, adam in enumerate(self._adams):

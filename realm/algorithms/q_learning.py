@@ -17,14 +17,14 @@ from torch.nn import functional
 
 from realm.algorithms.adam import Adam
 from realm.algorithms.networks import Obs, frozen_copy
-from realm.algorithms.rows import Rows, to_rows
+from realm.algorithms.rows import Drawn, to_rows
 from realm.algorithms.settings import QSettings
 from realm.contract import Array, Arrays, Learned, SampleInfo, Transitions
 
 PASS_STEPS = 8  # gradient steps whose rows the target network sees in one pass
 
 
-class Network(Protocol):
+class QNetwork(Protocol):
     """What Q-learning trains: a torch module."""
 
     def values(self, obs: Obs) -> Tensor:
@@ -129,7 +129,7 @@ def between(start: float, end: float, steps: int, now: int) -> float:
 class QLearning:
     """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
-    def __init__(self, network: Network, settings: QSettings, device: torch.device, seed: int) -> None:
+    def __init__(self, network: QNetwork, settings: QSettings, device: torch.device, seed: int) -> None:
         self.network, self.settings, self.device = network, settings, device
         self.module: nn.Module = network  # type: ignore[assignment]
         self.target = frozen_copy(network)
@@ -213,13 +213,13 @@ class QLearning:
         return 1 if self.noisy else min(PASS_STEPS, every - self.steps % every)
 
     @torch.no_grad()
-    def _values_after(self, rows: Rows) -> Tensor:
+    def _values_after(self, rows: Drawn) -> Tensor:
         """The target's values of the next states, f32 [n, A]."""
         for layer in self.target_noisy:
             layer.draw_noise(self.generator)
         return self.target.values(rows.next_obs)
 
-    def step(self, rows: Rows, after: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, rows: Drawn, after: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One gradient step; after: f32 [n, A], the target's values of next_obs; weight: f32 [n].
 
         Returns the TD errors and the values, f32 [n], and the norm of the gradient f32 [].

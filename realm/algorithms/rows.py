@@ -13,7 +13,7 @@ from realm.contract import Array, Transitions
 
 
 @dataclass(frozen=True)
-class Rows:
+class Drawn:
     """n rows on the device. `discount` is gamma^n, and 0 where the episode terminated, but not at a time limit."""
 
     obs: Obs
@@ -22,23 +22,23 @@ class Rows:
     discount: Tensor  # f32 [n]
     next_obs: Obs
 
-    def at(self, part: slice) -> Rows:
+    def at(self, part: slice) -> Drawn:
         obs, next_obs = ({name: x[part] for name, x in seen.items()} for seen in (self.obs, self.next_obs))
-        return Rows(obs, self.action[part], self.reward[part], self.discount[part], next_obs)
+        return Drawn(obs, self.action[part], self.reward[part], self.discount[part], next_obs)
 
     def parts(self, size: int) -> Iterator[slice]:
         """The rows in parts of `size`, in their order; the last one may be smaller."""
         return (slice(begin, begin + size) for begin in range(0, len(self.reward), size))
 
 
-def to_rows(batch: Transitions, action: Array, device: torch.device) -> Rows:
+def to_rows(batch: Transitions, action: Array, device: torch.device) -> Drawn:
     """action: stands for the batch's own; f32 [B, A] from -1 to 1, or i64 [B]."""
 
     def tensor(array: Array) -> Tensor:
         return torch.as_tensor(array, device=device)
 
     obs, next_obs = ({name: tensor(x) for name, x in seen.items()} for seen in (batch.obs, batch.next_obs))
-    return Rows(obs, tensor(action), tensor(batch.reward), tensor(batch.discount), next_obs)
+    return Drawn(obs, tensor(action), tensor(batch.reward), tensor(batch.discount), next_obs)
 
 
 class Means:

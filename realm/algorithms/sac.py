@@ -24,7 +24,7 @@ from realm.algorithms.continuous import (
     uniform_at_first,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
-from realm.algorithms.rows import Means, Rows, to_rows
+from realm.algorithms.rows import Drawn, Means, to_rows
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -104,7 +104,7 @@ class SAC:
         return means.result(), None
 
     @torch.no_grad()
-    def goals(self, rows: Rows, noise: Tensor) -> Tensor:
+    def goals(self, rows: Drawn, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
         action, log_density = squashed(self.network.actor(rows.next_obs), noise)
         values = both_values(self.target, rows.next_obs, action)

@@ -21,7 +21,7 @@ from realm.algorithms.continuous import (
     uniform_at_first,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
-from realm.algorithms.rows import Means, Rows, to_rows
+from realm.algorithms.rows import Drawn, Means, to_rows
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -92,7 +92,7 @@ class TD3:
         return means.result(), None
 
     @torch.no_grad()
-    def goals(self, rows: Rows, noise: Tensor) -> Tensor:
+    def goals(self, rows: Drawn, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal."""
         own = self.settings
         next_action = smoothed(self.target.actor(rows.next_obs), noise, own.target_noise, own.target_noise_clip)
