@@ -192,6 +192,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_says_so(folder: Path) -> 
     after = content(runs / "halves")
     before[str(Path("config.toml.1"))] = before.pop("config.toml")
     del before["run.json"]
+    assert after["progress.csv"].startswith(before.pop("progress.csv"))  # one table of both
     assert {name: after.get(name) for name in before} == before
 
     said = start(folder, "run_name=halves", options=["--fresh"])
