@@ -117,7 +117,7 @@ class PPO:
                 steps = [joined([part.result() for part in parts]) for parts in pending]
         finally:
             self.network.train(False)
-        if passes[-1]:
+        if self.settings.kl_target and passes[-1]:
             self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(steps[-len(passes[-1]) :]))
         result = dataclasses.asdict(now) | means(steps, self.settings.clip)
         if count:

@@ -136,7 +136,7 @@ class Settings(Checked):
 
     def lr_scale(self, scale: float, kl: float) -> float:
         """The scale of the learning rate after an update that has moved the policy by `kl`, as in rl_games."""
-        if not self.kl_target or self.kl_target / 2 <= kl <= 2 * self.kl_target:
+        if self.kl_target / 2 <= kl <= 2 * self.kl_target:
             return scale
         return min(1.5 * scale, 100.0) if kl < self.kl_target else max(scale / 1.5, 0.01)
 
