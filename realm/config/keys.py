@@ -142,9 +142,9 @@ class AppConfig:
     """The run ends after this many seconds of training; 0 is no limit. They count from when everything is ready for the
     first env step, from 0 in each session of a run."""
     restart_budget: Annotated[int, Meta(ge=0, le=1000)] = 3
-    """How often a role is started again within restart_window_s before the whole run stops."""
-    restart_window_s: Seconds = 300.0
-    """Restarts longer ago than this are forgotten."""
+    """How often a role is started again within five minutes before the whole run stops."""
+    log_info: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    """Keys of the environments' `info`, whose value in the last step of an episode becomes the curve episode/<key>."""
     report_interval_s: Seconds = 0.5
     """Seconds between two reports of a role to the supervisor."""
     start_timeout_s: Seconds = 120.0
@@ -239,5 +239,6 @@ IGNORED = {
     "copy_dir": "nothing is copied",
     "set_name": "there is one set of processes",
     "self_play": "the game has one player",
+    "restart_window_s": "restarts longer ago than five minutes are forgotten",
 }
-"""Keys of KaiwuDRL that have no effect here, with the reason. They load, and one warning names them."""
+"""Keys that have no effect here, most of them KaiwuDRL's, with the reason. They load, and one warning names them."""

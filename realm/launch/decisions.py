@@ -34,6 +34,7 @@ _OPTIONAL_STOPS_S = 2.0
 _ASKED_AGAIN_S = 5.0
 _SLOW_START_S = 30.0
 _OPTIONAL_S = 60.0  # an evaluator compiles its kernels with the lowest priority, on cores that are full
+_RESTART_WINDOW_S = 300.0  # a restart longer ago is forgotten
 _MOST_PAUSE_S = 30.0
 _QUIET_REPORTS = 30  # missing reports before a role is named
 _QUIET_UPDATES = 5  # the same in updates: a role may wait for one, and the learner reports between two
@@ -313,9 +314,9 @@ def ended(run: RunState, role: Role, code: int, now: float) -> list[Action]:
         return _fail(run, role, f"{role.label} ended by itself ({run.log_of(role)})", 1, now)
     if code in (EXIT_USER, EXIT_DIVERGED):  # starting it again would not help
         return _fail(run, role, f"{role.label}: {cause} ({run.log_of(role)})", code, now)
-    count = role.count_restart(run.updates, run.app.restart_window_s, now)
+    count = role.count_restart(run.updates, _RESTART_WINDOW_S, now)
     if count > run.app.restart_budget:
-        within = f"in {max(now - role.restarts[0][0], run.app.restart_window_s):.0f} s"
+        within = f"in {max(now - role.restarts[0][0], _RESTART_WINDOW_S):.0f} s"
         return _fail(run, role, f"{role.label} failed {count} times {within}: {cause} ({run.log_of(role)})", 1, now)
     role.state = "waiting"
     pause = role.restart_at - now

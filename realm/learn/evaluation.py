@@ -55,7 +55,11 @@ class EpisodeStatistics(NamedTuple):
 def guarded(config: RunConfig, envs: Any, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
     """These environments, or others that are made in their place when they fail; count: as in RestartingEnvs."""
     made, num_envs = [envs], envs.num_envs
-    return RestartingEnvs(lambda seed: made.pop() if made else make_envs(config, num_envs, seed), seed, spec, count)
+
+    def again(seed: int) -> Any:
+        return made.pop() if made else make_envs(config, num_envs, seed)
+
+    return RestartingEnvs(again, seed, spec, count, log_info=config.app.log_info)
 
 
 def evaluate(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 import traceback
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +114,8 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._seeds = np.random.default_rng((seed, row))
         self._broken = False
         self._obs: Any = None
+        self.told: dict[str, Any] = {}
+        """`info` of the last step."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):
@@ -142,6 +144,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = checks.step_five(self.env, self.env.step(action))
             checks.check_one(self.env, "step", obs)
             checks.check_scalars(self.env, reward, terminated, truncated)
+            self.told = info
             if terminated or truncated:
                 checks.check_statistics(self.env, info)
         except KeyboardInterrupt:
@@ -167,16 +170,17 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
 
     make: seed -> vector environment; called again, with another seed, if it has to be made again as a whole.
     count: takes `env_restarts`, `dropped_episodes`, `dropped_chunks`, and what `rounds` counts. most: 1 raises the
-    first failure as it is.
+    first failure as it is. log_info: keys of `info` that become statistics of each episode.
     """
 
     # of VectorWrapper, whose __init__ refuses what only looks like a VectorEnv
     _observation_space = _action_space = _single_observation_space = _single_action_space = _metadata = None
 
     def __init__(
-        self, make: Callable[[int], Any], seed: int, spec: Spec, count: Count, most: int = MOST_FAILURES
-    ) -> None:
-        self._make, self._spec, self._seed = make, spec, seed
+        self, make: Callable[[int], Any], seed: int, spec: Spec, count: Count, most: int = MOST_FAILURES,
+        log_info: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._make, self._spec, self._seed, self._log_info = make, spec, seed, log_info
         self._failures, self._count = Failures(most, count), count
         self.env = self._made(seed)
         self._streak = Streak(self.env.num_envs)
@@ -188,6 +192,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         self._doubtful: set[int] = set()  # rows that failed so, and have had no good episode since
         self._obs: Arrays = {}
         self._options: dict[str, Any] | None = None
+        self._untold: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):
@@ -243,6 +248,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._doubtful -= set(ended) - self._bad.keys()
             self._bad = {row: steps + 1 for row, steps in self._bad.items() if row not in ended}
         self._streak.ended_well(int(self._ended.sum()))
+        if self._log_info and np.any(info.get("_episode", False)):
+            info = {**info, "episode": {**info["episode"], **self._logged(info)}}
         return obs, reward, terminated, truncated, info
 
     def lost(self) -> Array:
@@ -319,6 +326,27 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             info = {**info, "_episode": counted}
         return info
 
+    def _logged(self, info: dict[str, Any]) -> Arrays:
+        """The keys of `log_info`, f64 [E]: what the environments tell in the last step of an episode; 0 where one does
+        not tell it."""
+        ones = getattr(self.env.unwrapped, "envs", ())
+        logged = {name: np.zeros(self.env.num_envs) for name in self._log_info}
+        for row in np.flatnonzero(info["_episode"]).tolist():
+            if ones and isinstance(ones[row], RestartingEnv):  # a vector may leave out what it cannot join
+                told = ones[row].told
+            else:
+                given = (name for name in info if f"_{name}" in info and info[f"_{name}"][row])
+                told = {name: info[name][row] for name in given if name != "episode"}
+            for name, values in logged.items():
+                try:
+                    values[row] = told[name]
+                except (LookupError, TypeError, ValueError):
+                    if name not in self._untold:
+                        self._untold.add(name)
+                        what = "is no number" if name in told else f"is missing; info has {', '.join(sorted(told))}"
+                        logger.warning("log_info: {!r} {}; it counts as 0 at this episode's end", name, what)
+        return logged
+
     def _fail(self, method: str, error: BaseException) -> None:
         count = self.env.num_envs
         who = "the environment" if count == 1 else f"the vector of {count} environments"
@@ -335,7 +363,11 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
 def worker_envs(config: RunConfig, plan: Plan, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
     """The environments of one worker; count: gets numbers of what happens to them, and of rounds."""
     make_envs, hyper = load_definition(config.app.algo).make_envs, hyper_of(config)
-    return RestartingEnvs(lambda seed: make_envs(plan.envs_per_worker, seed, hyper, config.env), seed, spec, count)
+
+    def made(seed: int) -> Any:
+        return make_envs(plan.envs_per_worker, seed, hyper, config.env)
+
+    return RestartingEnvs(made, seed, spec, count, log_info=config.app.log_info)
 
 
 def rounds(

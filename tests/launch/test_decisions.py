@@ -27,7 +27,7 @@ START = 1000.0
 
 def a_run(lag: int | None = None, saved: int | None = None, judged: bool = False, **settings: Any) -> RunState:
     """A run at START in which all roles are ready."""
-    app = AppConfig(**{"restart_budget": 3, "restart_window_s": 100.0, "report_interval_s": 1.0, **settings})
+    app = AppConfig(**{"restart_budget": 3, "report_interval_s": 1.0, **settings})
     plan: Any = SimpleNamespace(max_version_lag=lag)
     newest = Saved(Path(), 1, saved, 0) if saved is not None else None
     roles = {key: Role(*key, process=LIVES, incarnation=1, state="ready", heard_at=START) for key in ALL}
@@ -116,7 +116,7 @@ def test_a_role_that_fails_again_and_again_ends_the_run_with_its_cause() -> None
         role = run.roles["aisrv", 0]
         role.cause, role.trace = "KeyError: 'x' (agent.py:5)", "the last lines"
         dies(run, "aisrv", 1, START + count)
-    cause = "aisrv-0 failed 4 times in 100 s: KeyError: 'x' (agent.py:5) (see run/log/aisrv-0.log)"
+    cause = "aisrv-0 failed 4 times in 300 s: KeyError: 'x' (agent.py:5) (see run/log/aisrv-0.log)"
     assert (run.cause, run.exit_code, run.trace) == (cause, 1, "the last lines")
 
 

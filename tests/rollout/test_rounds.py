@@ -679,3 +679,50 @@ def test_an_environment_that_is_wrong_at_once_is_the_users_error(tmp_path):
             rf"error: {place}:\d+: Shaky.step returned reward None; it must be a number",
             last,
         )
+
+
+class Shop(Counter):
+    """Tells in `info` what it has sold, and a word; a customer only in an episode's last step."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        last = {"customers": np.int64(7)} if terminated else {}
+        return obs, reward, terminated, truncated, {"sold": 2 * self.t, "word": "x", **last}
+
+
+class Shops(Vector):
+    """The same as a vector of its own."""
+
+    def step(self, actions):
+        *step, info = super().step(actions)
+        told = {"sold": (2 * self.t, self.ended | True), "customers": (self.ended * 7, self.ended)}
+        told["word"] = np.full(self.num_envs, "x", object), self.ended | True
+        for name, (values, mask) in told.items():
+            info |= {name: values, f"_{name}": mask}
+        return *step, info
+
+
+@pytest.mark.parametrize(
+    "vector", [lambda: RecordEpisodeStatistics(SyncVectorEnv([lambda: Shop({}, [])] * 3)), lambda: Shops(3, {}, [])]
+)
+def test_keys_of_info_become_statistics_of_each_episode(vector, logged):
+    meters = Meters()
+    envs = RestartingEnvs(
+        lambda seed: vector(), 7, SPEC, meters.count,
+        log_info=("sold", "customers", "word", "missing"),
+    )  # fmt: skip
+    envs.reset(seed=0)
+    for _ in range(2 * (LENGTH + 1)):
+        meters.episodes(envs.step(np.zeros(3, np.int64))[4])
+    envs.close()
+    _, means = meters.snapshot()
+    told = {name: [amount / count, count] for name, (amount, count) in means.items()}
+    episodes = told["episode/r"][1]
+    assert episodes >= 6
+    assert told["episode/sold"] == [2 * LENGTH, episodes]
+    assert told["episode/customers"] == [7, episodes]
+    assert told["episode/word"] == told["episode/missing"] == [0, episodes]
+    assert logged == [
+        "WARNING log_info: 'word' is no number; it counts as 0 at this episode's end",
+        "WARNING log_info: 'missing' is missing; info has customers, sold, word; it counts as 0 at this episode's end",
+    ]

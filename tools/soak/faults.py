@@ -31,7 +31,7 @@ from tools.soak.victim import (
 CONFIG = "conf/configure_app.toml"
 SETTINGS = (
     "wrapper_type=remote", "predict_local_or_remote=remote", "aisrv_count=2", "restart_budget=1000",
-    "restart_window_s=0.01", "report_interval_s=0.5", "dump_model_freq=10",
+    "report_interval_s=0.5", "dump_model_freq=10",
 )  # fmt: skip
 QUIET_S = 20.0  # at the end nothing is injected, so that the last counters are told
 EVENT_S = (4.0, 20.0)  # between two events

@@ -23,7 +23,7 @@ from realm.wire.sockets import Client
 from tests.cluster import PATIENCE_S, Run
 
 STRICT = ("max_version_lag=0", "counting.strict=true")
-FAST = ("restart_budget=1000", "restart_window_s=0.01", "counting.learn_s=0.01", "dump_model_freq=20")
+FAST = ("restart_budget=1000", "counting.learn_s=0.01", "dump_model_freq=20")
 BEAT = "report_interval_s=0.1"  # a role is named after 3 s of silence and started again after 9
 SUPERVISOR = "supervisor"
 
