@@ -97,8 +97,6 @@ class AppConfig:
     max_version_lag: Annotated[int, Meta(ge=0, le=1_000_000)] | Literal["part", "free"] | Auto = "auto"
     """How many updates old the acting weights may be. 0 is strict on-policy; part publishes weights in the middle of an
     update, and workers play with them while the update finishes; free is no limit."""
-    max_unacked_rounds: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Rounds that a worker may have on their way to the buffer before it waits."""
 
     dump_model_freq: Limit | Auto = "auto"
     """Updates between two checkpoints; 0: one a minute. auto is 100 on-policy and 0 off-policy."""
@@ -228,6 +226,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 
 IGNORED = {
+    "max_unacked_rounds": "a worker plays on while one round is on its way, which is enough",
     "send_sample_size": "a worker sends one chunk of each environment",
     "sample_dim": "it is derived from the spec",
     "model_file_sync_per_minutes": "weights travel after every update",

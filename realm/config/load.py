@@ -186,7 +186,7 @@ def _app(
             )
     app = _make(AppConfig, values, "app", places)
     named = "; ".join(f"{key} ({places[f'app.{key}']}: {IGNORED[key]})" for key in table if key in IGNORED)
-    return app, [f"these keys of KaiwuDRL have no effect here and are ignored: {named}"] if named else []
+    return app, [f"these keys have no effect here and are ignored: {named}"] if named else []
 
 
 def _near(key: str, env: Mapping[str, Any], algo: str, hyper_keys: Callable[[str], Iterable[str]]) -> str:

@@ -50,7 +50,6 @@ class Plan:
     free_running, rest_s          no ratio holds anybody back; seconds that the learner rests between two updates
     max_version_lag               updates; None: no bound
     publish_early                 weights go out in the middle of an update, while workers collect the next round
-    max_unacked_rounds            rounds of a worker that may wait for the buffer's answer
     cores                         cores that the run may use
     learner_threads               torch threads of the learner
     device                        of the learner's and the actor's models
@@ -72,7 +71,6 @@ class Plan:
     ratio: float
     max_version_lag: int | None
     publish_early: bool
-    max_unacked_rounds: int
     cores: int
     learner_threads: int
     device: str
@@ -390,7 +388,6 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         rest_s=app.learner_train_sleep_seconds if app.learner_train_by_while_true else 0.0,
         max_version_lag=0 if lag == "part" else lag,
         publish_early=lag == "part",
-        max_unacked_rounds=app.max_unacked_rounds,
         cores=cores or usable_cores(),
         learner_threads=numbers.torch_num_threads,
         device=app.device,

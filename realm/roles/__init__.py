@@ -32,7 +32,7 @@ WAITS = {
     ),
     "add": Wait(
         "a worker with a finished round",
-        "the answers to those before it (`max_unacked_rounds`)",
+        "the answer to the one before it",
         "the buffer has taken or refused one",
         "as long as a held round",
     ),

@@ -28,7 +28,7 @@ def run(job: Job) -> None:
     envs = worker_envs(job.config, plan, job.spec, job.seed, meters.count)
     gate = VersionGate(plan.max_version_lag, plan.batch, plan.round_size)
     to_buffer = job.client("buffer")
-    sender = ItemSender(to_buffer, plan.max_unacked_rounds, gate, link.waiting(WAITS["add"], link.tick))
+    sender = ItemSender(to_buffer, gate, link.waiting(WAITS["add"], link.tick))
 
     def tick() -> None:
         link.tick()

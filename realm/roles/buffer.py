@@ -47,7 +47,7 @@ def run(job: Job) -> None:
     folder = job.run_dir / "replay" if job.config.app.save_replay else None
     buffer = make_replay_buffer(job.plan, job.spec, secrets.token_hex(8), job.seed, folder)
     # workers that are killed leave theirs behind, until there is room
-    keeper = Keeper(buffer, link.meters, 16 * job.plan.workers * job.plan.max_unacked_rounds)
+    keeper = Keeper(buffer, link.meters, 16 * job.plan.workers)
     thread = threading.Thread(target=_keep, args=(keeper, questions, answers, waker.wake), daemon=True)
     thread.start()
     if job.plan.max_version_lag is not None:  # else a workflow may yield rounds of any size

@@ -19,33 +19,28 @@ from realm.wire.sockets import Client, wait_any
 
 
 class ItemSender:
-    """`add` over a socket. At most `max_unacked` rounds wait for the buffer's answer: this is the back-pressure.
+    """`add` over a socket. At most one round waits for the buffer's answer: this is the back-pressure.
 
     The arrays of a round must stay untouched until the next `add` returns, as those of a ChunkBuilder do.
     """
 
-    def __init__(self, client: Client, max_unacked: int, gate: VersionGate, tick: Callable[[], None]) -> None:
+    def __init__(self, client: Client, gate: VersionGate, tick: Callable[[], None]) -> None:
         """tick: called while waiting; raises to give up."""
-        self._client, self._max_unacked, self._gate, self._tick = client, max_unacked, gate, tick
+        self._client, self._gate, self._tick = client, gate, tick
         self._buffer_incarnation = 0
         self.answers: Counter[str] = Counter()
 
     def add(self, items: Arrays) -> None:
-        while self._client.unanswered >= self._max_unacked:
-            self._tick()
-            self.poll()
-            if self._client.unanswered >= self._max_unacked:
-                wait_any([self._client], 50)
-        if self._max_unacked > 1:  # a late resend would read arrays that hold a newer round by then
-            items = {name: array.copy() for name, array in items.items()}
+        self.finish()
         self._client.ask("add", {}, items, checksum=True)
 
     def finish(self) -> None:
-        """Wait until all rounds are answered."""
+        """Wait until the round is answered."""
         while self._client.unanswered:
             self._tick()
             self.poll()
-            wait_any([self._client], 50)
+            if self._client.unanswered:
+                wait_any([self._client], 50)
 
     def poll(self) -> None:
         """Take the answers that have arrived; report refused and lost rounds to the gate."""

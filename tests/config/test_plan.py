@@ -166,13 +166,13 @@ def test_what_was_asked_for_is_taken() -> None:
     asked: dict[str, Any] = {
         "aisrv_count": 3, "aisrv_connect_to_kaiwu_env_count": 5, "train_batch_size": 30, "replay_buffer_capacity": 90,
         "preload_ratio": 2.0, "max_version_lag": 2, "torch_num_threads": 7, "device": "cuda:0", "flow": "overlapping",
-        "buffer_backend": "native", "predict_local_or_remote": "local", "max_unacked_rounds": 2,
+        "buffer_backend": "native", "predict_local_or_remote": "local",
         "reverb_sampler": "Fifo", "warm_up_steps": 0, "dump_model_freq": 5,
     }  # fmt: skip
     one = plan(GPU, **asked)
     assert (one.workers, one.envs_per_worker, one.batch, one.capacity, one.preload) == (3, 5, 30, 90, 45)
     assert (one.max_version_lag, one.learner_threads, one.device, one.backend) == (2, 7, "cuda:0", "native")
-    assert (one.predict_local, one.max_unacked_rounds) == (True, 2)
+    assert one.predict_local
     assert why(GPU, **asked) == {}
     assert plan(max_version_lag="free").max_version_lag is None
 

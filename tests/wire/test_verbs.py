@@ -56,7 +56,7 @@ SPEC = Spec(
 PLAN = Plan(
     workers=2, envs_per_worker=2, evaluator=False, predict_local=False, backend="native", on_policy=True,
     sampler="Fifo", remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, warm_up_steps=0, batch=4, ratio=1.0,
-    max_version_lag=None, publish_early=False, max_unacked_rounds=1, cores=1, learner_threads=1, device="cpu",
+    max_version_lag=None, publish_early=False, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
 
 AGENT = """
@@ -612,7 +612,7 @@ def test_every_item_exactly_once_through_the_door(cluster: Cluster, door: Callab
     errors: list[BaseException] = []
 
     def work(worker: int) -> None:
-        sender = ItemSender(cluster.client("buffer", f"aisrv-{worker}"), 1, FREE, patience())
+        sender = ItemSender(cluster.client("buffer", f"aisrv-{worker}"), FREE, patience())
         try:
             for seq in range(rounds):
                 sender.add(played(seq, worker))
@@ -652,7 +652,7 @@ def test_producers_wait_for_room(cluster: Cluster, door: Callable[..., Role]) ->
             raise Stopped
 
     def work() -> None:
-        sender = ItemSender(cluster.client("buffer", "aisrv-0"), 1, FREE, tick)
+        sender = ItemSender(cluster.client("buffer", "aisrv-0"), FREE, tick)
         with suppress(Stopped):
             for seq in range(100):
                 sender.add(played(seq))
@@ -675,7 +675,7 @@ def test_producers_wait_for_room(cluster: Cluster, door: Callable[..., Role]) ->
 
 def test_priorities_arrive(cluster: Cluster, door: Callable[..., Role]) -> None:
     role = door(on_policy=False, sampler="Prioritized", preload=4, ratio=1000.0)
-    sender = ItemSender(cluster.client("buffer", "aisrv-0"), 1, FREE, patience())
+    sender = ItemSender(cluster.client("buffer", "aisrv-0"), FREE, patience())
     reader = BatchReader(cluster.client("buffer", "learner-0"), 4, patience())
     reader.request(Version(1, 0))
     for seq in range(3):
@@ -715,7 +715,7 @@ def losing(client: Client, losses: int) -> Callable[[], int]:
 def test_lost_answers_are_repeated_and_nothing_comes_twice(cluster: Cluster, door: Callable[..., Role]) -> None:
     role = door()
     producer, consumer = cluster.client("buffer", "aisrv-0"), cluster.client("buffer", "learner-0")
-    sender, reader = ItemSender(producer, 1, FREE, patience()), BatchReader(consumer, 4, patience())
+    sender, reader = ItemSender(producer, FREE, patience()), BatchReader(consumer, 4, patience())
     lost = losing(producer, 2), losing(consumer, 2)
     reader.request(Version(1, 0))
     got: list[tuple[int, int, int]] = []
@@ -735,24 +735,6 @@ def test_lost_answers_are_repeated_and_nothing_comes_twice(cluster: Cluster, doo
     assert consumer.traffic.resent >= 2
 
 
-def test_arrays_may_be_used_again_while_rounds_are_under_way(cluster: Cluster, door: Callable[..., Role]) -> None:
-    """With several rounds unanswered each is sent, and sent again, as it was when it was handed over."""
-    door(capacity=64, preload=20, batch=20, max_unacked_rounds=10)
-    producer = cluster.client("buffer", "aisrv-0")
-    sender, arrays = ItemSender(producer, 10, FREE, patience()), played(0)
-    lost = losing(producer, 5)
-    for seq in range(10):
-        arrays["seq"][:], arrays["reward"][:] = seq, seq
-        sender.add(arrays)
-    arrays["seq"][:] = arrays["reward"][:] = 77
-    reader = BatchReader(cluster.client("buffer", "learner-0"), 20, sender.poll)
-    reader.request(Version(1, 0))
-    items, _ = reader.receive()
-    assert where_from(items) == [(0, seq, env) for seq in range(10) for env in range(2)]
-    assert (items["reward"][:, 0] == items["seq"]).all()
-    until(lambda: (sender.poll(), lost() == 0 and producer.unanswered == 0)[1])
-
-
 def test_a_round_that_breaks_the_contract_names_its_sender(cluster: Cluster, door: Callable[..., Role]) -> None:
     role = door()
     reader = BatchReader(cluster.client("buffer", "learner-0"), 4, patience())
@@ -766,18 +748,18 @@ def test_a_round_that_breaks_the_contract_names_its_sender(cluster: Cluster, doo
             ({"worker": np.zeros((2, 2), np.int64)}, "a round must have at least one item"),
         ]
     ):
-        sender = ItemSender(cluster.client("buffer", f"aisrv-{worker}"), 1, FREE, patience())
+        sender = ItemSender(cluster.client("buffer", f"aisrv-{worker}"), FREE, patience())
         sender.add({**played(0, worker), **change})
         with pytest.raises(WireError, match=f"the buffer refused a round: aisrv-{worker}: .*{text}"):
             until(lambda sender=sender: sender.poll())  # type: ignore[misc]
     nameless = played(0)
     del nameless["worker"]
-    sender = ItemSender(cluster.client("buffer", "aisrv-9"), 1, FREE, patience())
+    sender = ItemSender(cluster.client("buffer", "aisrv-9"), FREE, patience())
     sender.add(nameless)
     with pytest.raises(WireError, match="aisrv-9: a round must have at least one item"):
         until(lambda: sender.poll())
     until(lambda: role.totals["refused_invalid"] == 6)
-    honest = ItemSender(cluster.client("buffer", "aisrv-0", 2), 1, FREE, patience())
+    honest = ItemSender(cluster.client("buffer", "aisrv-0", 2), FREE, patience())
     for seq in range(2):
         honest.add(played(seq, incarnation=2))
     assert where_from(reader.receive()[0]) == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
@@ -812,7 +794,7 @@ def test_questions_that_make_no_sense_do_not_end_the_buffer(cluster: Cluster, do
 def test_a_buffer_that_comes_back_empty(cluster: Cluster, door: Callable[..., Role]) -> None:
     door(max_version_lag=0)
     gate = VersionGate(0, batch=4, round_size=4)
-    sender = ItemSender(cluster.client("buffer", "aisrv-0"), 1, gate, patience())
+    sender = ItemSender(cluster.client("buffer", "aisrv-0"), gate, patience())
     consumer = cluster.client("buffer", "learner-0")
     reader = BatchReader(consumer, 4, patience())
     reader.request(Version(1, 5))
