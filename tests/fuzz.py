@@ -279,7 +279,6 @@ class Pool:
         tag = {
             "version": [1, 1],
             "env_steps": 1,
-            "published_ns": 1,
             "memory_size": 0,
         }
         self._models = [Message("model", 1, tag, {"weights": np.frombuffer(weights, np.uint8)})]
@@ -369,7 +368,6 @@ def models(cases: Cases, folder: Path) -> None:
     tag = {
         "version": [1, 1],
         "env_steps": 1,
-        "published_ns": 1,
         "memory_size": 0,
     }
     good = [

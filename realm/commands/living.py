@@ -221,7 +221,7 @@ def _lines_of(seen: Seen, width: int) -> list[str]:
         totals: dict[str, float] = role["totals"]
         messages, memory = totals.get("wire/messages_in", 0), totals.get("rss_mb", 0)
         used = f"{memory:,.0f} MB" if memory else "-"  # it has sent no report yet
-        numbers = str(role["pid"]), str(role["incarnation"]), f"{messages:,.0f}", used
+        numbers = str(role["pid"] or "-"), str(role["incarnation"]), f"{messages:,.0f}", used
         state = "starting" if role["state"] == "bound" else role["state"]
         rows.append((label, state, *numbers, role["address"].removeprefix("tcp://")))
     roles = [f"  {line}" for line in table(rows, right=frozenset({2, 3, 4, 5}))]

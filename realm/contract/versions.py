@@ -31,11 +31,9 @@ def seed_of(seed: int, index: int, incarnation: int, epoch: int) -> int:
 
 @dataclass(frozen=True)
 class ModelTag:
-    """Names one published model: its version, the env steps that it was trained on, when it was published, and how many
-    samples the buffer held."""
+    """Names one published model: its version, the env steps that it was trained on, and how many samples the buffer
+    held."""
 
     version: Version
     env_steps: int
-    published_ns: int
-    """The learner's monotonic clock."""
     memory_size: int = 0

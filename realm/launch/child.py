@@ -47,6 +47,7 @@ _WANTS_TERMINAL = (
     "--set wrapper_type=local"
 )
 _NICE = 10  # of an optional role
+_SPARE = 300  # thousandths of all memory that a spare process counts as larger
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,19 @@ def _give_way() -> None:
         Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
+def end_first() -> None:
+    """Have the system end this process, and what it starts, before the others when memory is gone. Linux only."""
+    with suppress(OSError, ValueError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + _SPARE)))
+
+
 def run_role(args: ChildArgs) -> int:
     """Run one role to its end; return the exit code."""
     if ROLES[args.role].optional:
         _give_way()
+    if ROLES[args.role].spare:
+        end_first()
     sys.stdin = _NoInput(open(os.devnull, "rb"))  # noqa: SIM115 - open as long as the process
     gc.disable()  # imports make no garbage; `Link.ready` enables it again
     # the supervisor asks a silent role for its stacks. Only this thread's, which sends the reports: to walk the frames

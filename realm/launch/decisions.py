@@ -50,7 +50,8 @@ class Role:
     name: str
     index: int
     process: Handle | None = None
-    created: float = 0.0  # its process, as `rundir.start_of` tells it
+    pid: int = 0  # of its process, once it has told it
+    created: float = 0.0  # that process, as `rundir.start_of` tells it
     incarnation: int = 0
     address: str = ""
     state: str = "starting"  # starting, bound, ready, waiting (for a restart), stopped (by the user), finished, ended
@@ -80,7 +81,7 @@ class Role:
 
     def shown(self) -> dict[str, Any]:
         """As run.json and `realm status` show it."""
-        pid, created = (self.process.pid, self.created) if self.process else (0, 0.0)
+        pid, created = (self.pid, self.created) if self.process else (0, 0.0)
         which = {"incarnation": self.incarnation, "address": self.address, "state": self.state}
         return {"pid": pid, "created": created, **which}
 
@@ -89,7 +90,7 @@ class Role:
         self.incarnation += 1
         self.state, self.cause, self.trace, self.started_at = "starting", "", "", now
         self.bound = self.next = None
-        self.report_seq, self.named = 0, False
+        self.pid, self.created, self.report_seq, self.named = 0, 0.0, 0, False
 
     def heard(self, now: float) -> None:
         """Its process has sent a message."""

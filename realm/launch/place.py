@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import setproctitle
 
@@ -35,7 +35,6 @@ from realm.launch.signals import blocked
 
 Argument = TypeVar("Argument")
 
-_SPARE = 300  # thousandths of all memory that a spare process counts as larger
 _GUARD_S = 3.0  # for the guard, which also finds children in sessions of their own
 _PRELOADED = "realm.launch.preload"
 _MOST_SOCKET_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of a folder in which it makes its socket
@@ -101,48 +100,59 @@ def place(
     except EOFError as error:
         raise ConfigError("the fork server, which imports torch, has ended; fix its error, which is above") from error
     _tell_guard(process)
-    return Handle(process)
+    return _Process(process)
 
 
-class Handle:
-    """A process that `place` has started. It leads a session, and what it starts belongs to it."""
-
-    def __init__(self, process: BaseProcess) -> None:
-        self._process, self.pid = process, process.pid or 0
+class Handle(Protocol):
+    """A role's process, wherever it runs. It leads a session, and what it starts belongs to it. Its pid and its memory
+    come in its own messages."""
 
     @property
     def exit_code(self) -> int | None:
         """None while it lives, negative for a signal."""
-        return self._process.exitcode
 
     def kill(self) -> None:
         """Kill it and all that it started."""
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for its end, unless that will not be heard of."""
+
+    def write_stacks(self) -> None:
+        """Have it write its stacks into its log, for which a role has a handler (`child.py`)."""
+
+
+class _Process:
+    """The handle of a process that `place` has started on this machine."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process, self._pid = process, process.pid or 0
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
         if sys.platform == "linux":
-            guard.kill([self.pid])
+            guard.kill([self._pid])
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
         self._process.kill()  # it may not have reached its setsid yet
 
     def join(self, timeout_s: float | None = None) -> None:
         self._process.join(timeout_s)
 
     def write_stacks(self) -> None:
-        """Have it write its stacks into its log, for which a role has a handler (`child.py`)."""
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+            os.kill(self._pid, signal.SIGUSR1)
 
-    def spare(self) -> None:
-        """Have the system end it before the others when memory is gone. Linux only."""
-        with suppress(OSError, ValueError):  # it has ended, or may not be changed
-            own = int(Path("/proc/self/oom_score_adj").read_text())
-            Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(min(1000, own + _SPARE)))
 
-    def starved_s(self) -> float:
-        """Seconds that its main thread could have run and had no core to run on; 0 where the system does not tell."""
-        try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return 0.0
+def starved_s(pid: int) -> float:
+    """Seconds that the main thread of a process of this machine could have run and had no core to run on; 0 where the
+    system does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 _guard: subprocess.Popen[bytes] | None = None

@@ -162,6 +162,14 @@ def start_of(pid: int) -> float:
     return float(known[2]) if known else 0.0  # clock ticks since the boot
 
 
+def start_of_leader(pid: int) -> float:
+    """`start_of`, but 0 also for a process that leads no session, as each role's does: what tells the pid may lie."""
+    try:
+        return start_of(pid) if os.getsid(pid) == pid else 0.0
+    except (OSError, OverflowError):
+        return 0.0
+
+
 def boot_id() -> str:
     """Names this boot of the machine: start times and pids of another boot mean nothing now."""
     try:

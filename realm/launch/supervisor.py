@@ -21,9 +21,9 @@ from realm.launch.child import ChildArgs, run_role
 from realm.launch.decisions import Role
 from realm.launch.environment import role_environment
 from realm.launch.hooks import Hooks
-from realm.launch.place import place
+from realm.launch.place import place, starved_s
 from realm.launch.ports import fixed_ports
-from realm.launch.rundir import start_of
+from realm.launch.rundir import start_of_leader
 from realm.launch.signals import Wishes, listen
 from realm.launch.start import Prepared
 from realm.learn.results import is_judged, newest_model
@@ -146,9 +146,6 @@ class Supervisor:
         except (ConfigError, OSError) as error:
             self._do(decisions.not_started(self.state, role, error, time.monotonic()))
             return
-        role.created = start_of(role.process.pid)
-        if role.row.spare:
-            role.process.spare()
         self._record()
         self._do(decisions.started(self.state, role))
 
@@ -160,7 +157,7 @@ class Supervisor:
                 role.process = None
                 self._do(decisions.ended(self.state, role, code, time.monotonic()))
             elif process is not None and role.row.optional:  # it has the lowest priority
-                role.starve(process.starved_s())
+                role.starve(starved_s(role.pid))
 
     def _watch_resources(self) -> None:
         """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""
@@ -194,6 +191,8 @@ class Supervisor:
         match message.kind:
             case "bound":
                 role.address, role.bound = message.text("address"), (peer, message.seq)
+                role.pid = message.integer("pid")
+                role.created = start_of_leader(role.pid)
                 role.state = "stopped" if role.unwanted else "bound"
                 self._give_orders()
                 return  # these are the answer

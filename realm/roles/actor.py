@@ -78,7 +78,6 @@ def run(job: Job) -> None:
                 again = True  # what waited for these weights
                 link.goes_on()
                 meters.totals["models_loaded"] = models.loaded
-                meters.put("publish_to_use_ms", 1e3 * models.delay_s)
                 meters.totals["version_epoch"], meters.totals["version_update"] = models.version
     finally:
         lines.close()

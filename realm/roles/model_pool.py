@@ -6,6 +6,8 @@ keeps the first model, too: the evaluator judges the untrained policy, and asks 
 
 from __future__ import annotations
 
+import time
+
 from realm.contract import NO_VERSION, Array, ModelTag, Version
 from realm.roles.job import Job
 from realm.wire.codec import Message, WireError
@@ -19,6 +21,8 @@ def run(job: Job) -> None:
     first: tuple[ModelTag, Array] | None = None
     newest: tuple[ModelTag, Array] | None = None
     waiting: dict[str, tuple[bytes, Message, Version]] = {}  # sender -> peer, its question, version that it has
+    loading: dict[str, Version] = {}  # sender -> the version that it was sent
+    arrived_at = 0.0
     link.ready([server])
     while True:
         link.tick()
@@ -32,7 +36,8 @@ def run(job: Job) -> None:
                 case "publish":
                     model = parse_model(message), message.array("weights")
                     first = first or model
-                    newest = model if newest is None or model[0].version > newest[0].version else newest
+                    if newest is None or model[0].version > newest[0].version:
+                        newest, arrived_at = model, time.monotonic()
                     server.expect(2 * newest[1].nbytes)
                     meters.count("published")
                     meters.totals["version_epoch"], meters.totals["version_update"] = newest[0].version
@@ -42,7 +47,11 @@ def run(job: Job) -> None:
                     known = newest is not None and newest[0].version >= offered
                     server.send(peer, Message("have" if known else "want", message.seq))
                 case "latest":
-                    waiting[message.sender] = (peer, message, message.version("have"))
+                    have = message.version("have")
+                    waiting[message.sender] = (peer, message, have)
+                    # whoever asks for the next one has loaded this one
+                    if newest and loading.pop(message.sender, None) == have == newest[0].version:
+                        meters.put("publish_to_use_ms", 1e3 * (time.monotonic() - arrived_at))
                 case "first":
                     waiting[message.sender] = (peer, message, NO_VERSION)
                 case kind:
@@ -57,4 +66,5 @@ def run(job: Job) -> None:
                 tag, weights = first if question.kind == "first" else newest
                 server.send(asker, Message("model", question.seq, tag_meta(tag), {"weights": weights}), checksum=True)
                 meters.count("served")
+                loading[sender] = tag.version
                 del waiting[sender]

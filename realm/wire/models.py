@@ -32,8 +32,6 @@ class ModelReader:
         self.env_steps = self.memory_size = 0
         """Played before the loaded model was published, and samples in the buffer at that time."""
         self.loaded = 0
-        self.delay_s = 0.0
-        """From the learner's publishing to the newest load; all processes of a machine share the monotonic clock."""
         self._client.ask("latest", {"have": list(NO_VERSION)})
 
     def poll(self) -> bool:
@@ -47,7 +45,6 @@ class ModelReader:
             self._load(message.array("weights").tobytes())
             self.version, self.env_steps, self.memory_size = tag.version, tag.env_steps, tag.memory_size
             self.loaded += 1
-            self.delay_s = time.monotonic() - message.integer("published_ns") / 1e9
         self._client.ask("latest", {"have": list(self.version)})
         return changed
 
@@ -66,7 +63,7 @@ class ModelWriter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._tag = ModelTag(NO_VERSION, 0, 0)
+        self._tag = ModelTag(NO_VERSION, 0)
         self._weights = np.empty(0, np.uint8)
         self._seq = 0
         self._offered_at = time.monotonic()
@@ -77,7 +74,7 @@ class ModelWriter:
         return self._tag.version
 
     def publish(self, version: Version, env_steps: int, weights: bytes, memory_size: int = 0) -> None:
-        self._tag = ModelTag(version, env_steps, time.monotonic_ns(), memory_size)
+        self._tag = ModelTag(version, env_steps, memory_size)
         self._weights = np.frombuffer(weights, np.uint8)
         self.published += 1
         self._send()
