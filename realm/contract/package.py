@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from realm.contract.arrays import Array, Arrays
+from realm.contract.messages import Evaluation
 from realm.contract.samples import (
     SampleInfo,
 )
@@ -135,3 +136,7 @@ class WorkflowContext:
     """Ask for a model in `user_ckpt/`; does not wait for it."""
     update: Callable[[Arrays, SampleInfo], None] | None = None
     """In one process: train at once on just these items, past the buffer. None in a cluster."""
+    env_steps: Callable[[], int] = lambda: 0
+    """Env steps of the run so far; in a cluster up to `report_interval_s` old, and 0 before the first report."""
+    evaluation: Callable[[], Evaluation | None] = lambda: None
+    """The newest evaluation of this session, None before."""

@@ -90,8 +90,9 @@ class OneProcess:
         self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest)
         self._context = WorkflowContext(
-            spec, hyper_of(config), seed, 0, 1, self._played, self._tick, self.add, self._save, self._update
-        )
+            spec, hyper_of(config), seed, 0, 1, self._played, self._tick, self.add, self._save, self._update,
+            env_steps=lambda: self.board.env_steps, evaluation=lambda: self.board.evaluation,
+        )  # fmt: skip
         self._resources = Resources(prepared.run_dir)
         self._curves = Curves(prepared.run_dir, config, self._hooks.tell)
         self._curves.begin(self.board, self.trainer.env_steps)

@@ -6,6 +6,7 @@ reports its address, and runs when all servers are bound. One that dies is start
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -34,7 +35,7 @@ from realm.watch.curves import Curves
 from realm.watch.resources import Resources
 from realm.watch.status import Status
 from realm.wire.codec import Codec, Message, WireError
-from realm.wire.control import CONTROL_MAX_BYTES, parse_evaluation, parse_report
+from realm.wire.control import CONTROL_MAX_BYTES, RunSoFar, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
 
@@ -210,6 +211,9 @@ class Supervisor:
                 if message.seq > role.report_seq:  # a late answer makes the role send it twice
                     role.report_seq = message.seq
                     self.board.take(parse_report(message), message.incarnation)
+                so_far = dataclasses.asdict(RunSoFar(self.board.env_steps, self.board.evaluation))
+                self._server.send(peer, Message("so_far", message.seq, so_far))
+                return
             case "evaluated":
                 self._curves.take(self.board, parse_evaluation(message), self.run_file.epoch)
             case "told":

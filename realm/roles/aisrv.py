@@ -61,7 +61,8 @@ def run(job: Job) -> None:
 
     context = WorkflowContext(
         job.spec, hyper_of(job.config), job.seed, job.index, job.incarnation, meters, tick, add,
-        lambda: link.say("save", {}),
+        lambda: link.say("save", {}), env_steps=lambda: link.so_far.env_steps,
+        evaluation=lambda: link.so_far.evaluation,
     )  # fmt: skip
     workflow, whole = load_workflow(job.config.app.algo), plan.max_version_lag is not None
     link.ready([to_policy, to_buffer])

@@ -43,6 +43,14 @@ class Orders:
     epoch: int
 
 
+@dataclass(frozen=True)
+class RunSoFar:
+    """The supervisor's answer to a report: env steps of the run, and the newest evaluation of this session."""
+
+    env_steps: int = 0
+    evaluation: Evaluation | None = None
+
+
 class Link:
     """The control channel of one role; `tick` raises Stopped when the run ends."""
 
@@ -61,6 +69,7 @@ class Link:
         self._told, self._passed_on = told, False
         self.meters = Meters()
         self.env_steps = 0
+        self.so_far = RunSoFar()
         self._client = Client(codec, address, keys)
         self._interval_s = interval_s
         self._reported_at = time.monotonic()
@@ -114,6 +123,8 @@ class Link:
                     raise Stopped
                 self._commands.append(message)
                 self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+            elif message.kind == "so_far":
+                self.so_far = parsed(message, RunSoFar)
         if time.monotonic() - self._reported_at >= self._interval_s:
             self.report()
 

@@ -244,6 +244,9 @@ def test_a_hook_stops_the_run_in_order(tmp_path: Path, mode: str) -> None:
     update = next(call for call in reversed(calls) if call[0] == "update")
     assert update[2] == list(run.checkpoints()[-1])  # the last model is saved, and the newest report is of it
     assert update[3]["learner/checked_rows"] > 0
+    known = [call for call in calls if call[0] == "update" and "aisrv/so_far_score" in call[3]][-1]
+    assert 0 < known[3]["aisrv/so_far_env_steps"] <= known[1]  # what the workflow's context says of the run
+    assert min(call[3]["evaluation/score"] for call in judged) <= known[3]["aisrv/so_far_score"] < 0
     stopped = next(call for call in judged if call[1] >= 4000)
     cause = f"on_evaluation: evaluation/score = {-stopped[2][1]} has reached -1e+09"
     assert calls[-1][-1] == cause
