@@ -1,13 +1,16 @@
-"""What the functions of a package's `callbacks.py` get, and one that is ready to use."""
+"""What the functions of a package's `callbacks.py` get, and some that are ready to use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from realm.contract.messages import Evaluation
 from realm.contract.versions import Version
+from realm.errors import to_install
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,10 @@ class Progress:
     reason: str = ""
 
 
-def stop_at_score(score: float, curve: str = "") -> Callable[[Progress], str | None]:
+Hook = Callable[[Progress], str | None]
+
+
+def stop_at_score(score: float, curve: str = "") -> Hook:
     """Make a hook that stops the run as soon as the newest evaluation has this score.
 
     curve: stop by this curve instead, such as `episode/r`, whose value is the mean of one report.
@@ -44,3 +50,45 @@ def stop_at_score(score: float, curve: str = "") -> Callable[[Progress], str | N
         return f"{name} = {value:g} has reached {score:g}" if value is not None and value >= score else None
 
     return stop
+
+
+def wandb_logger(**options: Any) -> tuple[Hook, Hook, Hook, Hook]:
+    """Make `on_start`, `on_update`, `on_evaluation` and `on_end`, which send every curve to Weights & Biases.
+
+    options: go to `wandb.init`. Raises ModuleNotFoundError.
+    """
+    wandb = _imported("wandb")
+
+    def start(progress: Progress) -> None:
+        name = progress.run_dir.name
+        run = wandb.init(**{"project": "realm", "name": name, "id": name, "resume": "allow", **options})
+        run.define_metric("*", step_metric="env_steps")
+        wandb.save(str(progress.run_dir / "config.toml"), base_path=str(progress.run_dir), policy="now")
+
+    def log(progress: Progress) -> None:
+        wandb.log({**progress.metrics, "env_steps": progress.env_steps})
+
+    return start, log, log, lambda progress: wandb.finish()
+
+
+def mlflow_logger(**options: Any) -> tuple[Hook, Hook, Hook, Hook]:
+    """The same for MLflow, which MLFLOW_TRACKING_URI finds. options: go to `mlflow.start_run`."""
+    mlflow = _imported("mlflow")
+
+    def start(progress: Progress) -> None:
+        mlflow.start_run(**{"run_name": progress.run_dir.name, **options})
+        mlflow.log_artifact(str(progress.run_dir / "config.toml"))
+
+    def log(progress: Progress) -> None:
+        mlflow.log_metrics(dict(progress.metrics), step=progress.env_steps)
+
+    return start, log, log, lambda progress: mlflow.end_run()
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ModuleNotFoundError(f"{name} is not installed; call `{to_install(name)}`", name=name) from error

@@ -156,19 +156,41 @@ def test_somebody_who_wants_the_end_at_once_gets_it(package: Callable[[str], Non
 def test_the_recipes_of_the_page(package: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     """That for Weights & Biases with a stand-in: it is not installed here."""
     blocks = [block.partition("```")[0] for block in (ROOT / page).read_text().split("```python\n")[1:]]
-    (stops,) = [block for block in blocks if "stop_at_score" in block]
-    (logs,) = [block for block in blocks if "wandb" in block]
+    simple, logs = [block for block in blocks if "stop_at_score" in block]
     calls = Mock()
     monkeypatch.setitem(sys.modules, "wandb", calls)
-    package(f"{stops}\n{logs.replace('on_evaluation = on_update', '')}")
+    for text in (simple, logs):
+        package(text)
+        runs = Hooks("hooked")
+        runs.tell("on_start", progress())
+        runs.tell("on_update", progress(10, kl=0.5))
+        runs.tell("on_evaluation", progress(20, score=480.0))
+        runs.end("over", 60, Wishes())
+        assert runs.reason == "on_evaluation: evaluation/r = 480 has reached 475"
+        sys.modules.pop("hooked.callbacks")
+    assert {"project": "cartpole", "name": "one"}.items() <= calls.init.call_args.kwargs.items()
+    assert [call.args[0] for call in calls.log.call_args_list] == [{"kl": 0.5, "env_steps": 10}, {"env_steps": 20}]
+    calls.finish.assert_called_once_with()
+
+
+def test_mlflow(package: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in, too."""
+    calls = Mock()
+    monkeypatch.setitem(sys.modules, "mlflow", calls)
+    package("from realm.contract import mlflow_logger\non_start, on_update, on_evaluation, on_end = mlflow_logger()\n")
     runs = Hooks("hooked")
     runs.tell("on_start", progress())
     runs.tell("on_update", progress(10, kl=0.5))
-    runs.tell("on_evaluation", progress(20, score=480.0))
     runs.end("over", 60, Wishes())
-    assert calls.init.call_args.kwargs["name"] == "one"
-    calls.log.assert_called_once_with({"kl": 0.5, "env_steps": 10})
-    assert runs.reason == "on_evaluation: evaluation/r = 480 has reached 475"
+    calls.start_run.assert_called_once_with(run_name="one")
+    calls.log_metrics.assert_called_once_with({"kl": 0.5}, step=10)
+    calls.end_run.assert_called_once_with()
+
+
+def test_a_missing_logger_is_a_sentence_before_the_run(package: Callable[[str], None]) -> None:
+    package("from realm.contract import wandb_logger\n\nlogs = wandb_logger()\n")
+    with pytest.raises(UserCodeError, match=r"callbacks\.py:3: .*wandb is not installed; call `.*pip install .*wandb`"):
+        load_callbacks("hooked")
 
 
 # --- whole runs
