@@ -3,8 +3,9 @@
 Called by the command line before any process starts, and by each role for the run's own `config.toml`. In goes a file
 of these tables: `[app]` (AppConfig), `[env]` (free-form options for the user's `make_envs`), `[eval_env]` (options that
 differ in evaluations), one with the name of the last part of `algo` (overrides of the user's `Config`), and `[sweep]`,
-which only `realm sweep` reads. Out comes a RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got ...;
-must be ... (did you mean 'y'?)`. No content of a file is executed.
+which only `realm sweep` reads. Above them `base = "other.toml"` may name a file next to it, whose keys hold where this
+one has none. Out comes a RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got ...; must be ... (did
+you mean 'y'?)`. No content of a file is executed.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def load_config(
     hyper_keys: the user's hyper-parameters by `algo`, to say where a key belongs that is in the wrong table.
     translate: turns tables of another format into those of this one, in place; returns sentences to warn with.
     """
-    tables, places = read_toml(Path(path))
+    tables, places = _with_base(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{places[name]}: key {name!r}: not in a table; expected a line [app] above it")
@@ -112,6 +113,21 @@ def load_config(
         key: value for key, value in eval_env.items() if key not in named or "--set" in places[f"eval_env.{key}"]
     }
     return RunConfig(app, env, eval_env, hyper, places, (*translated, *warnings))
+
+
+def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """`read_toml` of the file, laid over the file next to it that its `base` names."""
+    tables, places = read_toml(path)
+    base = tables.pop("base", None)
+    if base is None:
+        return tables, places
+    if not isinstance(base, str):
+        raise ConfigError(f"{places['base']}: key 'base': got {toml_value(base)[:80]}; must be the name of a file")
+    below, places_below = read_toml(path.parent / base)
+    for name, table in tables.items():
+        under = below.get(name)
+        below[name] = {**under, **table} if isinstance(under, dict) and isinstance(table, dict) else table
+    return below, places_below | places
 
 
 def build_dataclass(cls: type[T], table: Mapping[str, Any], prefix: str, places: Mapping[str, str], file: str) -> T:

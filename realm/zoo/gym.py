@@ -8,6 +8,7 @@ this, so it imports no torch. Atari's `id = "ALE/Pong-v5"` gives single grey fra
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -44,9 +45,9 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     env_id = name = given.pop("id", default)
     envs: Any
     try:
+        if str(name).startswith(("ALE/", "ale_py:")) and find_spec("ale_py") is None:
+            raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
         if str(name).startswith("ALE/"):
-            if find_spec("ale_py") is None:
-                raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
             # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
             given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, **given}
             envs = gymnasium.make_vec(f"ale_py:{name}", num_envs, **given)
@@ -56,7 +57,9 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         text = pip_here(str(error))
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ConfigError(f"[env] id is {env_id!r}: {str(error).splitlines()[0]}") from error
+        old = re.fullmatch(r"(\w+)Deterministic-v\d", str(name))  # of a gym that is gone
+        same = f"it no longer exists; ALE/{old[1]}-v5 is the same" if old else str(error)
+        raise ConfigError(f"[env] id is {env_id!r}: {same.splitlines()[0]}") from error
     parts = _named(_parts(envs.single_observation_space))
     envs = _with_own_actions(envs, joint, parts[MASK][1].shape if MASK in parts else None)
     single: dict[str, spaces.Space[Any]] = {name: _number_space(space) for name, (_, space) in parts.items()}

@@ -502,3 +502,20 @@ def test_evaluations_have_options_of_their_own(tmp_path: Path) -> None:
     assert load(tmp_path, text, "env.num=3", "eval_env.num=4").evaluated().env == {"map": "m", "num": 4}
     assert load(tmp_path, "[env]\nnum = 9").evaluated().env == {"num": 9}
     assert load(tmp_path, to_toml(config)) == config
+
+
+def test_a_file_over_another(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("[app]\nseed = 1\nrun_name = 'below'\n[env]\nx = 1\n")
+    config = load(tmp_path, "base = 'base.toml'\n[app]\nrun_name = 'above'\n[eval_env]\ny = 2\n")
+    assert (config.app.seed, config.app.run_name, config.env, config.eval_env) == (1, "above", {"x": 1}, {"y": 2})
+    assert config.places["app.seed"].endswith("base.toml:2")
+    assert config.places["app.run_name"].endswith("x.toml:3")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"), [("base = 1", "must be the name of a file"), ("base = 'bas.toml'", "no such file; .*base.toml")]
+)
+def test_a_base_that_cannot_be(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "base.toml").write_text("")
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path, line)

@@ -1,0 +1,41 @@
+"""The agent: the network that the configuration names, and PPO that acts with it and trains it."""
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from realm.algorithms.batch import Rows
+from realm.algorithms.networks import Obs
+from realm.algorithms.ppo import PPO
+from realm.algorithms.windows import Windows, with_frames
+from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
+from realm.zoo.pong.config import Config
+from realm.zoo.pong.networks.conv import Conv
+from realm.zoo.pong.networks.heads import Heads
+
+
+class Agent:
+    acting: tuple[str, ...] = ("trunk.", "actor_head.")  # the rest stays with the learner
+
+    def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Heads(lambda: Conv(config), spec.action.n, config.shared_trunk).to(device)
+        cut = Windows if config.frames > 1 else Rows
+        self.ppo = PPO(self.model, config, torch.device(device), seed, losses=self.model.losses(), cut=cut)
+
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
+        seen, memory = with_frames(obs, context)
+        return (*self.ppo.act(seen, context.explore), memory)
+
+    def greedy(self, obs: Obs) -> Obs:
+        return self.ppo.greedy(obs)
+
+    def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
+        return (yield from self.ppo.update(batch, info))
+
+    def save_model(self) -> dict[str, Any]:
+        return self.ppo.state_dict()
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        self.ppo.load_state_dict(state)

@@ -1,0 +1,44 @@
+"""Hyper-parameters: all of PPO's in `realm/algorithms/settings.py`, and those of Pong's networks. The defaults are the
+base of the runs in `conf/pong/`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from realm.algorithms.settings import Settings
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    table: ClassVar[str] = "pong"
+    chunk_length: int = 256  # steps of each environment for an update
+    advantage: str = "gae"
+    lam: float = 0.95
+    entropy_end: float = 0.01
+    vf_coef: float = 1.0  # of half the squared error
+    total_env_steps: int = 2_500_000
+    lr_start: float = 1e-4
+    lr_end: float = 1e-4
+    adam_eps: float = 1e-8
+    epochs: int = 10
+    minibatch_size: int = 64
+    minibatches: str = "drawn"
+    max_grad_norm: float = 1e9  # none is as long: gradients are not cut
+    stop_at: float = 20.0  # the run ends with an evaluation of this mean
+
+    network: str = "conv"
+    raw_pixels: bool = False  # the network sees numbers from 0 to 255 instead of 0 to 1
+    frames: int = 1  # that it sees at once, the newest last
+    difference: bool = False  # of two frames it sees the newer minus the older
+
+    # the task, in training; evaluations play whole games for their score
+    points: bool = False  # a point ends what advantages look at; the game goes on
+    episode: bool = False  # a batch ends with the game, or with `points` at the point; needs one environment
+    step_reward: float = 0.0  # added to each step
+    compressible: float = 0.0  # weight of a reward for actions that a compressor packs well
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_least(("chunk_length", "frames"), 1)
+        self.check_choices({"network": ("conv",)})
+        self.check("difference", not self.difference or self.frames == 2, "false unless frames is 2")
+        self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")

@@ -1,0 +1,88 @@
+"""Pong and its shapes. Workers call it, so it imports no torch.
+
+The table `[env]` has `protocol`: "a" shows the whole screen and has no sticky actions; "b" repeats an action with
+probability 0.25 and shows the rows from 34 to 194 alone. Results of the two are not compared. With `id = "Pong-v0"` the
+game skips 2 to 5 frames at random, and shows the rows of "b". Other keys go to ale_py's AtariVectorEnv.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import TransformObservation
+from PIL import Image
+
+from realm.contract import Array, Arrays, Field, Spec
+from realm.errors import ConfigError
+from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields
+from realm.zoo.pong.config import Config
+
+SIDE = 84
+_ROWS = slice(18, 102)  # of 110; of the screen's 210 these are the rows from 34 to 194
+_PROTOCOLS: dict[str, dict[str, Any]] = {
+    "a": {"repeat_action_probability": 0.0},
+    "b": {
+        "repeat_action_probability": 0.25,
+        "img_height": 110,
+        "maxpool": False,
+        "noop_max": 0,
+        "use_fire_reset": False,
+    },
+}
+
+
+class _Cut(TransformObservation):
+    """Shows a part of the screen."""
+
+    inputs: dict[str, dict[str, Any]]
+    """For `realm export`."""
+
+
+def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:
+    given = {"id": "ALE/Pong-v5", "protocol": "b", **options}
+    protocol = given.pop("protocol")
+    if "points" in given:
+        raise ConfigError("[env] and [eval_env] have no points: evaluations play whole games; set pong.points instead")
+    if protocol not in _PROTOCOLS:
+        raise ConfigError(f"[env] protocol is {protocol!r}, it must be 'a' or 'b'")
+    if given["id"] == "Pong-v0":
+        if protocol != "b":
+            raise ConfigError("[env] protocol is 'a', it must be 'b' with the id Pong-v0, whose actions are sticky")
+        return _cut(make_vec(num_envs, {"obs_type": "grayscale", **given, "id": "ale_py:Pong-v0"}, ""), _scaled)
+    own = {"num_threads": 1, **_PROTOCOLS[protocol]} if given["id"] == "ALE/Pong-v5" else {}
+    envs = make_vec(num_envs, {**own, **given}, "")
+    return _cut(envs, _rows) if protocol == "b" and own else envs
+
+
+def _rows(screen: Array) -> Array:
+    """u8 [E, 110, 84, 1] to [E, 84, 84, 1]."""
+    shown: Array = screen[:, _ROWS]
+    return np.ascontiguousarray(shown)
+
+
+def _scaled(screen: Array) -> Array:
+    """u8 [E, 210, 160, 1] to [E, 84, 84, 1]."""
+    some = [Image.fromarray(one[34:194, :, 0]).resize((SIDE, SIDE), Image.Resampling.BOX) for one in screen]
+    return np.stack([np.asarray(one)[..., None] for one in some])
+
+
+def _cut(envs: Any, seen: Callable[[Array], Array]) -> Any:
+    """seen: what is shown of u8 [E, height, width, 1]."""
+    space = spaces.Dict({"state": spaces.Box(0, 255, (SIDE, SIDE, 1), np.uint8)})
+
+    def observed(obs: Any) -> Arrays:
+        return {"state": seen(obs["state"])}
+
+    cut = _Cut(envs, observed, batch_space(space, envs.num_envs), space)
+    cut.inputs = {"state": {"shape": [SIDE, SIDE, 1], "dtype": "uint8"}}
+    return cut
+
+
+def spec(envs: Any, config: Config) -> Spec:
+    obs, step = obs_fields(envs), {"discount": Field((), "float32")} if config.points else {}
+    extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
+    return Spec(
+        obs, action_spec(envs), extra, config.chunk_length, step=step, state=frames_before(obs, config.frames - 1)
+    )

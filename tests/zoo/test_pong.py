@@ -1,0 +1,159 @@
+"""Pong's package: the two protocols, what is an end or a reward to training, and configurations that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realm.config.load import load_config
+from realm.contract import ActionSpec, Array, Chunk, Field, Prediction, Spec, Version, WorkflowContext
+from realm.errors import ConfigError
+from realm.user import hyper_of, load_definition
+from realm.watch.meters import Meters
+from realm.zoo.pong.config import Config
+from realm.zoo.pong.train_workflow import LEAST_ACTIONS, workflow
+
+ROOT = Path(__file__).parents[2]
+RUNS = sorted(path for path in (ROOT / "conf" / "pong").glob("*.toml") if path.stem != "base")
+
+needs_ale = pytest.mark.skipif(find_spec("ale_py") is None, reason="ale-py is not installed")
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda path: path.stem)
+def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
+    config = load_config(file)
+    assert config.app.run_name == file.stem
+    assert config.app.eval_actions == "sampled"
+    hyper_of(config)
+    assert len(file.read_text().splitlines()) < 25
+
+
+def made(protocol: str, **more: Any) -> Any:
+    return load_definition("realm.zoo.pong").make_envs(2, 1, Config(), {"protocol": protocol, **more})
+
+
+@needs_ale
+def test_protocol_b_shows_the_rows_of_the_court_alone() -> None:
+    whole, court = made("a"), made("b")
+    for envs in (whole, court):
+        obs, _ = envs.reset(seed=1)
+        assert obs["state"].shape == (2, 84, 84, 1)
+    scores = whole.reset(seed=1)[0]["state"][0, :, :, 0], court.reset(seed=1)[0]["state"][0, :, :, 0]
+    assert scores[0][:10].std() > 10  # the score
+    assert scores[1][1:-1, 30:50].std() < 10  # the court, without its walls and paddles
+
+
+@needs_ale
+def test_pong_v0_shows_what_protocol_b_shows() -> None:
+    (random, _), (steady, _) = (made("b", **more).reset(seed=1) for more in ({"id": "Pong-v0"}, {}))
+    difference = np.abs(random["state"][0].astype(int) - steady["state"][0])
+    assert difference.mean() < 2
+    assert random["state"].dtype == np.uint8
+
+
+@needs_ale
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"protocol": "c"}, "must be 'a' or 'b'"),
+        ({"id": "Pong-v0", "protocol": "a"}, "must be 'b'"),
+        ({"points": True}, "set pong.points"),
+        ({"id": "PongDeterministic-v0"}, "ALE/Pong-v5"),
+    ],
+)
+def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        made(**{"protocol": "b", **options})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"frames": 0}, "frames is 0"), ({"difference": True}, "difference is True"), ({"network": "cnn"}, "network")],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Config(**settings)
+
+
+class Rally:
+    """A game of two points, scored in steps 3 and 5, whose end is the second; NEXT_STEP autoreset."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.at = num_envs, np.zeros(num_envs, np.int64)
+
+    def obs(self) -> dict[str, Array]:
+        return {"state": self.at.astype(np.float32)[:, None]}
+
+    def reset(self, seed: int) -> Any:
+        return self.obs(), {}
+
+    def step(self, action: Array) -> Any:
+        self.at = np.where(self.at == 5, 0, self.at + 1)
+        none = np.zeros(self.num_envs, np.bool_)
+        return self.obs(), ((self.at == 3) | (self.at == 5)).astype(np.float32), self.at == 5, none, {}
+
+
+class Still:
+    """Answers 0."""
+
+    def predict(self, obs: Any, first: Array, explore: float = 1.0) -> Prediction:
+        return Prediction(np.zeros(len(first), np.int64), {}, Version(1, 0))
+
+
+def chunks_of(config: Config, num_envs: int = 1) -> Iterator[Chunk]:
+    step = {"discount": Field((), "float32")} if config.points else {}
+    spec = Spec({"state": Field((1,), "float32")}, ActionSpec(n=2), {}, config.chunk_length, step=step)
+    yield from workflow(Rally(num_envs), Still(), WorkflowContext(spec, config, 1, 0, 1, Meters()))
+
+
+def test_a_point_ends_what_advantages_look_at_and_not_the_game() -> None:
+    (chunk,) = next(zip(chunks_of(Config(points=True, chunk_length=6), 2), strict=False))
+    assert chunk.reward[0].tolist() == [0, 0, 1, 0, 1, 0]
+    assert chunk.step["discount"][0].tolist() == pytest.approx([0.99, 0.99, 0, 0.99, 0, 0.99])
+    assert chunk.terminated[0].tolist() == [False] * 4 + [True, False]
+    assert chunk.valid[0].tolist() == [True] * 5 + [False]
+
+
+def seen(chunk: Chunk) -> list[float]:
+    """The observations of valid steps."""
+    rows: list[float] = chunk.obs["state"][0, :-1, 0][chunk.valid[0]].tolist()
+    return rows
+
+
+@pytest.mark.parametrize("length", [4, 5, 6, 7, 16])
+def test_an_episode_is_a_batch_whatever_length_a_chunk_has(length: int) -> None:
+    play, batches = chunks_of(Config(episode=True, chunk_length=length)), []
+    while len(batches) < 6:
+        chunk = next(play)
+        assert chunk.valid.any()
+        begins = np.flatnonzero(chunk.first[0, :-1] & chunk.valid[0])
+        assert begins.size <= 1
+        batches.append(seen(chunk))
+    assert [at for batch in batches for at in batch][:15] == [0, 1, 2, 3, 4] * 3
+    assert all(0 not in batch[1:] for batch in batches)  # no batch has steps of two games
+
+
+def test_a_point_is_a_batch() -> None:
+    play = chunks_of(Config(episode=True, points=True, chunk_length=8))
+    assert [seen(next(play)) for _ in range(4)] == [[0, 1, 2], [3, 4], [0, 1, 2], [3, 4]]
+
+
+def test_an_episode_needs_one_environment() -> None:
+    with pytest.raises(ConfigError, match="aisrv_connect_to_kaiwu_env_count = 1"):
+        next(chunks_of(Config(episode=True), 2))
+
+
+def test_rewards_of_training() -> None:
+    plain, more = (next(chunks_of(Config(chunk_length=16, step_reward=reward))) for reward in (0.0, 0.5))
+    assert (more.reward - plain.reward)[plain.valid].tolist() == [0.5] * int(plain.valid.sum())
+    length = LEAST_ACTIONS + 20
+    plain, more = (next(chunks_of(Config(chunk_length=length, compressible=weight))) for weight in (0.0, 0.1))
+    added = (more.reward - plain.reward)[plain.valid]
+    assert added[: LEAST_ACTIONS - 20].max() == 0
+    assert added[-1] > 0.08  # it has always done the same
