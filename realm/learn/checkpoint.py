@@ -93,6 +93,12 @@ def not_finite_in(state: Any, name: str = "") -> str:
     return next((bad for key, one in parts if (bad := not_finite_in(one, f"{name}.{key}".lstrip(".")))), "")
 
 
+def spoiled(agent: Agent, saves: bool) -> str:
+    """The name of a weight of the agent that is not finite; "" if all are. saves: they are about to be saved, with
+    targets, optimizers and whatever else `save_model` gives."""
+    return not_finite(agent.model.state_dict()) or (not_finite_in(agent.save_model()) if saves else "")
+
+
 def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = WHOLE) -> list[str]:
     """Load safetensors bytes into the model; returns the names of its weights that were not among them.
 

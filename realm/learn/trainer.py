@@ -30,14 +30,12 @@ from realm.contract import (
     arrays_to_chunk,
     arrays_to_transitions,
 )
-from realm.errors import CheckpointError, ContractError, DivergedError, UnsavedError, UserCodeError, place_of_function
+from realm.errors import CheckpointError, ContractError, DivergedError, UserCodeError, place_of_function
 from realm.learn import checkpoint
 from realm.learn.results import models_in
+from realm.learn.saving import Saver
 from realm.watch.meters import Meters
 
-_WARN_EVERY_S = 60.0
-_SAVE_WITHIN_S = 600.0  # slow updates: no more than this is lost, whatever dump_model_freq says
-_SAVE_EVERY_S = 60.0  # without a dump_model_freq
 _MAX_RESTORES = 3  # without _GOOD_UPDATES in between; then the run ends
 _GOOD_UPDATES = 10
 
@@ -59,8 +57,7 @@ class Trainer:
     """Trains `agent` and knows its version: (epoch, update), where each start of a learner raises the epoch."""
 
     def __init__(self, agent: Agent, spec: Spec, folder: Path, dump_freq: int, keep: int, meters: Meters) -> None:
-        """folder: where checkpoints lie (`ckpt/`); dump_freq: updates between two, 0 is one a minute; keep: how
-        many stay."""
+        """folder, dump_freq, keep: as `Saver` takes them."""
         self.agent = agent
         self._learns_at = place_of_function(agent.learn)
         self.version = Version(0, 0)
@@ -69,14 +66,9 @@ class Trainer:
         """Samples in the buffer when the last batch was drawn."""
         self.origin = ""
         """Where training goes on, or with what it begins: a sentence for the user."""
-        self._spec, self._folder, self._dump_freq, self._keep, self._meters = spec, folder, dump_freq, keep, meters
+        self._spec, self._meters = spec, meters
+        self._saver = Saver(agent, spec.schema, folder, dump_freq, keep, meters)
         self._acting = checkpoint.acting(agent)
-        self._saved = Version(0, 0)
-        self._sound = Version(0, 0)  # all that is saved of this version was found to be finite
-        self._saved_env_steps = 0  # of the newest good checkpoint
-        self._unwritten = self._advice = ""  # why the newest checkpoint could not be written, and what to do
-        self._saved_at = time.monotonic()
-        self._warned_at = -_WARN_EVERY_S
         self._went_out_at: dict[int, float] = {}  # update -> monotonic seconds
         self._midway: Version | None = None  # the last that went out where `learn` yields: its weights have changed
         self._asked: list[tuple[Path, int]] = []  # saves for the user that wait for numbered weights
@@ -90,13 +82,11 @@ class Trainer:
         be loaded is known now and not when it is needed. Raises CheckpointError for it, for a preload that does not
         fit, and for a folder of which no checkpoint can be used: a new start would prune them away.
         """
-        newest, skipped = checkpoint.load_newest(self._folder)
-        for sentence in skipped:
-            logger.warning("checkpoint skipped: {}", sentence)
+        newest, skipped = self._newest()
         if newest is None and skipped:
             raise CheckpointError(
-                f"{self._folder}: none of its {len(skipped)} checkpoints can be used ({skipped[0]}); move them away to "
-                "start from scratch"
+                f"{self._saver.folder}: none of its {len(skipped)} checkpoints can be used ({skipped[0]}); move them "
+                "away to start from scratch"
             )
         self.version = Version(epoch, 0)
         if newest is not None:
@@ -107,7 +97,7 @@ class Trainer:
                 )
             checkpoint.restore(self.agent, newest)
             self.version = Version(epoch, newest.version.update)
-            self.env_steps = self._saved_env_steps = newest.env_steps
+            self.env_steps = self._saver.env_steps = newest.env_steps
             damaged = f"; newer ones were damaged and skipped: {len(skipped)}" if skipped else ""
             self.origin = (
                 f"training goes on from {newest.path} (update {newest.version.update:,}, "
@@ -123,13 +113,18 @@ class Trainer:
         else:
             self.origin = "training begins at update 0 with new weights"
         logger.info("{}", self.origin)
-        if spoiled := self._spoiled(saves=True):
+        if spoiled := checkpoint.spoiled(self.agent, saves=True):
             raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
-        self._sound = self.version
         self._note_version()
-        path = self.save()
-        if path is not None:
+        if path := self._saver.save(self.version, self.env_steps):
             checkpoint.load(path)
+
+    def _newest(self) -> tuple[checkpoint.Checkpoint | None, list[str]]:
+        """The newest good checkpoint, and what is wrong with newer ones."""
+        newest, skipped = checkpoint.load_newest(self._saver.folder)
+        for sentence in skipped:
+            logger.warning("checkpoint skipped: {}", sentence)
+        return newest, skipped
 
     @property
     def next_version(self) -> Version:
@@ -208,19 +203,9 @@ class Trainer:
         return arrays_to_transitions(items) if self._spec.draw else arrays_to_chunk(items)
 
     def _check_finite(self) -> None:
-        saves = bool(self._asked) or self._is_due(self.next_version.update)
-        if spoiled := self._spoiled(saves):
+        saves = bool(self._asked) or self._saver.is_due(self.next_version.update)
+        if spoiled := checkpoint.spoiled(self.agent, saves):
             raise _NotFiniteError(spoiled)
-        if saves:
-            self._sound = self.next_version
-
-    def _spoiled(self, saves: bool) -> str:
-        """The name of a weight that is not finite; "" if all are. saves: they are about to be saved, with targets,
-        optimizers and whatever else `save_model` gives."""
-        spoiled = checkpoint.not_finite(self.agent.model.state_dict())
-        if not spoiled and saves:
-            spoiled = checkpoint.not_finite_in(self.agent.save_model())
-        return spoiled
 
     def _go_back(self, spoiled: str) -> None:
         """Restore the newest good checkpoint, because the tensor `spoiled` is not finite. Raises DivergedError.
@@ -237,13 +222,11 @@ class Trainer:
                 f"{_GOOD_UPDATES} good updates in between; choose a smaller learning rate, and look at the rewards and "
                 "observations for very large numbers"
             )
-        newest, skipped = checkpoint.load_newest(self._folder)
-        for sentence in skipped:
-            logger.warning("checkpoint skipped: {}", sentence)
+        newest, _ = self._newest()
         if newest is None:
             raise DivergedError(
-                f"{what}, and {self._folder} has no good checkpoint to go back to; make sure that checkpoints can be "
-                "written there, and choose a smaller learning rate"
+                f"{what}, and {self._saver.folder} has no good checkpoint to go back to; make sure that checkpoints "
+                "can be written there, and choose a smaller learning rate"
             )
         checkpoint.restore(self.agent, newest)
         self._restores, self._good_updates = self._restores + 1, 0
@@ -284,88 +267,27 @@ class Trainer:
         if not self._changed:
             self._save_asked()
 
-    def save(self) -> Path | None:
-        """Write a checkpoint, unless this version has one; returns where, or None.
+    def save_last(self) -> Path:
+        """Write the checkpoint of a run that ends; returns where. Raises UnsavedError if the disk does not take it.
 
-        Weights that have moved on since they went out get the next number, so only a run's last save may be of such.
+        Weights that have moved on since they went out get the next number: only those of a run's end are saved so.
         """
         if self._changed:
             self._number_weights(0)
             self._save_asked()
-        if self._saved == self.version:
-            return None
-        # not known of an update that was cut short, or of a checkpoint that became due since
-        if self._sound != self.version and (spoiled := self._spoiled(saves=True)):
-            self._unwritten = f"{spoiled} is not finite"
-            self._advice = "choose a smaller learning rate"
-            logger.warning("the checkpoint of {} is not written: {}", self.version, self._unwritten)
-            return None
-        path = self._write(self._folder, self._keep)
-        self._saved_at = time.monotonic()
-        if path is not None:
-            self._saved, self._saved_env_steps = self.version, self.env_steps
-            self._meters.count("checkpoints")
-        return path
-
-    def save_last(self) -> None:
-        """Write the checkpoint of a run that ends. Raises UnsavedError if the disk does not take it."""
-        self.save()
-        if self._saved != self.version:
-            raise UnsavedError(
-                f"{self._folder}: the last checkpoint, of {self.version}, could not be written ({self._unwritten}), so "
-                f"{self.env_steps - self._saved_env_steps} env steps of training since the newest good checkpoint are "
-                f"lost; {self._advice}"
-            )
-        self._let_agent_write("saved_last", self._folder / f"model.ckpt-{self.version.epoch}-{self.version.update}")
+        return self._saver.save_last(self.version, self.env_steps)
 
     def _save_due(self) -> None:
         """Write what is to be written of the weights that have just got their number."""
         self._save_asked()
-        if self._is_due(self.version.update):
-            self.save()
-
-    def _is_due(self, update: int) -> bool:
-        """Whether a checkpoint is due after this update."""
-        if self._dump_freq and update % self._dump_freq == 0:
-            return True
-        return time.monotonic() - self._saved_at > (_SAVE_WITHIN_S if self._dump_freq else _SAVE_EVERY_S)
+        if self._saver.is_due(self.version.update):
+            self._saver.save(self.version, self.env_steps)
 
     def _save_asked(self) -> None:
         for folder, keep in self._asked:
-            path = self._write(folder, keep)
-            if path is not None:
+            if path := self._saver.write(folder, keep, self.version, self.env_steps):
                 logger.info("saved for the user: {}", path)
         self._asked.clear()
-
-    def _write(self, folder: Path, keep: int) -> Path | None:
-        """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
-        started = time.monotonic()
-        path: Path | None
-        try:
-            path = checkpoint.save(folder, self.agent, self.version, self.env_steps, self._spec.schema, keep)
-        except OSError as error:
-            self._unwritten, self._advice = str(error), "make room on this disk before the next start"
-            self._warn(f"the checkpoint of {self.version} could not be written, training goes on: {error}")
-            path = None
-        if path is not None:
-            self._let_agent_write("saved", path)
-        self._meters.count("save_s", time.monotonic() - started)
-        return path
-
-    def _let_agent_write(self, method: str, path: Path) -> None:
-        """An agent may write files of its own next to a checkpoint: after each (`saved`), and of a run that ends
-        (`saved_last`)."""
-        if write := getattr(self.agent, method, None):
-            try:
-                write(path)
-            except OSError as error:
-                self._warn(f"{path}: is written, but the agent's own files next to it are not: {error}")
-
-    def _warn(self, sentence: str) -> None:
-        """Of a disk, which may be full for long."""
-        if time.monotonic() - self._warned_at > _WARN_EVERY_S:
-            self._warned_at = time.monotonic()
-            logger.warning("{}", sentence)
 
 
 def complete(learning: Learned | Generator[None, None, Learned], go_out: Callable[[], None] = lambda: None) -> Learned:

@@ -21,10 +21,10 @@ STILL_S = 60.0
 
 
 class Every:
-    """A timer that is due once every `seconds`, counted from its creation."""
+    """A timer that is due once every `seconds`, counted from its creation; with `at_once` it is due there, too."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._last = seconds, time.monotonic()
+    def __init__(self, seconds: float, at_once: bool = False) -> None:
+        self._seconds, self._last = seconds, time.monotonic() - (seconds if at_once else 0.0)
 
     def due(self) -> bool:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""realm/checkpoint.py and realm/trainer.py: exact resuming, and every way in which a disk or a kill can spoil it."""
+"""realm/learn/checkpoint.py, saving.py, trainer.py: exact resuming, and every way in which a disk or a kill can spoil it."""
 
 from __future__ import annotations
 
@@ -301,8 +301,7 @@ def test_a_checkpoint_holds_the_weights_that_went_out_under_its_name(tmp_path: P
             one.update(*batch, publish=pool.publish)
             if update in (3, 9):
                 one.save_for_user(tmp_path / "user", 0)
-        last = one.save()
-        assert last is not None
+        last = one.save_last()
         assert load(last).version == one.version
         assert one.version not in pool.weights  # nobody played with these
         assert load(last).weights == to_bytes(one.agent.model) != pool.weights[Version(epoch, one.version.update - 1)]
@@ -329,8 +328,7 @@ def test_what_is_saved_for_the_user_is_saved_at_once_where_weights_go_out_at_the
             one.update(*batch)
         one.save_for_user(tmp_path / "user", 0)
         assert load(tmp_path / "user" / "model.ckpt-1-3").weights == one.weights()
-        assert one.save() is not None
-        assert one.version == Version(1, 3)
+        assert one.save_last().name == "model.ckpt-1-3"
 
 
 def test_what_is_asked_for_in_the_last_update_is_saved_with_the_last_checkpoint(tmp_path: Path) -> None:
@@ -339,7 +337,7 @@ def test_what_is_asked_for_in_the_last_update_is_saved_with_the_last_checkpoint(
     one.update(*batches(1)[0], publish=Pool(one).publish)
     one.save_for_user(tmp_path / "user", 0)
     assert not (tmp_path / "user").exists()
-    one.save()
+    one.save_last()
     assert load(tmp_path / "user" / "model.ckpt-1-2").weights == one.weights()
 
 
@@ -403,7 +401,8 @@ def test_weights_go_out_at_the_end_of_a_learn_that_does_not_yield(tmp_path: Path
     one.update(*batches(1)[0], publish=pool.publish)
     assert one.version == Version(1, 1)
     assert pool.weights == {}  # then it is for the learner to publish
-    assert one.save() is None or one.version == Version(1, 1)
+    one.save_last()
+    assert one.version == Version(1, 1)
 
 
 @pytest.mark.parametrize("early", [False, True])
