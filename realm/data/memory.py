@@ -27,15 +27,12 @@ class ReplayMemory:
         self, spec: Spec, capacity: int, prioritized: bool, exponent: float, seed: int, files: ArrayFiles | None = None
     ) -> None:
         """capacity: steps. prioritized: draw in proportion to priority ** exponent; else all rows are equally likely.
-        files: makes the arrays; one with files brings back what they hold.
-
-        A new row has the greatest priority so far, so that its own becomes known soon.
+        files: makes the arrays; one with files brings back what they hold. A new row has the greatest priority so
+        far, so that its own becomes known soon.
         """
         assert spec.draw is not None
-        self.size = 0
-        self.evicted = 0
+        self.size = self.evicted = 0
         self._draw, self._length = spec.draw, spec.chunk_length
-        self._own_discount = "discount" in spec.step
         chunks = max(1, capacity // spec.chunk_length)
         make, steps = (files or ArrayFiles(None)).array, (chunks, spec.chunk_length)
         self._rows = {name: make(name, (chunks, *field.shape), field.dtype) for name, field in row_fields(spec).items()}
@@ -68,7 +65,7 @@ class ReplayMemory:
         if self._tree is not None:
             kept = self._ready.reshape(-1) & (weight > 0)
             self._tree.set(leaf[kept], weight[kept])
-            self._tree.set(leaf[~self._ready.reshape(-1)], np.zeros(int((~self._ready).sum())))
+            self._weigh(leaf[~self._ready.reshape(-1)], 0.0)
 
     def state(self) -> dict[str, Any]:
         """What a resume needs besides the arrays: the random numbers, as plain data."""
@@ -80,12 +77,12 @@ class ReplayMemory:
 
     def add(self, items: Arrays) -> None:
         """Store chunks, name -> [n, ...]."""
-        count, chunks = len(items["worker"]), len(self._key)
-        for begin in range(0, count, chunks):  # more at once than fit: one after the other, as if they came so
-            part = {name: array[begin : begin + chunks] for name, array in items.items()}
-            self._add(part, min(chunks, count - begin))
+        chunks = len(self._key)
+        for begin in range(0, len(items["worker"]), chunks):  # more than fit: one after the other, as if they came so
+            self._add({name: array[begin : begin + chunks] for name, array in items.items()})
 
-    def _add(self, items: Arrays, count: int) -> None:
+    def _add(self, items: Arrays) -> None:
+        count = len(items["worker"])
         where = ring_places(self._last_key, count, len(self._key))
         places = as_array(where)
         self._evict(places[self._key[places] > 0])
@@ -121,32 +118,29 @@ class ReplayMemory:
 
     def _evict(self, places: Array) -> None:
         """Free the places of the oldest chunks; what looked back at them is no longer ready."""
-        if len(places) == 0:
-            return
         gone = int(self._ready[places].sum())
         self.size -= gone
         self.evicted += gone
         self._ready[places] = False
-        self._forget(places)
+        self._weigh((places[:, None] * self._length + np.arange(self._length)).ravel(), 0.0)
         shortened = []
         for after in self._after[places].tolist():
+            if after:
+                self._before[(after - 1) % len(self._key)] = 0
             for _ in range(self._reach_on if after else 0):
                 place = (after - 1) % len(self._key)
                 shortened.append(place)
                 after = int(self._after[place])
                 if after == 0:
                     break
-        for after in self._after[places].tolist():
-            if after:
-                self._before[(after - 1) % len(self._key)] = 0
         self._key[places] = self._before[places] = self._after[places] = 0
         if shortened:
-            self._mark(np.unique(np.setdiff1d(shortened, places)))
+            self._mark(np.setdiff1d(shortened, places))
 
     def _mark(self, places: Array) -> None:
         """Work out which steps of these chunks are ready, and give new ones their weight."""
         place, row = (one.ravel() for one in np.meshgrid(places, np.arange(self._length), indexing="ij"))
-        ready = self._rows["valid"][place, row].copy()
+        ready = self._rows["valid"][place, row]
         if self._draw.n_step > 1:
             ready &= self._ahead(place, row)[3]
         if self._draw.look_back:
@@ -155,18 +149,14 @@ class ReplayMemory:
         was = self._ready[places]
         self.size += int(ready.sum()) - int(was.sum())
         self._ready[places] = ready
-        if self._tree is not None:
-            fresh = (ready & ~was).ravel()
-            gone = (was & ~ready).ravel()
-            leaf = place * self._length + row
-            self._tree.set(leaf[fresh], np.full(int(fresh.sum()), self._greatest**self._exponent))
-            self._tree.set(leaf[gone], np.zeros(int(gone.sum())))
+        leaf = place * self._length + row
+        self._weigh(leaf[(ready & ~was).ravel()], self._greatest**self._exponent)
+        self._weigh(leaf[(was & ~ready).ravel()], 0.0)
 
-    def _forget(self, places: Array) -> None:
-        """Take the steps of these chunks out of the tree."""
+    def _weigh(self, leaf: Array, weight: float) -> None:
+        """Give these steps i64 [n] one weight, where rows are drawn by weight."""
         if self._tree is not None:
-            leaf = (places[:, None] * self._length + np.arange(self._length)).ravel()
-            self._tree.set(leaf, np.zeros(len(leaf)))
+            self._tree.set(leaf, np.full(len(leaf), weight))
 
     def _ahead(self, place: Array, row: Array) -> tuple[list[Array], list[Array], Array, Array]:
         """The steps of a row: place and row i64 [B] of each of its n steps, how many count [B], and whether all are
@@ -233,7 +223,7 @@ class ReplayMemory:
         for n, (one, step) in enumerate(zip(places, at, strict=True)):
             counts = counted > n
             reward += np.where(counts, factor * rows["reward"][one, step], 0).astype(np.float32)
-            gamma = rows["step.discount"][one, step] if self._own_discount else draw.gamma
+            gamma = rows["step.discount"][one, step] if "step.discount" in rows else draw.gamma
             factor = np.where(counts, factor * gamma, factor).astype(np.float32)
         last, end = places[-1], at[-1]
         cut: Arrays = {
@@ -254,11 +244,10 @@ class ReplayMemory:
 
     def _seen(self, array: Array, place: Array, row: Array) -> Array:
         """The observations at these rows, with those that they look back at: [B, ...] or [B, look_back + 1, ...]."""
-        if not self._draw.look_back:
-            now: Array = array[place, row]
-            return now
-        places, rows, _ = self._behind(place, row)
-        seen: Array = array[np.stack(places, 1), np.stack(rows, 1)]
+        if self._draw.look_back:
+            places, rows, _ = self._behind(place, row)
+            place, row = np.stack(places, 1), np.stack(rows, 1)
+        seen: Array = array[place, row]
         return seen
 
     def update_priorities(self, key: Array, priority: Array) -> None:

@@ -69,16 +69,13 @@ class Saver:
 
     def write(self, folder: Path, keep: int, version: Version, env_steps: int) -> Path | None:
         """A checkpoint's path; None if the disk did not take it, which is a warning and not an end."""
-        started = time.monotonic()
-        path: Path | None
+        started, path = time.monotonic(), None
         try:
             path = checkpoint.save(folder, self._agent, version, env_steps, self._schema, keep)
+            self._let_agent_write("saved", path)
         except OSError as error:
             self._unwritten, self._advice = str(error), "make room on this disk before the next start"
             self._warn(f"the checkpoint of {version} could not be written, training goes on: {error}")
-            path = None
-        if path is not None:
-            self._let_agent_write("saved", path)
         self._meters.count("save_s", time.monotonic() - started)
         return path
 

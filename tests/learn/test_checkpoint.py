@@ -1,4 +1,4 @@
-"""realm/learn/checkpoint.py, saving.py, trainer.py: exact resuming, and every way in which a disk or a kill can spoil it."""
+"""learn/checkpoint.py, saving.py, trainer.py: exact resuming, and every way in which a disk or kill spoils it."""
 
 from __future__ import annotations
 
