@@ -73,9 +73,7 @@ class BestModel:
 
     def _read(self) -> dict[str, Any] | None:
         """Setting, version and score of the model in the folder; None without a valid one."""
-        newest, skipped = checkpoint.load_newest(self._folder)
-        for sentence in skipped:
-            logger.warning("best model skipped: {}", sentence)
+        newest, _ = checkpoint.load_newest(self._folder, "best model")
         if newest is None:
             return None
         path = newest.path.with_name(f"{newest.path.name}.json")

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import safetensors.torch
 import torch
+from loguru import logger
 
 from realm.contract import Agent, Version
 from realm.errors import CheckpointError, UserCodeError
@@ -207,14 +208,17 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, version, env_steps, schema, bodies["model.safetensors"], state)
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest valid checkpoint below `folder`, and a sentence for each newer one that was skipped."""
+def load_newest(folder: Path, label: str = "") -> tuple[Checkpoint | None, list[str]]:
+    """The newest valid checkpoint below `folder`, and a sentence for each newer one that was skipped. label: what a
+    warning of these calls them; without it there is none."""
     skipped: list[str] = []
     for _, path in models_in(folder):
         try:
             return load(path), skipped
         except CheckpointError as error:
             skipped.append(str(error))
+            if label:
+                logger.warning("{} skipped: {}", label, error)
     return None, skipped
 
 

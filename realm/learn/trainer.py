@@ -82,7 +82,7 @@ class Trainer:
         be loaded is known now and not when it is needed. Raises CheckpointError for it, for a preload that does not
         fit, and for a folder of which no checkpoint can be used: a new start would prune them away.
         """
-        newest, skipped = self._newest()
+        newest, skipped = checkpoint.load_newest(self._saver.folder, "checkpoint")
         if newest is None and skipped:
             raise CheckpointError(
                 f"{self._saver.folder}: none of its {len(skipped)} checkpoints can be used ({skipped[0]}); move them "
@@ -118,13 +118,6 @@ class Trainer:
         self._note_version()
         if path := self._saver.save(self.version, self.env_steps):
             checkpoint.load(path)
-
-    def _newest(self) -> tuple[checkpoint.Checkpoint | None, list[str]]:
-        """The newest good checkpoint, and what is wrong with newer ones."""
-        newest, skipped = checkpoint.load_newest(self._saver.folder)
-        for sentence in skipped:
-            logger.warning("checkpoint skipped: {}", sentence)
-        return newest, skipped
 
     @property
     def next_version(self) -> Version:
@@ -222,7 +215,7 @@ class Trainer:
                 f"{_GOOD_UPDATES} good updates in between; choose a smaller learning rate, and look at the rewards and "
                 "observations for very large numbers"
             )
-        newest, _ = self._newest()
+        newest, _ = checkpoint.load_newest(self._saver.folder, "checkpoint")
         if newest is None:
             raise DivergedError(
                 f"{what}, and {self._saver.folder} has no good checkpoint to go back to; make sure that checkpoints "

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from loguru import logger
-
 from realm.contract import NO_VERSION, Agent, Version
 from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
@@ -81,9 +79,7 @@ class _Evaluator:
 
     def judge_last(self) -> None:
         """Judge the newest checkpoint, unless that has been done: the pool may have no such model (`publish_every`)."""
-        newest, skipped = load_newest(self._run_dir / "ckpt")
-        for sentence in skipped:
-            logger.warning("{}", sentence)
+        newest, _ = load_newest(self._run_dir / "ckpt", "checkpoint")
         if newest and not is_judged(self._run_dir):
             self._last = newest.version
             self._judge(newest.version, newest.env_steps, newest.weights)
