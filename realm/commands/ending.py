@@ -34,8 +34,11 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
         scored = best.scored
         text = f"{named(scored.statistic)} {scored.score:.1f}, {Version(best.epoch, best.update)}: {best.path}"
         if named(scored.statistic) == status.statistic and status.score is not None and scored.score < status.score:
-            best = None  # training has come further since: the run was too short for a later evaluation
-        models.append(("best model" if best else "best evaluated", text))
+            text = (
+                f"{named(scored.statistic)} {scored.score:.1f}, {Version(best.epoch, best.update)}; training is further"
+            )
+            best = None  # the run was too short for a later evaluation
+        models.append(("best model" if best else "evaluated", text))
     if newest:
         models.append(("newest model", f"{Version(newest.epoch, newest.update)}: {newest.path}"))
     lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]

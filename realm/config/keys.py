@@ -119,7 +119,7 @@ class AppConfig:
     eval_model_id: ModelId = "latest"
     """The checkpoint's number of updates, or latest."""
     eval_episodes: Count = 100
-    """Episodes of one evaluation."""
+    """Episodes of one evaluation; the first ones of a run play fewer."""
     eval_cpu_share: Share = 0.05
     """Share of the run's CPU time for the evaluator, which plays the newest models with greedy actions and keeps the
     best one in best_ckpt/; 0 starts none, unless the next key does. With wrapper_type "local" there is none, because

@@ -476,5 +476,9 @@ def close(run: RunState) -> list[Action]:
     """All processes have ended."""
     if run.cause == ENDED and not run.updates:
         run.cause, run.exit_code = f"{ENDED} before an update was made; a workflow {ENDLESS[3:]}", 1
-    unjudged = run.last_model == "saved" and not run.is_judged()
-    return [Say("WARNING", "the last model has not been judged")] if unjudged else []
+    if run.last_model == "saved" and not run.is_judged():
+        return [Say("WARNING", "the last model has not been judged")]
+    judges = ("evaluator", 0) in run.roles and run.board.training_s > _OPTIONAL_S
+    if judges and run.board.evaluation is None:
+        return [Say("WARNING", "no model was evaluated: the run was too short for it, or the cores too full")]
+    return []

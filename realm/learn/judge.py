@@ -26,7 +26,7 @@ from realm.user import make_envs
 from realm.watch.status import named
 
 _MOST_ENVS = 128
-_FEW = 8  # episodes of a run's first evaluation, so that a slow machine has a number, and where episodes never end
+_FEW = 8  # episodes of a run's first evaluation, then twice as many each time; always so few where none ends
 _ENDLESS_STEPS = 1_000  # of an episode, where in the evaluation before none has ended
 _SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
 _EXPLORE = {"greedy": (0.0,), "sampled": (1.0,), "both": (0.0, 1.0)}
@@ -42,6 +42,7 @@ class Judge:
         self._results = run_dir / EVALUATIONS
         line = last_evaluation(run_dir)
         last, self._endless = line.get("env_steps"), line.get("ended") == 0
+        self._played = int(line["episodes"]) if isinstance(line.get("episodes"), int) else 0
         self.last = last if isinstance(last, int) else None
         """Env steps of the model that this run has judged last, also in an earlier process; None: none yet."""
         self._due: int | None = None
@@ -62,9 +63,11 @@ class Judge:
             self._envs = None
 
     def _episodes(self) -> int:
-        """How many the next evaluation plays."""
-        few = self.last is None or self._endless
-        return min(_FEW, self._config.app.eval_episodes) if few else self._config.app.eval_episodes
+        """How many the next evaluation plays: few at first, so that a short run has a curve, too."""
+        app = self._config.app
+        if self.last is None or self._endless:
+            return min(_FEW, app.eval_episodes)
+        return app.eval_episodes if app.eval_every_steps else min(max(_FEW, 2 * self._played), app.eval_episodes)
 
     def _ready(self, episodes: int) -> RestartingEnvs:
         """Environments for so many episodes, behind the guard of training."""
@@ -112,7 +115,7 @@ class Judge:
                 logger.warning("{}", played.cut)
         # scores are compared with those of as many episodes and steps
         few = not self._endless if ended == 0 else episodes < app.eval_episodes
-        self._endless = ended == 0
+        self._endless, self._played = ended == 0, episodes
         name = main_statistic(statistics)
         means = {key: float(values.mean()) for key, values in statistics.items()}
         for half in (name, f"{name}_sampled"):

@@ -10,6 +10,7 @@ an evaluation of its last model.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,6 +25,7 @@ from realm.user import make_agent
 from realm.wire.models import parse_model
 
 _PERIOD_S = 2.0  # even if an evaluation is quicker: the run's curves are no finer
+_LONG_S = 60.0  # of an evaluation
 
 
 class _Ends(Exception):
@@ -51,7 +53,7 @@ class _Evaluator:
         self.judge = Judge(config, self._agent, job.spec, job.run_dir, self._tick)
         self._parts, self._to_pool = acting(self._agent), job.client("model_pool")
         self._untrained = self._every > 0 and self.judge.last is None  # that model is asked for, and judged, first
-        self._judging = NO_VERSION
+        self._judging, self._long_at = NO_VERSION, math.inf
         self._last: Version | None = None  # of the run, once it is saved
         self._memory_size = 0
         job.link.ready([self._to_pool])
@@ -85,17 +87,22 @@ class _Evaluator:
             self._judge(newest.version, newest.env_steps, newest.weights)
 
     def _judge(self, version: Version, env_steps: int, weights: bytes) -> None:
-        meters, self._judging = self._link.meters, version
+        meters, self._judging, self._long_at = self._link.meters, version, time.monotonic() + _LONG_S
         load_bytes(self._agent.model, weights, self._parts)
         meters.totals["version_epoch"], meters.totals["version_update"] = version
         evaluation = self.judge.judge(version, env_steps, self._memory_size)
         meters.count("evaluations")
         self._link.say("evaluated", dataclasses.asdict(evaluation))
-        self._judging = NO_VERSION
+        self._judging, self._long_at = NO_VERSION, math.inf
 
     def _tick(self) -> None:
         """Take commands. Raises Stopped; and _Ends, unless it is the first or the last model that is judged."""
         self._link.tick()
+        if time.monotonic() > self._long_at:
+            self._link.warn(
+                f"an evaluation takes more than {_LONG_S:.0f} s, since training has the cores first; fewer "
+                "eval_episodes, a step limit in [eval_env] or a core less for training makes the curve finer"
+            )
         if any(command.kind == "judge_last" for command in self._link.commands()) and self._last is None:
             newest = newest_model(self._run_dir)
             self._last = Version(newest.epoch, newest.update) if newest else NO_VERSION
@@ -106,8 +113,9 @@ class _Evaluator:
 class Budget:
     """Limits this process to `rate` CPU seconds per second: it says how long to rest after each piece of work.
 
-    A rest pays for all CPU time since the start of the rest before, and the first rest for all since the process
-    started. Time saved by waiting for a model is not carried over. Work and rest together take at least `period_s`.
+    A rest pays for all CPU time since the start of the rest before. The first rest pays for nothing: the start of the
+    process and the first piece of work, which compiles, would take the evaluations of a short run. Time saved by
+    waiting for a model is not carried over. Work and rest together take at least `period_s`.
     """
 
     def __init__(
@@ -118,7 +126,7 @@ class Budget:
         wall: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rate, self._period_s, self._cpu, self._wall = rate, period_s, cpu, wall
-        self._cpu_from, self._wall_from = 0.0, wall()
+        self._cpu_from, self._wall_from = math.inf, wall()
 
     def rest_s(self) -> float:
         """Seconds to rest now. Call it once after each piece of work: it starts a new account at the rest's end."""

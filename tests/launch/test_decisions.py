@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,8 @@ def test_who_asks_stops_before_who_answers() -> None:
         role.process = None
     assert (run.is_over(), run.cause, run.exit_code) == (True, "SIGTERM received", 0)
     assert decisions.close(run) == []
+    run.board.trains_since = time.monotonic() - 61
+    assert said(decisions.close(run), "WARNING")[0].startswith("no model was evaluated")
 
 
 def test_a_signal_that_came_first_keeps_a_role_from_being_started_again() -> None:

@@ -119,7 +119,9 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     assert further.endswith(f" resume {run_dir}")
     for score, identity in ((1151.0, " --id best"), (1149.0, "")):  # training scores 1150
         best.with_name("model.ckpt-1-10.json").write_text(json.dumps(body | {"statistic": "score", "score": score}))
-        assert ending(run_dir, STATUS, 0, 500)[-3].endswith(f" eval {run_dir}{identity}")
+        said = ending(run_dir, STATUS, 0, 500)
+        assert said[-3].endswith(f" eval {run_dir}{identity}")
+        assert any("best model" in line for line in said) == bool(identity)
     assert resuming(run_dir, 1000, 1000).endswith(f" resume {run_dir} --set max_env_steps=2000")
     assert resuming(run_dir, 2001, 1000).endswith(" max_env_steps=4000")  # the limit was lowered
 
