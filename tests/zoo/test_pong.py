@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Array, Chunk, Field, Prediction, Spec, Version, WorkflowContext
 from realm.errors import ConfigError
+from realm.policy.local_policy import LocalPolicy
 from realm.user import hyper_of, load_definition
 from realm.watch.meters import Meters
+from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
 from realm.zoo.pong.train_workflow import LEAST_ACTIONS, workflow
+from tests.corridor import Training
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(path for path in (ROOT / "conf" / "pong").glob("*.toml") if path.stem != "base")
@@ -74,7 +79,14 @@ def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"frames": 0}, "frames is 0"), ({"difference": True}, "difference is True"), ({"network": "cnn"}, "network")],
+    [
+        ({"frames": 0}, "frames is 0"),
+        ({"difference": True}, "difference is True"),
+        ({"network": "cnn"}, "network"),
+        ({"batch_norm": "updates", "minibatch_size": 1}, "minibatch_size is 1"),
+        ({"reconstruction_coef": 0.1}, "reconstruction_coef is 0.1, it must be 0.0, since the network 'conv' has"),
+        ({"network": "patches", "frames": 2}, "frames is 2"),
+    ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
@@ -157,3 +169,110 @@ def test_rewards_of_training() -> None:
     added = (more.reward - plain.reward)[plain.valid]
     assert added[: LEAST_ACTIONS - 20].max() == 0
     assert added[-1] > 0.08  # it has always done the same
+
+
+# ---- the networks ----
+
+SHAPES = load_definition("realm.zoo.pong").spec
+
+
+class Flicker:
+    """Random frames; episodes end at random. NEXT_STEP autoreset."""
+
+    single_action_space = spaces.Discrete(6)
+    single_observation_space = spaces.Dict({"state": spaces.Box(0, 255, (84, 84, 1), np.uint8)})
+
+    def __init__(self, num_envs: int, seed: int = 0) -> None:
+        self.num_envs, self.random = num_envs, np.random.default_rng(seed)
+        self.ended = np.zeros(num_envs, np.bool_)
+
+    def obs(self) -> dict[str, Array]:
+        return {"state": self.random.integers(256, size=(self.num_envs, 84, 84, 1), dtype=np.uint8)}
+
+    def reset(self, seed: int) -> Any:
+        return self.obs(), {}
+
+    def step(self, action: Array) -> Any:
+        self.ended = (self.random.random(self.num_envs) < 0.2) & ~self.ended
+        none = np.zeros(self.num_envs, np.bool_)
+        return self.obs(), self.random.normal(size=self.num_envs).astype(np.float32), self.ended, none, {}
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "conv": {},
+    "difference": {"frames": 2, "difference": True},
+    "shared": {"shared_trunk": True, "raw_pixels": True},
+    "autoencoder": {"network": "autoencoder", "shared_trunk": True, "reconstruction_coef": 0.1},
+    "autoencoder_bn": {
+        "network": "autoencoder",
+        "shared_trunk": True,
+        "batch_norm": "updates",
+        "policy_from": "latent",
+    },
+    "patches": {"network": "patches", "widths": (36, 18)},
+    "conv_patches": {"network": "patches", "patches": "conv", "where": "onehot", "shared_trunk": True, "widths": (4,)},
+    "conv_patches_learned": {"network": "patches", "patches": "conv", "where": "learned", "widths": (4,)},
+}
+
+
+def playing(length: int = 12, **settings: Any) -> tuple[Agent, Iterator[Chunk]]:
+    """An agent, and the chunks of 3 environments that it plays."""
+    config = Config(chunk_length=length, epochs=1, minibatch_size=8, **settings)
+    envs = Flicker(3)
+    spec = SHAPES(envs, config)
+    agent = Agent(spec, config, "cpu", 1)
+    policy = LocalPolicy(agent, spec, envs.num_envs, lambda: (Version(1, 0), 0, 0))
+    return agent, workflow(envs, policy, WorkflowContext(spec, config, 1, 0, 1, Meters()))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_learner_finds_the_log_probabilities_of_the_actor(name: str) -> None:
+    """Across ends of episodes and in later chunks, which begin with a memory, if there is one."""
+    agent, chunks = playing(**NETWORKS[name])
+    for _ in range(3):
+        chunk = next(chunks)
+        assert chunk.first[:, 1:].any()
+        assert np.abs(log_probs(agent, chunk) - chunk.extra["log_prob"])[chunk.valid].max() < 1e-5
+
+
+def log_probs(agent: Agent, chunk: Chunk) -> Array:
+    """f32 [B, T], of the actions by the network as it is."""
+    ppo = agent.ppo
+    with torch.no_grad():
+        policy = ppo.cut.forward(ppo.cut.inputs(chunk, ppo.device), ppo.network.actor)[:, :-1]
+        action = torch.from_numpy(chunk.action)
+        found = ppo.distribution.log_prob(policy.flatten(0, 1), {}, action.flatten())
+    return found.view(action.shape).numpy()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_trains(name: str) -> None:
+    agent, chunks = playing(**NETWORKS[name])
+    training = Training(agent)
+    before = {key: x.clone() for key, x in agent.model.state_dict().items()}
+    metrics = training.learn(next(chunks))
+    assert metrics["skipped"] == 0
+    assert np.isfinite(list(metrics.values())).all()
+    unused = {"trunk.log_variance", "decoder", "onehot"} if name == "autoencoder_bn" else set()  # of no weight
+    same = {key for key, x in agent.model.state_dict().items() if x.equal(before[key]) and x.dtype.is_floating_point}
+    assert {key for key in same if not any(part in key for part in unused)} == set()
+
+
+@pytest.mark.parametrize("when", ["updates", "always"])
+def test_batch_norm_acts_with_the_statistics_of_updates_or_of_each_call(when: str) -> None:
+    agent, chunks = playing(network="autoencoder", shared_trunk=True, batch_norm=when)
+    seen = {"state": torch.from_numpy(next(chunks).obs["state"][:, 0])}
+    with torch.no_grad():
+        alone = torch.cat([agent.greedy({"state": frame[None]})["logits"] for frame in seen["state"]])
+        together = agent.greedy(seen)["logits"]
+    assert torch.allclose(alone, together, atol=1e-6) == (when == "updates")
+
+
+def test_the_gradient_of_each_loss_at_a_layer_is_a_curve() -> None:
+    agent, chunks = playing(
+        network="autoencoder", shared_trunk=True, reconstruction_coef=1.0, layer="trunk.conv.layers.0.weight"
+    )
+    metrics = Training(agent).learn(next(chunks))
+    names = ("policy_loss", "entropy", "value_loss", "reconstruction_loss", "divergence_loss")
+    assert {f"{name}_grad_norm" for name in names} <= metrics.keys()
+    assert metrics["reconstruction_loss_grad_norm"] > 0 == metrics["divergence_loss_grad_norm"]

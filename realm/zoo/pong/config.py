@@ -6,6 +6,25 @@ from typing import ClassVar
 
 from realm.algorithms.settings import Settings
 
+CHOICES = {
+    "network": ("conv", "autoencoder", "patches"),
+    "batch_norm": ("none", "updates", "always"),
+    "policy_from": ("features", "latent"),
+    "image_loss": ("mean", "sum"),
+    "patches": ("pixels", "conv"),
+    "where": ("none", "onehot", "learned"),
+}
+
+OF_NETWORKS = {
+    "frames": ("conv",),
+    "batch_norm": ("conv", "autoencoder"),
+    **dict.fromkeys(
+        ("latent", "policy_from", "image_loss", "reconstruction_coef", "divergence_coef"), ("autoencoder",)
+    ),
+    **dict.fromkeys(("patches", "where", "widths"), ("patches",)),
+}
+"""The networks that a setting is for."""
+
 
 @dataclass(frozen=True)
 class Config(Settings):
@@ -25,10 +44,24 @@ class Config(Settings):
     max_grad_norm: float = 1e9  # none is as long: gradients are not cut
     stop_at: float = 20.0  # the run ends with an evaluation of this mean
 
-    network: str = "conv"
+    network: str = "conv"  # "conv", "autoencoder" or "patches"
     raw_pixels: bool = False  # the network sees numbers from 0 to 255 instead of 0 to 1
     frames: int = 1  # that it sees at once, the newest last
     difference: bool = False  # of two frames it sees the newer minus the older
+    batch_norm: str = "none"  # after each convolution: in "updates" alone, as it should be, or "always"
+    layer: str = ""  # a parameter's name: the length of each loss's gradient there is a curve
+
+    # network = "autoencoder"
+    latent: int = 10  # numbers that a frame is reconstructed from
+    policy_from: str = "features"  # 256 of them, or the means of the "latent"
+    image_loss: str = "mean"  # of an image: "mean" or "sum" of the losses of its numbers
+    reconstruction_coef: float = 0.0
+    divergence_coef: float = 0.0
+
+    # network = "patches"
+    patches: str = "pixels"  # 49 of 12 x 12 "pixels", or 144 of 7 x 7 numbers that two convolutions make ("conv")
+    where: str = "none"  # what tells the place of a patch: "none", "onehot" or "learned"
+    widths: tuple[int, ...] = (36,)  # numbers of a patch that each layer of attention keeps
 
     # the task, in training; evaluations play whole games for their score
     points: bool = False  # a point ends what advantages look at; the game goes on
@@ -39,6 +72,12 @@ class Config(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("chunk_length", "frames"), 1)
-        self.check_choices({"network": ("conv",)})
+        self.check_least(("latent",), 1)
+        self.check_choices(CHOICES)
+        norm = self.batch_norm != "none"
+        self.check("minibatch_size", not norm or self.minibatch_size > 1, "above 1 with batch_norm")
+        for name, networks in OF_NETWORKS.items():
+            other = getattr(self, name) == getattr(Config, name) or self.network in networks
+            self.check(name, other, f"{getattr(Config, name)!r}, since the network {self.network!r} has no use for it")
         self.check("difference", not self.difference or self.frames == 2, "false unless frames is 2")
         self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")

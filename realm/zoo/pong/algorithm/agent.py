@@ -11,8 +11,17 @@ from realm.algorithms.ppo import PPO
 from realm.algorithms.windows import Windows, with_frames
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.pong.config import Config
+from realm.zoo.pong.networks.autoencoder import Autoencoder
 from realm.zoo.pong.networks.conv import Conv
 from realm.zoo.pong.networks.heads import Heads
+from realm.zoo.pong.networks.patches import Patches
+
+
+def made(config: Config, actions: int) -> Heads:
+    if config.network == "autoencoder":
+        return Autoencoder(config, actions)
+    trunk = Patches if config.network == "patches" else Conv
+    return Heads(lambda: trunk(config), actions, config.shared_trunk)
 
 
 class Agent:
@@ -20,9 +29,11 @@ class Agent:
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Heads(lambda: Conv(config), spec.action.n, config.shared_trunk).to(device)
+        self.model = made(config, spec.action.n).to(device)
         cut = Windows if config.frames > 1 else Rows
-        self.ppo = PPO(self.model, config, torch.device(device), seed, losses=self.model.losses(), cut=cut)
+        self.ppo = PPO(
+            self.model, config, torch.device(device), seed, losses=self.model.losses(), cut=cut, layer=config.layer
+        )
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
         seen, memory = with_frames(obs, context)

@@ -21,9 +21,15 @@ class Conv(Trunk):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        channels = 1 if config.difference else config.frames
-        layers = nn.Conv2d(channels, 16, 8, 4), relu(), nn.Conv2d(16, 32, 4, 2), relu(), nn.Flatten()
-        self.layers = nn.Sequential(*layers, nn.Linear(32 * 9 * 9, self.width), relu())
+        layers: list[nn.Module] = []
+        for inputs, outputs, side, stride in ((1 if config.difference else config.frames, 16, 8, 4), (16, 32, 4, 2)):
+            layers += [nn.Conv2d(inputs, outputs, side, stride), *_norm(outputs, config.batch_norm), relu()]
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 9 * 9, self.width), relu())
 
     def forward(self, obs: Obs) -> tuple[Tensor, Obs]:
         return self.layers(pixels(obs, self.config)), {}
+
+
+def _norm(channels: int, when: str) -> list[nn.Module]:
+    """when: "always" knows the statistics of each batch alone, those of the eight frames that it acts on, too."""
+    return [nn.BatchNorm2d(channels, track_running_stats=when == "updates")] if when != "none" else []
