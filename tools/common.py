@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -97,15 +97,51 @@ class Progress:
         print(text, flush=True)
 
 
-def counting(what: str, of: int) -> Callable[[int, int], None]:
-    """A `show(done, new)` for long loops. new: how many of `done` were made since the loop began."""
-    begin, progress = time.monotonic(), Progress()
+# ---- measuring ----
 
-    def show(done: int, new: int) -> None:
-        left = (of - done) * (time.monotonic() - begin) / max(1, new) / 60
-        progress.show(f"{what}: {done:,} of {of:,}, about {left:.0f} min left")
+Figure = TypeVar("Figure")
+Say = Callable[[str], None]
+"""Shows how far a row is."""
 
-    return show
+
+def in_rounds(rows: Mapping[str, Callable[[int, Say], Figure]], rounds: int) -> dict[str, dict[int, Figure]]:
+    """Measure each row once a round, every second round in the other order: a neighbour on the machine disturbs all.
+
+    A row gets the number of the round, from 1. Returns name -> round -> its figure.
+    """
+    began, progress, names = time.monotonic(), Progress(), list(rows)
+    figures: dict[str, dict[int, Figure]] = {name: {} for name in names}
+    for done in range(rounds * len(names)):
+        number, at = divmod(done, len(names))
+        name = names[-1 - at if number % 2 else at]
+        minutes = (rounds * len(names) - done) * (time.monotonic() - began) / max(1, done) / 60
+        left = f"about {minutes:.0f} min left" if done else "time left not known yet"
+        where = f"round {number + 1} of {rounds}, {name}"
+        progress.show(f"{where}; {left}")
+        figures[name][number + 1] = rows[name](
+            number + 1,
+            lambda text, where=where, left=left: progress.show(f"{where}: {text}; {left}"),  # type: ignore[misc]
+        )
+    progress.clear()
+    return figures
+
+
+class Spread(NamedTuple):
+    median: float
+    least: float
+    greatest: float
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Of several rounds, one at least."""
+    known = list(values)
+    return Spread(statistics.median(known), min(known), max(known))
+
+
+def beside(figures: Mapping[int, float], first: Mapping[int, float]) -> Spread | None:
+    """Round -> figure, as multiples of another row's in the same round; None without a round of both."""
+    multiples = [figure / first[number] for number, figure in figures.items() if number in first]
+    return spread(multiples) if multiples else None
 
 
 # ---- files of results ----
@@ -158,6 +194,11 @@ def about() -> dict[str, Any]:
     }
 
 
+def made_by(about: dict[str, Any]) -> str:
+    """The line below a table."""
+    return f"`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}"
+
+
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty"]
     asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -167,18 +208,6 @@ def commit() -> str:
 def number(value: float | None, form: str, none: str = "-") -> str:
     """Format a cell of a table."""
     return none if value is None else format(value, form)
-
-
-class Spread(NamedTuple):
-    median: float
-    least: float
-    greatest: float
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """Of several rounds, one at least."""
-    known = list(values)
-    return Spread(statistics.median(known), min(known), max(known))
 
 
 # ---- runs as processes ----

@@ -17,7 +17,8 @@ def test_parts_have_times_and_bounds(network):
     some = ["env", "learner", "buffer"] + (["forward"] if network == "default" else [])
     lines = [line for part in some for line in parts.PARTS[part](bench)]
     times = parts.measure(lines, 2, 0.0)
-    assert all(len(of) == 2 and min(of) > 0 for both in times for of in both)
+    assert len(times) == 2 * len(lines)
+    assert all(list(of) == [1, 2] and min(of.values()) > 0 for of in times.values())
     table = parts.table(lines, times)
     assert len(table.splitlines()) == len(lines) + 1 == len({line.name for line in lines}) + 1
     assert all(line.name in table and line.bound in table and line.amount > 0 for line in lines)

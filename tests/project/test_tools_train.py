@@ -139,7 +139,6 @@ def test_lines_are_read_as_they_come(tmp_path):
         file.write(f"{line[10:]}\n[1, 2]\nnull\n")
     assert lines.poll() == points((5.0, 64, 2, 7.0))
     assert lines.poll() == []
-    lines.close()
 
 
 def test_curves_are_read(tmp_path):
@@ -277,8 +276,6 @@ class Told:
         seen, self.seen = self.seen, []
         return seen
 
-    def close(self): ...
-
 
 def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path):
     start = train.Start([sys.executable, "-c", "raise ValueError('lost it')"], dict(os.environ), tmp_path)
@@ -286,7 +283,7 @@ def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path)
 
     def measure(seconds):
         wanted = train.Wanted(seconds, 1150.0, 60.0)
-        return train.measure(start, tmp_path / "log", lambda: Told(*seen), wanted, lambda text: None)
+        return train.measure(start, tmp_path / "log", Told(*seen), wanted, lambda text: None)
 
     found = measure(3.0)
     assert found["env_steps_per_s"] == 100.0
@@ -298,7 +295,7 @@ def test_a_row_that_dies_while_its_score_is_waited_for_keeps_its_speed(tmp_path)
 
 def bench(tmp_path, rows, rounds):
     args = SimpleNamespace(
-        out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0, peer_threads=0,
+        out=tmp_path / "bench.json", rounds=rounds, seconds=2.0, to_score=None, score_minutes=0.0,
         config=SMOKE, set=TINY,
     )  # fmt: skip
     results = {"setup": {"to_score": None}, "rows": {row.name: train.new_entry(row) for row in rows}}
@@ -309,7 +306,7 @@ def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monke
     rows = [Row("plain", "", "plain"), Row("local", "", "local")]
     calls = []
 
-    def measure(start, log, source, wanted, show):
+    def measure(start, log, reader, wanted, show):
         calls.append(log.stem)
         log.touch()
         if log.stem == "plain-1":

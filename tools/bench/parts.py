@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,10 +218,11 @@ PARTS = {"env": env_lines, "forward": forward_lines, "buffer": buffer_lines, "le
 # ---- measuring ----
 
 
-def timed(call: Call, seconds: float) -> float:
+def timed(call: Call, threads: int, seconds: float, *_: Any) -> float:
     """Median seconds of a call, again and again for about `seconds`."""
-    from torch import cuda
+    from torch import cuda, set_num_threads
 
+    set_num_threads(threads)
     took: list[float] = []
     begin = time.perf_counter()
     while not took or time.perf_counter() - begin < seconds:
@@ -232,32 +234,25 @@ def timed(call: Call, seconds: float) -> float:
     return statistics.median(took)
 
 
-def measure(lines: Sequence[Line], rounds: int, seconds: float) -> list[tuple[list[float], list[float]]]:
-    """Of each line its times and those of its bound, each for `seconds` in each round, alternately."""
-    import torch
-
-    times: list[tuple[list[float], list[float]]] = [([], []) for _ in lines]
-    progress = common.Progress()
-    for number in range(rounds + 1):  # round 0 is to warm up
-        for line, (own, bound) in zip(lines, times, strict=True):
-            progress.show(f"round {number} of {rounds}: {line.name}")
-            for call, into in ((line.call, own), (line.bound_call, bound)):
-                torch.set_num_threads(line.threads)
-                took = timed(call, seconds if number else 0.0)
-                into += [took] if number else []
-    progress.clear()
-    return times
+def measure(lines: Sequence[Line], rounds: int, seconds: float) -> dict[str, dict[int, float]]:
+    """Round -> seconds of each line, and of its bound, named `<name>, bound`; each is measured for `seconds`."""
+    rows: dict[str, Call] = {}
+    for line in lines:
+        for name, call in ((line.name, line.call), (f"{line.name}, bound", line.bound_call)):
+            timed(call, line.threads, 0.0)  # to warm up
+            rows[name] = partial(timed, call, line.threads, seconds)
+    return common.in_rounds(rows, rounds)
 
 
-def table(lines: Sequence[Line], times: Sequence[tuple[list[float], list[float]]]) -> str:
+def table(lines: Sequence[Line], times: dict[str, dict[int, float]]) -> str:
     """Microseconds of a call and of its bound, and how many times that is."""
     heads = ("median us", "least", "greatest", "a second", "", "bound us")
     text = [f"{'':42}" + "".join(f"{head:>12}" for head in heads)]
-    for line, (own, bound) in zip(lines, times, strict=True):
-        told, limit = common.spread(own), statistics.median(bound)
+    for line in lines:
+        told, bound = (common.spread(times[name].values()) for name in (line.name, f"{line.name}, bound"))
         cells = "".join(f"{1e6 * seconds:>12,.1f}" for seconds in told)
         rate = f"{line.amount / told.median:>12,.0f} {line.unit:<11}"
-        ratio = f"{1e6 * limit:>12,.1f} x {told.median / limit:<9,.2f}{line.bound}"
+        ratio = f"{1e6 * bound.median:>12,.1f} x {told.median / bound.median:<9,.2f}{line.bound}"
         text.append(f"{line.name:42}{cells}{rate}{ratio}")
     return "\n".join(text)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def _spec(obs: int, action: ActionSpec) -> Spec:
     return Spec({"state": Field((obs,), "float32")}, action, {}, 20, draw=Draw())
 
 
-def rate(step: Step, seconds: float) -> tuple[float, float]:
+def rate(step: Step, seconds: float, *_: Any) -> tuple[float, float]:
     """Gradient steps a second, and a second of processor time, which a neighbour on the machine disturbs less."""
     began, cpu, steps = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - began < seconds:
@@ -244,13 +244,16 @@ def main() -> None:
         both = pair(name, args.minibatches, torch_mlp if args.torch_layers else networks.MLP)
         for step in both:
             rate(step, 0.5)
-        rounds = [[rate(step, args.seconds) for step in both] for _ in range(args.rounds)]
+        rows = {who: partial(rate, step, args.seconds) for who, step in zip(("plain", "realm"), both, strict=True)}
+        rates = common.in_rounds(rows, args.rounds)
         for number, what in enumerate(("a second", "a CPU second")):
-            plain, ours = (statistics.median(one[which][number] for one in rounds) for which in (0, 1))
-            ratios = sorted(one[1][number] / one[0][number] for one in rounds)
+            plain, ours = ({round_: rate[number] for round_, rate in rates[who].items()} for who in rows)
+            medians = [common.spread(one.values()).median for one in (plain, ours)]
+            ratio = common.beside(ours, plain)
+            assert ratio
             print(
-                f"{name:12} gradient steps {what}: plain {plain:6.0f}, realm {ours:6.0f}, "
-                f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                f"{name:12} gradient steps {what}: plain {medians[0]:6.0f}, realm {medians[1]:6.0f}, "
+                f"ratio {ratio.median:.2f} ({ratio.least:.2f} to {ratio.greatest:.2f})",
                 flush=True,
             )
 

@@ -1,19 +1,18 @@
 """PPO in one process, without the framework and written for speed: the yardstick of tools/bench/train.py.
 
     python tools/bench/plain_ppo.py --seconds 120 --num-envs 128 --seed 1 --set diy.lr_start=3e-4
-    python tools/bench/plain_ppo.py --config conf/reference.toml --json
+    python tools/bench/plain_ppo.py --config conf/reference.toml
 
 The same `diy` code in the shortest loop that can train it: step E environments, cut chunks, learn, repeat. It does what
 a cluster cannot do: it converts weights once a rollout, takes values from one pass of the critic over the whole batch,
 and draws random numbers for a whole rollout. It acts with one thread and learns with as many as one process of Realm.
-Prints env steps/s and the mean score of the episodes that ended; with `--json` a line after each update.
+Prints a line of JSON after each update, with the mean score of the episodes that ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -37,10 +36,7 @@ from realm.launch.environment import enter_learner_environment
 from realm.learn.trainer import complete
 from realm.user import load_hyper
 from tools import common
-
-SHOWN = ("entropy", "approx_kl", "clip_fraction", "explained_variance", "value_loss", "grad_norm", "lr", "skipped")
-SHOW_EVERY_S = 5.0
-WARM_UPDATES = 3  # that do not count
+from tools.bench.peers.common import report
 
 # ---- acting ----
 
@@ -61,9 +57,9 @@ def act(policy: Any, obs: Arrays, explore: Array, uniform: Array) -> Prediction:
 
 
 def rollouts(
-    config: Config, options: dict[str, Any], num_envs: int, agent: Agent, seed: int, episodes: dict[str, list[float]]
+    config: Config, options: dict[str, Any], num_envs: int, agent: Agent, seed: int, scores: list[float]
 ) -> Iterator[Chunk]:
-    """Act for ever; every T steps, yield the chunks of all environments. Statistics of episodes go into `episodes`."""
+    """Act for ever; every T steps, yield the chunks of all environments. The scores of episodes go into `scores`."""
     envs = make_envs(num_envs, seed, config, options)
     obs, _ = envs.reset()
     chunks, random = ChunkBuilder(spec(envs, config), obs), np.random.default_rng(seed)
@@ -75,34 +71,11 @@ def rollouts(
             obs, reward, terminated, truncated, info = envs.step(prediction.action)
             chunks.step(prediction, reward, terminated, truncated, obs)
             if "_episode" in info:
-                for name, values in info["episode"].items():
-                    episodes.setdefault(name, []).extend(values[info["_episode"]])
+                scores += info["episode"]["score"][info["_episode"]].tolist()
         yield chunks.take()
 
 
 # ---- the loop ----
-
-
-def tell(
-    env_steps: int, began: float, before: int, metrics: dict[str, float], episodes: dict[str, list[float]]
-) -> None:
-    """Print a line for people. began, before: time and env steps since which the rate is counted."""
-    seconds = time.perf_counter() - began
-    score = (
-        f"score {np.mean(episodes['score']):.1f} missed {np.mean(episodes['missed']):.2f}" if episodes else "score -"
-    )
-    rest = " ".join(f"{name} {metrics[name]:.3g}" for name in SHOWN if name in metrics)
-    rate = (env_steps - before) / seconds
-    print(f"{seconds:5.0f} s  {env_steps} steps  {rate:.0f}/s  {score}  {rest}", flush=True)
-
-
-def tell_json(env_steps: int, updates: int, scores: list[float]) -> None:
-    """Print a line for tools/bench/train.py."""
-    line = {
-        "time": time.time(), "env_steps": env_steps, "updates": updates, "episodes": len(scores),
-        "score": float(np.mean(scores)) if scores else None,
-    }  # fmt: skip
-    print(json.dumps(line), flush=True)
 
 
 def main() -> None:
@@ -116,29 +89,18 @@ def main() -> None:
     config, options = dataclasses.replace(hyper, value_source="learner"), loaded.env
     num_envs = args.num_envs or plan.round_size
     agent = Agent(spec(make_envs(1, args.seed, config, options), config), config, "cpu", args.seed)
-    threads = args.threads or plan.learner_threads
     info = SampleInfo(np.zeros(num_envs, np.uint64), np.ones(num_envs), np.ones(num_envs, int))
-    episodes: dict[str, list[float]] = {}
-    experience = rollouts(config, options, num_envs, agent, args.seed, episodes)
-    began = shown = time.perf_counter()
-    now, before, env_steps, updates = began, 0, 0, 0
-    while now - began < args.seconds:
+    scores: list[float] = []
+    experience = rollouts(config, options, num_envs, agent, args.seed, scores)
+    began, env_steps, updates = time.perf_counter(), 0, 0
+    while time.perf_counter() - began < args.seconds:
         torch.set_num_threads(1)  # a forward of few rows is as fast
         chunk = next(experience)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(plan.learner_threads)
         new = int(chunk.valid.sum())
         env_steps, updates = env_steps + new, updates + 1
-        metrics, _ = complete(agent.learn(chunk, dataclasses.replace(info, new_env_steps=new, env_steps=env_steps)))
-        now = time.perf_counter()
-        if updates == WARM_UPDATES:
-            began, before = now, env_steps
-        if args.json:
-            tell_json(env_steps, updates, episodes.get("score", []))
-            episodes.clear()
-        elif now - shown >= SHOW_EVERY_S or now - began >= args.seconds:
-            tell(env_steps, began, before, metrics, episodes)
-            shown = now
-            episodes.clear()
+        complete(agent.learn(chunk, dataclasses.replace(info, new_env_steps=new, env_steps=env_steps)))
+        report(env_steps, updates, scores)
 
 
 def arguments() -> argparse.Namespace:
@@ -148,8 +110,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-envs", type=int, default=0, help="default: all that the configuration has")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of realm start, repeatable")
-    parser.add_argument("--threads", type=int, default=0, help="to learn; default: as one process of Realm has")
-    parser.add_argument("--json", action="store_true", help="a line of JSON after each update")
     return parser.parse_args()
 
 

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +110,23 @@ def returns_of_sb3(config: RunConfig, seed: int, env_steps: int) -> list[float]:
 
 def compare_returns(args: argparse.Namespace, config: RunConfig) -> None:
     """Print a table of the last evaluations of each seed, and write all of them."""
-    curves: dict[str, list[list[float]]] = {"realm": [], "sb3": []}
-    show = common.counting("runs", 2 * args.rounds)
-    for seed in range(1, args.rounds + 1):
-        curves["realm"].append(returns_of_realm(args.config, config, seed, args.env_steps))
-        curves["sb3"].append(returns_of_sb3(config, seed, args.env_steps))
-        show(2 * seed, 2 * seed)
+    rows: dict[str, Callable[..., list[float]]] = {
+        "realm": lambda seed, _: returns_of_realm(args.config, config, seed, args.env_steps),
+        "sb3": lambda seed, _: returns_of_sb3(config, seed, args.env_steps),
+    }
+    curves = {
+        who: [found[seed] for seed in sorted(found)] for who, found in common.in_rounds(rows, args.rounds).items()
+    }
     print("\n| seed | Realm, last five of its evaluations | stable-baselines3 |\n|---:|---:|---:|")
     for seed, (ours, theirs) in enumerate(zip(*curves.values(), strict=True), 1):
         print(f"| {seed} | {statistics.fmean(ours[-5:]):,.0f} | {statistics.fmean(theirs[-5:]):,.0f} |")
+    finish(args.out, {"returns": curves})
+
+
+def finish(out: Path, results: dict[str, Any]) -> None:
     about = common.about()
-    print(f"\n`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}")
-    common.write_json(args.out, {"about": about, "returns": curves})
+    print(f"\n{common.made_by(about)}")
+    common.write_json(out, {"about": about, **results})
 
 
 def main() -> None:
@@ -137,23 +143,18 @@ def main() -> None:
     config, scale = load_config(args.config), 1e6 / args.env_steps
     if args.returns:
         return compare_returns(args, config)
-    taken: dict[str, dict[int, list[float]]] = {who: {n: [] for n in args.threads} for who in ("realm", "sb3")}
-    show = common.counting("runs", 2 * len(args.threads) * args.rounds)
-    for number in range(args.rounds):
-        for n in args.threads:
-            taken["realm"][n].append(scale * of_realm(args.config, n, args.env_steps))
-            taken["sb3"][n].append(scale * of_sb3(config, n, args.env_steps))
-            done = 2 * (number * len(args.threads) + args.threads.index(n) + 1)
-            show(done, done)
-    best = min(common.spread(x).median for x in taken["sb3"].values())
+    rows: dict[str, Callable[..., float]] = {}
+    for n in args.threads:
+        rows[f"realm {n}"] = lambda *_, n=n: scale * of_realm(args.config, n, args.env_steps)
+        rows[f"sb3 {n}"] = lambda *_, n=n: scale * of_sb3(config, n, args.env_steps)
+    taken = {name: list(found.values()) for name, found in common.in_rounds(rows, args.rounds).items()}
+    best = min(common.spread(taken[f"sb3 {n}"]).median for n in args.threads)
     print("\n| threads | Realm, s | stable-baselines3, s | Realm takes of it | of its fastest |")
     print("|---:|---:|---:|---:|---:|")
     for n in args.threads:
-        ours, theirs = (common.spread(taken[who][n]).median for who in ("realm", "sb3"))
+        ours, theirs = (common.spread(taken[f"{who} {n}"]).median for who in ("realm", "sb3"))
         print(f"| {n} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} | {ours / best:.2f} |")
-    about = common.about()
-    print(f"\n`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}")
-    common.write_json(args.out, {"about": about, "seconds_for_1m": taken})
+    finish(args.out, {"seconds_for_1m": taken})
 
 
 if __name__ == "__main__":

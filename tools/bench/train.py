@@ -11,7 +11,7 @@ Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster 
 features, network, chunk length, minibatch and epochs of `--config`. Each round starts every row once, from scratch;
 what counts begins after its first updates and lasts `--seconds`. Our rows are seen every two seconds: take 60 for the
 published network, whose updates are long. The table has medians over the rounds; the JSON has everything, after each
-row. A row that fails is tried again in the next round. PufferLib computes in float32 and gets `--peer-threads`.
+row. A row that fails is tried again in the next round. PufferLib computes in float32, with a thread for each core.
 
 s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds,
              is that high. Seconds count from the start of the command; a round that does not get there is infinite
@@ -34,9 +34,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -140,7 +141,7 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, threads: 
         environment.setdefault("NUMBA_CACHE_DIR", str(common.ROOT / ".cache" / "numba"))
     same = ["--config", str(config), "--num-envs", str(plan.round_size), "--seed", str(seed)]
     if row.kind == "plain":
-        plain = [sys.executable, str(SCRIPTS / "plain_ppo.py"), "--json", "--seconds", "1e9"]
+        plain = [sys.executable, str(SCRIPTS / "plain_ppo.py"), "--seconds", "1e9"]
         return Start([*plain, *same], environment)
     if row.kind == "peer":
         if (PEER / "failed").exists():
@@ -204,34 +205,23 @@ class Score:
         return statistics.fmean(self._recent) if len(self._recent) == RECENT_EPISODES else None
 
 
-class Source(Protocol):
-    def poll(self) -> list[Point]:
-        """Return points that are new."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Lines:
     """The lines of JSON that tools/bench/plain_ppo.py and peers write into their log."""
 
     def __init__(self, log: Path) -> None:
-        self._file = open(log, "rb")  # noqa: SIM115 - closed by `close`
-        self._rest = b""
-        self._score = Score()
+        self._log, self._seen, self._score = log, 0, Score()
 
     def poll(self) -> list[Point]:
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        """Return points that are new."""
+        *lines, _ = self._log.read_bytes().split(b"\n")
+        new, self._seen = lines[self._seen :], len(lines)
         points = []
-        for line in lines:
+        for line in new:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a log has other lines, too
                 one = json.loads(line)
                 score = self._score.take(one["score"], one["episodes"])
                 points.append(Point(one["time"], one["env_steps"], one["updates"], score))
         return points
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Curves:
@@ -256,8 +246,6 @@ class Curves:
             score = self._score.take(values.get("episode/score"), episodes)
             points.append(Point(at, env_steps, int(values.get("system/learner/version_update", 0)), score))
         return points
-
-    def close(self) -> None: ...
 
 
 class Processes:
@@ -321,9 +309,7 @@ def window(points: Sequence[Point]) -> tuple[Point, Point] | None:
     return (warm[min(warm)], warm[max(warm)]) if len(warm) > 1 else None
 
 
-def measure(
-    start: Start, log: Path, source: Callable[[], Source], wanted: Wanted, show: Callable[[str], None]
-) -> Figures:
+def measure(start: Start, log: Path, reader: Lines | Curves, wanted: Wanted, show: common.Say) -> Figures:
     """Run it for long enough and say what was seen. Raises RuntimeError if it came to nothing.
 
     If it ends by itself while its score is waited for, what was measured before stays, and `died` says why.
@@ -334,11 +320,10 @@ def measure(
             start.command, cwd=start.folder, env=start.environment, stdout=output, stderr=output,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-    seen, reader = Processes(process.pid), source()
+    seen = Processes(process.pid)
     try:
         died = _watch(process, seen, reader, points, wanted, began, log, show)
     finally:
-        reader.close()
         seen.end()
         process.wait()
     measured = window(points)
@@ -357,8 +342,8 @@ def measure(
 
 
 def _watch(
-    process: subprocess.Popen[bytes], seen: Processes, reader: Source, points: list[Point], wanted: Wanted,
-    began: float, log: Path, show: Callable[[str], None],
+    process: subprocess.Popen[bytes], seen: Processes, reader: Lines | Curves, points: list[Point], wanted: Wanted,
+    began: float, log: Path, show: common.Say,
 ) -> str:  # fmt: skip
     """Look on until it has run for long enough; fills `points`. Returns why it ended by itself, "" if it did not."""
     sampled = 0.0
@@ -411,22 +396,21 @@ class Bench:
         self._config = self._folder / "config.toml"
         self._config.write_text(to_toml(config))
         self._wanted = Wanted(args.seconds, args.to_score, args.score_minutes * 60)
-        self._began, self._done = time.monotonic(), 0
-        self._progress = common.Progress()
 
     def run(self) -> None:
-        """All rounds; every second one in the other order."""
-        for number in range(1, self._args.rounds + 1):
-            for row in self._rows if number % 2 else self._rows[::-1]:
-                self._progress.say(self._line(row, number, self._one(row, number, self._results["rows"][row.name])))
-                common.write_json(self._args.out, self._results)
-                self._done += 1
+        """All rounds."""
+        common.in_rounds({row.name: partial(self._one, row) for row in self._rows}, self._args.rounds)
 
-    def _one(self, row: Row, number: int, entry: dict[str, Any]) -> str:
-        """Run a row once; returns what to say of it."""
+    def _one(self, row: Row, number: int, show: common.Say) -> None:
+        """Run a row once, and say what came of it."""
+        came = self._measured(row, number, self._results["rows"][row.name], show)
+        common.Progress().say(f"round {number} of {self._args.rounds}, {row.name}: {came}")
+        common.write_json(self._args.out, self._results)
+
+    def _measured(self, row: Row, number: int, entry: dict[str, Any], show: common.Say) -> str:
         log = self._folder / f"{row.name}-{number}.log"
         try:
-            figures = self._measure(row, number, log)
+            figures = self._measure(row, number, log, show)
         except Exception as error:  # whatever it is, the other rows go on
             why = str(error) if isinstance(error, RuntimeError | ConfigError) else f"{type(error).__name__}: {error}"
             entry["failures"].append({"round": number, "why": why})
@@ -438,24 +422,17 @@ class Bench:
         log.unlink()
         return text
 
-    def _measure(self, row: Row, number: int, log: Path) -> Figures:
+    def _measure(self, row: Row, number: int, log: Path, show: common.Say) -> Figures:
         """Leaves a log, which stays where it fails."""
         run = log.with_suffix("")
         shutil.rmtree(run, ignore_errors=True)  # of a measurement that was interrupted
         try:
-            start = start_of(row, self._config, self._plan, run, number, self._args.peer_threads or self._plan.cores)
+            start = start_of(row, self._config, self._plan, run, number, self._plan.cores)
             start.folder.mkdir(exist_ok=True)
-            return measure(
-                start, log, lambda: Lines(log) if row.kind in ("plain", "peer") else Curves(run), self._wanted,
-                lambda text: self._progress.show(self._line(row, number, text)),
-            )  # fmt: skip
+            reader = Lines(log) if row.kind in ("plain", "peer") else Curves(run)
+            return measure(start, log, reader, self._wanted, show)
         finally:
             shutil.rmtree(run, ignore_errors=True)
-
-    def _line(self, row: Row, number: int, text: str) -> str:
-        todo = self._args.rounds * len(self._rows) - self._done
-        left = f"about {todo * (time.monotonic() - self._began) / self._done / 60:.0f}" if self._done else "unknown"
-        return f"round {number} of {self._args.rounds}, {row.name}: {text}; {left} min left"
 
 
 # ---- the table ----
@@ -471,11 +448,11 @@ def seconds_to_score(entry: dict[str, Any]) -> str:
 
 def table(results: Results) -> str:
     """Markdown: a line for each row."""
-    rows, lines = (
+    heads, rows = (
+        ("env steps/s", "range", "of the first", "CPU s per 1000", "cores", "MB", "s to score"),
         results["rows"],
-        ["| | env steps/s | range | of the first | CPU s per 1000 | cores | MB | s to score |"],
     )
-    lines.append("|---|" + "---:|" * 7)
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     rates = {name: {one["round"]: one["env_steps_per_s"] for one in entry["rounds"]} for name, entry in rows.items()}
     first = next(iter(rates.values()))
     for name, entry in rows.items():
@@ -485,7 +462,7 @@ def table(results: Results) -> str:
             lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 6)
             continue
         known = common.spread(rates[name].values())
-        ratios = [rate / first[number] for number, rate in rates[name].items() if number in first]
+        ratio = common.beside(rates[name], first)
         cpu, cores, memory = (
             statistics.median(values)
             for values in zip(*((one["cpu_s_per_1000"], one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000,
@@ -494,7 +471,7 @@ def table(results: Results) -> str:
         cells = [
             f"{name}: {entry['says']}" + (f" (failed in {why})" if why else ""),
             f"{known.median:,.0f}", f"{known.least:,.0f} - {known.greatest:,.0f}",
-            "{:.2f} ({:.2f} - {:.2f})".format(*common.spread(ratios)) if ratios else "-",
+            "{:.2f} ({:.2f} - {:.2f})".format(*ratio) if ratio else "-",
             f"{cpu:.3f}", f"{cores:.1f}", f"{memory:,.0f}",
             seconds_to_score(entry) if results["setup"]["to_score"] else "-",
         ]  # fmt: skip
@@ -513,9 +490,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--row", action="append", default=[], metavar="NAME='KEY=VALUE ...'",
                         help="one more row: the tuner's cluster with these changes, repeatable")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--peer-threads", type=int, default=0, metavar="N", help="of torch in PufferLib (default: cores)"
-    )
     parser.add_argument("--seconds", type=float, default=30.0, help="that count, of each row and round")
     parser.add_argument("--to-score", type=float, metavar="POINTS", nargs="?", const=1150.0,
                         help="go on until the mean score of the training episodes is this high (1150)")  # fmt: skip
@@ -548,8 +522,7 @@ def main() -> None:
         Bench(rows, args, config, results).run()
     except KeyboardInterrupt:
         stopped = True
-    about = results["about"]
-    print(f"\n{table(results)}\n\n`{about['command']}`, {about['date']}, {about['machine']}, commit {about['commit']}")
+    print(f"\n{table(results)}\n\n{common.made_by(results['about'])}")
     print(args.out)
     if stopped:
         sys.exit("stopped: the table has what was measured before")

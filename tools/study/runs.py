@@ -18,6 +18,7 @@ from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
 from realm.learn.evaluation import Player, load_player
 from realm.user import hyper_of
+from realm.watch.progress import counting
 from tools import common
 
 TREASURES = 9
@@ -127,8 +128,8 @@ class Examiner:
         """Figures of the layouts of nine treasures against the oracle's own play; `bound` has those against its
         bound."""
         if self._executed is None:
-            show = common.counting("the oracle's own play", len(self._nine))
-            self._executed = report.executed_limits(self._map, self._nine, CACHE, show)
+            with counting("the oracle's own play", len(self._nine), "layouts") as show:
+                self._executed = report.executed_limits(self._map, self._nine, CACHE, show)
         played = self._play(model, self._nine, explore)
         bound = figures(self._nine, played, report.bound_limits(self._map, self._nine, CACHE))
         return {**figures(self._nine, played, self._executed), "bound": bound}
