@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
 
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Array, Chunk, Field, Prediction, Spec, Version, WorkflowContext
@@ -20,6 +22,7 @@ from realm.user import hyper_of, load_definition
 from realm.watch.meters import Meters
 from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
+from realm.zoo.pong.networks.attention import Attending, Past, rows_of
 from realm.zoo.pong.train_workflow import LEAST_ACTIONS, workflow
 from tests.corridor import Training
 
@@ -209,6 +212,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "batch_norm": "updates",
         "policy_from": "latent",
     },
+    "attention": {"network": "attention", "shared_trunk": True, "past": 5, "positions": True, "predict_coef": 1.0},
+    "attention_far": {"network": "attention", "shared_trunk": True, "past": 40},
     "patches": {"network": "patches", "widths": (36, 18)},
     "conv_patches": {"network": "patches", "patches": "conv", "where": "onehot", "shared_trunk": True, "widths": (4,)},
     "conv_patches_learned": {"network": "patches", "patches": "conv", "where": "learned", "widths": (4,)},
@@ -276,3 +281,42 @@ def test_the_gradient_of_each_loss_at_a_layer_is_a_curve() -> None:
     names = ("policy_loss", "entropy", "value_loss", "reconstruction_loss", "divergence_loss")
     assert {f"{name}_grad_norm" for name in names} <= metrics.keys()
     assert metrics["reconstruction_loss_grad_norm"] > 0 == metrics["divergence_loss_grad_norm"]
+
+
+@pytest.mark.parametrize("past", [1, 3, 40])
+def test_attention_gets_the_features_of_its_episode_alone(past: int) -> None:
+    """The counted frames of three chunks: what is allowed is what was played since the episode began."""
+    _, chunks = playing(network="attention", past=past)
+    ages = np.zeros(3, np.int64)
+    features: list[list[Array]] = [[], [], []]
+    for _ in range(3):
+        chunk = next(chunks)
+        rows = rows_of(Past.inputs(chunk, torch.device("cpu")), torch.arange(3 * 13))
+        seen = {name: x.unflatten(0, (3, 13)).numpy() for name, x in rows.items()}
+        for env in range(3):
+            for step in range(12):
+                ages[env] = 0 if chunk.first[env, step] else ages[env]
+                age = min(past, ages[env])
+                assert seen["age"][env, step] == age
+                known = features[env][len(features[env]) - age :]
+                assert seen["past"][env, step, past - age :].tolist() == [one.tolist() for one in known]
+                features[env].append(chunk.extra["features"][env, step])
+                ages[env] += 1
+                if seen["has_next"][env, step]:
+                    assert np.array_equal(seen["next"][env, step], chunk.extra["features"][env, step + 1])
+        assert seen["has_next"][:, :-2].all()
+        assert not seen["has_next"][:, -2:].any()
+
+
+@given(age=st.lists(st.integers(0, 6), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    trunk = Attending(Config(network="attention", past=6))
+    past = torch.randn(len(age), 6, 256, requires_grad=True)
+    frame = torch.randint(256, (len(age), 84, 84, 1), dtype=torch.uint8)
+    out, _ = trunk({"state": frame, "past": past, "age": torch.tensor(age)})
+    assert out.isfinite().all()
+    out.square().sum().backward()
+    assert past.grad is not None
+    reached = past.grad.abs().sum(2) > 0
+    assert reached.tolist() == [[place >= 6 - own for place in range(6)] for own in age]

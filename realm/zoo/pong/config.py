@@ -6,8 +6,10 @@ from typing import ClassVar
 
 from realm.algorithms.settings import Settings
 
+FEATURES = 256  # numbers that heads see of a frame
+
 CHOICES = {
-    "network": ("conv", "autoencoder", "patches"),
+    "network": ("conv", "autoencoder", "attention", "patches"),
     "batch_norm": ("none", "updates", "always"),
     "policy_from": ("features", "latent"),
     "image_loss": ("mean", "sum"),
@@ -17,10 +19,11 @@ CHOICES = {
 
 OF_NETWORKS = {
     "frames": ("conv",),
-    "batch_norm": ("conv", "autoencoder"),
+    "batch_norm": ("conv", "autoencoder", "attention"),
     **dict.fromkeys(
         ("latent", "policy_from", "image_loss", "reconstruction_coef", "divergence_coef"), ("autoencoder",)
     ),
+    **dict.fromkeys(("past", "positions", "predict_coef"), ("attention",)),
     **dict.fromkeys(("patches", "where", "widths"), ("patches",)),
 }
 """The networks that a setting is for."""
@@ -44,7 +47,7 @@ class Config(Settings):
     max_grad_norm: float = 1e9  # none is as long: gradients are not cut
     stop_at: float = 20.0  # the run ends with an evaluation of this mean
 
-    network: str = "conv"  # "conv", "autoencoder" or "patches"
+    network: str = "conv"  # "conv", "autoencoder", "attention" or "patches"
     raw_pixels: bool = False  # the network sees numbers from 0 to 255 instead of 0 to 1
     frames: int = 1  # that it sees at once, the newest last
     difference: bool = False  # of two frames it sees the newer minus the older
@@ -57,6 +60,11 @@ class Config(Settings):
     image_loss: str = "mean"  # of an image: "mean" or "sum" of the losses of its numbers
     reconstruction_coef: float = 0.0
     divergence_coef: float = 0.0
+
+    # network = "attention"
+    past: int = 16  # frames whose features it looks back at
+    positions: bool = False  # learned ones
+    predict_coef: float = 0.0  # of the error of the next frame's features, predicted from these and the action
 
     # network = "patches"
     patches: str = "pixels"  # 49 of 12 x 12 "pixels", or 144 of 7 x 7 numbers that two convolutions make ("conv")
@@ -72,7 +80,7 @@ class Config(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("chunk_length", "frames"), 1)
-        self.check_least(("latent",), 1)
+        self.check_least(("latent", "past"), 1)
         self.check_choices(CHOICES)
         norm = self.batch_norm != "none"
         self.check("minibatch_size", not norm or self.minibatch_size > 1, "above 1 with batch_norm")

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from realm.algorithms.batch import Rows
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.windows import Windows, with_frames
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.pong.config import Config
+from realm.zoo.pong.networks.attention import Attention, remember
 from realm.zoo.pong.networks.autoencoder import Autoencoder
 from realm.zoo.pong.networks.conv import Conv
 from realm.zoo.pong.networks.heads import Heads
@@ -20,6 +20,8 @@ from realm.zoo.pong.networks.patches import Patches
 def made(config: Config, actions: int) -> Heads:
     if config.network == "autoencoder":
         return Autoencoder(config, actions)
+    if config.network == "attention":
+        return Attention(config, actions)
     trunk = Patches if config.network == "patches" else Conv
     return Heads(lambda: trunk(config), actions, config.shared_trunk)
 
@@ -30,12 +32,14 @@ class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         self.model = made(config, spec.action.n).to(device)
-        cut = Windows if config.frames > 1 else Rows
+        cut = Windows if config.frames > 1 else self.model.cut
         self.ppo = PPO(
             self.model, config, torch.device(device), seed, losses=self.model.losses(), cut=cut, layer=config.layer
         )
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
+        if isinstance(self.model, Attention):
+            return remember(self.ppo, obs, context)
         seen, memory = with_frames(obs, context)
         return (*self.ppo.act(seen, context.explore), memory)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from realm.contract import Array, Arrays, Field, Spec
 from realm.errors import ConfigError
 from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields
-from realm.zoo.pong.config import Config
+from realm.zoo.pong.config import FEATURES, Config
 
 SIDE = 84
 _ROWS = slice(18, 102)  # of 110; of the screen's 210 these are the rows from 34 to 194
@@ -83,6 +83,8 @@ def _cut(envs: Any, seen: Callable[[Array], Array]) -> Any:
 def spec(envs: Any, config: Config) -> Spec:
     obs, step = obs_fields(envs), {"discount": Field((), "float32")} if config.points else {}
     extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
-    return Spec(
-        obs, action_spec(envs), extra, config.chunk_length, step=step, state=frames_before(obs, config.frames - 1)
-    )
+    memory = frames_before(obs, config.frames - 1)
+    if config.network == "attention":
+        extra["features"] = Field((FEATURES,), "float32")
+        memory = {"features": Field((config.past, FEATURES), "float32"), "age": Field((), "int64")}
+    return Spec(obs, action_spec(envs), extra, config.chunk_length, step=step, state=memory)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from realm.algorithms.networks import Obs, relu
-from realm.zoo.pong.config import Config
+from realm.zoo.pong.config import FEATURES, Config
 from realm.zoo.pong.networks.heads import Trunk
 
 
@@ -16,7 +16,7 @@ def pixels(obs: Obs, config: Config) -> Tensor:
 
 
 class Conv(Trunk):
-    width = 256
+    width = FEATURES
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.networks import Obs, relu
-from realm.zoo.pong.config import Config
+from realm.zoo.pong.config import FEATURES, Config
 from realm.zoo.pong.networks.conv import pixels
 from realm.zoo.pong.networks.heads import Trunk
 
@@ -14,7 +14,7 @@ from realm.zoo.pong.networks.heads import Trunk
 class Patches(Trunk):
     """From 49 patches of 12 x 12 pixels, or 144 of 7 x 7 numbers, to features."""
 
-    width = 256
+    width = FEATURES
 
     def __init__(self, config: Config) -> None:
         super().__init__()
