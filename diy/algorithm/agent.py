@@ -14,6 +14,7 @@ import torch
 
 from diy.algorithm.model import ActingModel, Obs, bf16_table, make_model
 from diy.config import Config
+from realm.algorithms.group import Group
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 
@@ -57,6 +58,10 @@ class Agent:
         learned = yield from self.ppo.update(batch, info)
         self.player.outdate()
         return learned
+
+    def join(self, group: Group) -> None:
+        """Train as one of several learners (`learner_count`)."""
+        self.ppo.join(group)
 
     def save_model(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""

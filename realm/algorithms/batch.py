@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Array, Chunk
@@ -115,9 +116,12 @@ def tensor(array: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(np.require(array, requirements="A")).to(device)
 
 
-def normalised(advantage: Tensor, settings: Settings) -> Tensor:
-    """advantage: f32 [n]; see `Settings.normalise_advantage`."""
-    if settings.normalise_advantage == "none" or len(advantage) < 2:
+def normalised(advantage: Tensor, settings: Settings, group: Group) -> Tensor:
+    """advantage: f32 [n], this rank's rows of those that are normalised; see `Settings.normalise_advantage`."""
+    if settings.normalise_advantage == "none":
         return advantage
-    centred = advantage - advantage.mean() if settings.normalise_advantage == "mean_std" else advantage
-    return centred / (advantage.std() + 1e-8)
+    count, mean, variance = group.moments(advantage)
+    if count < 2:
+        return advantage
+    centred = advantage - mean if settings.normalise_advantage == "mean_std" else advantage
+    return centred / ((variance * (count / (count - 1))).sqrt() + 1e-8)

@@ -19,7 +19,7 @@ from torch import nn
 
 from realm.algorithms.actor_critic import ActorCritic
 from realm.algorithms.adam import Adam
-from realm.algorithms.batch import Batch, normalised
+from realm.algorithms.batch import Batch
 from realm.algorithms.distributions import Categorical, Distribution, Gaussian
 from realm.algorithms.losses import Metrics, Network, Part
 from realm.algorithms.networks import Obs
@@ -102,8 +102,6 @@ def gradient(
         net.backward((error * np.float32(settings.vf_coef / len(error)))[:, None])
         return _metrics(loss=settings.vf_coef * value_loss, grad_norm=net.grad_norm(), value_loss=value_loss)
     n, outputs, advantage = len(minibatch.advantage), net.forward(minibatch.obs), minibatch.advantage
-    if settings.normalise_over == "minibatch":
-        advantage = normalised(advantage, settings)
     action, of_outputs = minibatch.raw_action.numpy(), np.empty_like(outputs)
     log_prob, entropy, of_log_prob = np.empty((3, n), np.float32)
     legal = minibatch.obs["legal"].numpy() if "legal" in minibatch.obs else np.ones((1, 1), np.bool_)

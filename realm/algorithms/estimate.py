@@ -14,6 +14,7 @@ from torch import Tensor
 from realm import returns
 from realm.algorithms.batch import Batch, Rows, normalised, tensor
 from realm.algorithms.distributions import Distribution
+from realm.algorithms.group import Group
 from realm.algorithms.losses import Network
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import returns_of, seen_by
@@ -33,6 +34,7 @@ def estimate(
     side: SideBySide,
     device: torch.device,
     stale: bool,
+    group: Group,
 ) -> Batch:
     """Put B chunks on the device and estimate their steps. stale: other weights chose some of the actions."""
 
@@ -59,7 +61,7 @@ def estimate(
     value = value if moments is None else moments.unscaled(value)
     advantage, target = _advantages(chunk, settings, now, here, value, proximal - log_prob)
     if settings.normalise_over == "batch":
-        advantage[valid] = normalised(advantage[valid], settings)
+        advantage[valid] = normalised(advantage[valid], settings, group)
     return Batch(obs, valid, raw_action, log_prob, proximal, value[:, :-1], advantage, target)
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from realm import returns
 from realm.algorithms.adam import Adam
-from realm.algorithms.batch import Batch, normalised
+from realm.algorithms.batch import Batch
 from realm.algorithms.distributions import Distribution
+from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Schedule, Settings
 
@@ -66,7 +67,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Loss:
-    """A term of the sum. Its curve has its name and shows it without the coefficient."""
+    """A term of the sum, a mean over rows. Its curve has its name and shows it without the coefficient."""
 
     name: str
     function: Callable[[Batch, Outputs], Tensor]  # f32 []
@@ -118,8 +119,6 @@ def ppo_losses(settings: Settings) -> list[Loss]:
 
     def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
         log_ratio, advantage = outputs.proximal_log_ratio, minibatch.advantage
-        if settings.normalise_over == "minibatch":
-            advantage = normalised(advantage, settings)
         if not settings.decoupled:
             return returns.clipped_policy_loss(log_ratio, advantage, settings.clip).mean()
         log_weight = minibatch.proximal_log_prob - minibatch.log_prob
@@ -170,20 +169,29 @@ def joined(parts: list[Metrics | None]) -> Metrics | None:
     return whole
 
 
-def kl_of(steps: Sequence[Metrics | None]) -> float:
+def nothing_of(part: Part, minibatch: Batch) -> Metrics:
+    """What `by_graph` would return for no rows: all of the minibatch's are other ranks' (`group.py`)."""
+    names, none = ("loss", "grad_norm", *(loss.name for loss in part.losses)), minibatch.log_prob
+    ratios = ("log_ratio", "proximal_log_ratio") if part.policy else ()
+    return dict.fromkeys(names, none.new_zeros(())) | dict.fromkeys(ratios, none)
+
+
+def kl_of(steps: Sequence[Metrics | None], group: Group) -> float:
     """How far the policy was from the one that acted in these gradient steps, in nats; 0 without one."""
     log_ratios = [step["log_ratio"] for step in steps if step is not None]
-    return float(returns.approx_kl(torch.cat(log_ratios))) if log_ratios else 0.0
+    return float(returns.approx_kl(group.rows(torch.cat(log_ratios)))) if log_ratios else 0.0
 
 
-def means(steps: Sequence[Metrics | None], clip: float) -> dict[str, float]:
+def means(steps: Sequence[Metrics | None], clip: float, group: Group) -> dict[str, float]:
     """The mean of each number over the gradient steps, how many were `skipped`, and how far the policy moved: computed
     once from the ratios of all rows, instead of a dozen small operations in each step."""
     made = [step for step in steps if step is not None]
     result = {"skipped": float(len(steps) - len(made))}
     if not made:
         return result
-    log_ratio, proximal = (torch.cat([step[name] for step in made]) for name in ("log_ratio", "proximal_log_ratio"))
+    log_ratio, proximal = (
+        group.rows(torch.cat([step[name] for step in made])) for name in ("log_ratio", "proximal_log_ratio")
+    )
     found = {name: torch.stack([step[name] for step in made]).mean() for name, x in made[0].items() if x.ndim == 0}
     found |= {
         "approx_kl": returns.approx_kl(log_ratio),

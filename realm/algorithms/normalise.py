@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.batch import Batch
+from realm.algorithms.group import ALONE, Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Chunk, Fields
@@ -40,13 +41,11 @@ class Moments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def learn(self, rows: Tensor) -> None:
-        """rows: [n, *shape]."""
-        n = len(rows)
+    def learn(self, rows: Tensor, group: Group = ALONE) -> None:
+        """rows: [n, *shape], of this rank."""
+        n, mean, variance = group.moments(rows.to(self.mean.device, torch.float64))
         if n == 0:
             return
-        rows = rows.to(self.mean.device, torch.float64)
-        mean, variance = rows.mean(0), rows.var(0, correction=0)
         total = self.count + n
         ahead = mean - self.mean
         between = ahead**2 * (self.count * n / total)
@@ -83,15 +82,16 @@ class Observations(nn.Module):
     def of_names(self) -> list[tuple[str, Moments]]:
         return [(name, cast(Moments, moments)) for name, moments in zip(self.names, self.moments, strict=True)]
 
-    def learn(self, obs: Obs) -> None:
-        """obs: name -> [n, ...]. Raises ValueError that names a number that is not finite; then nothing is learned."""
+    def learn(self, obs: Obs, group: Group = ALONE) -> None:
+        """obs: name -> [n, ...], of this rank. Raises ValueError that names a number that is not finite; then nothing
+        is learned."""
         for name in self.names:
             finite = torch.isfinite(obs[name])
             if not finite.all():
                 row, *place = (~finite).nonzero()[0].tolist()
                 raise ValueError(f"observation {name}{place} is {obs[name][(row, *place)]}, it must be finite")
         for name, moments in self.of_names():
-            moments.learn(obs[name])
+            moments.learn(obs[name], group)
 
     def forward(self, obs: Obs) -> Obs:
         """name -> [..., *shape], floats as f32."""
@@ -101,12 +101,12 @@ class Observations(nn.Module):
         return seen
 
 
-def learn_observations(network: Network, settings: Settings, chunk: Chunk) -> None:
+def learn_observations(network: Network, settings: Settings, chunk: Chunk, group: Group = ALONE) -> None:
     """With `normalise_obs`: learn the moments of the valid rows of B chunks, in the network's `observations`."""
     if settings.normalise_obs:
         observations = cast(Observations, network.get_submodule("observations"))
         rows = {name: chunk.obs[name][:, :-1][chunk.valid] for name in observations.names}
-        observations.learn({name: torch.from_numpy(x) for name, x in rows.items()})
+        observations.learn({name: torch.from_numpy(x) for name, x in rows.items()}, group)
 
 
 def seen_by(network: Network, settings: Settings, obs: Obs) -> Obs:
@@ -121,10 +121,10 @@ def returns_of(network: Network, settings: Settings) -> Moments | None:
     return cast(Moments, network.get_submodule("returns")) if settings.normalise_returns else None
 
 
-def learn_returns(network: Network, settings: Settings, batch: Batch) -> None:
+def learn_returns(network: Network, settings: Settings, batch: Batch, group: Group) -> None:
     """With `normalise_returns`: learn the moments of the critic's targets of a batch."""
     if moments := returns_of(network, settings):
-        moments.learn(batch.target[batch.valid])
+        moments.learn(batch.target[batch.valid], group)
 
 
 def normalised_returns(network: Network, settings: Settings, batch: Batch) -> Batch:

@@ -18,16 +18,16 @@ from concurrent.futures import Future
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from realm import returns
 from realm.algorithms import by_hand
-from realm.algorithms.batch import Batch, Rows, of_a_pass, tensor
+from realm.algorithms.batch import Batch, Rows, normalised, of_a_pass, tensor
 from realm.algorithms.distributions import Categorical, Distribution
 from realm.algorithms.estimate import estimate
-from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, joined, kl_of, means, parts_of
+from realm.algorithms.group import ALONE, Group
+from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, joined, kl_of, means, nothing_of, parts_of
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
@@ -62,7 +62,15 @@ class PPO:
         self.parts = parts_of(network, settings, losses, layer)
         self.nets = by_hand.nets_of(self.parts, network, self.distribution, settings)
         self.lr_scale = 1.0  # of the learning rate, by `Settings.kl_target`
+        self.group: Group = ALONE
         network.train(False)
+
+    def join(self, group: Group) -> None:
+        """Train as one of several learners, each of which gets its part of a batch in `update`."""
+        if group.size > 1 and any(part.layer is not None for part in self.parts):
+            raise ValueError("PPO(layer=...) measures the gradients of one learner, so learner_count must be 1")
+        # two threads would ask the other ranks in an order of their own
+        self.group, self.side = group, SideBySide(False)
 
     # ---- acting ----
 
@@ -103,12 +111,11 @@ class PPO:
         pending: list[list[Future[Metrics | None]]] = []  # the parts of each gradient step
         try:
             with self.side.threads():
-                learn_observations(self.network, self.settings, chunk)
+                learn_observations(self.network, self.settings, chunk, self.group)
                 batch = self.estimate(chunk, now, info.stale)
-                learn_returns(self.network, self.settings, batch)
-                cut, count = self._cut(batch), int(chunk.valid.sum())
-                of = cut.count, count, self.settings, self.generator
-                passes = [of_a_pass(*of) for _ in range(self.settings.epochs)]
+                learn_returns(self.network, self.settings, batch, self.group)
+                cut = self._cut(batch)
+                passes, count = self._passes(cut.count, int(chunk.valid.sum()))
                 for minibatch in self._minibatches(chunk, now, cut, passes, pending):
                     pending.append(self.gradient_step(minibatch, now))
                     if len(pending) == (sum(map(len, passes)) + 1) // 2:
@@ -118,13 +125,13 @@ class PPO:
         finally:
             self.network.train(False)
         if self.settings.kl_target and passes[-1]:
-            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(steps[-len(passes[-1]) :]))
-        result = dataclasses.asdict(now) | means(steps, self.settings.clip)
+            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(steps[-len(passes[-1]) :], self.group))
+        result = dataclasses.asdict(now) | means(steps, self.settings.clip, self.group)
         if count:
-            value, target = batch.value[batch.valid], batch.target[batch.valid]
+            value, target = (self.group.rows(x[batch.valid]) for x in (batch.value, batch.target))
             result["explained_variance"] = float(returns.explained_variance(value, target))
             result["value_mean"] = float(value.mean())
-            result["reward_mean"] = float(np.mean(chunk.reward, where=chunk.valid))
+            result["reward_mean"] = float(self.group.rows(torch.from_numpy(chunk.reward[chunk.valid])).mean())
         return result | {"rows": float(count)}, None
 
     def _cut(self, batch: Batch) -> Rows:
@@ -134,9 +141,19 @@ class PPO:
         """Values, advantages and targets by the network as it is. stale: other weights chose some of the actions."""
         self.network.train(False)
         of = self.network, self.distribution, self.settings
-        batch = estimate(chunk, *of, now, self.cut, self.side, self.device, stale)
+        batch = estimate(chunk, *of, now, self.cut, self.side, self.device, stale, self.group)
         self.network.train()
         return batch
+
+    def _passes(self, count: int, rows: int) -> tuple[list[list[Tensor]], int]:
+        """What the minibatches of each pass hold of this rank's, i64 [...] each, out of `count`; and how many valid
+        rows all ranks have. rows: of them, this rank's. All ranks draw the same order of what all have."""
+        every = self.group.rows(torch.tensor([[count, rows]]))
+        begin, (total, valid) = int(every[: self.group.rank, 0].sum()), every.sum(0).tolist()
+        passes = [[*of_a_pass(total, valid, self.settings, self.generator)] for _ in range(self.settings.epochs)]
+        if self.group.size > 1:
+            passes = [[x[(begin <= x) & (x < begin + count)] - begin for x in parts] for parts in passes]
+        return passes, valid
 
     def _minibatches(
         self, chunk: Chunk, now: Schedule, cut: Rows, passes: Sequence[Sequence[Tensor]], pending: Sequence[Any]
@@ -147,7 +164,7 @@ class PPO:
         for number, parts in enumerate(passes if again or kl_stop else [list(chain(*passes))]):
             if number:
                 self.side.wait()  # for the critic's steps
-                if kl_stop and kl_of([step[0].result() for step in pending[-len(parts) :]]) > kl_stop:
+                if kl_stop and kl_of([step[0].result() for step in pending[-len(parts) :]], self.group) > kl_stop:
                     return
             if number and again:
                 new = self.estimate(chunk, now, stale=True)
@@ -156,7 +173,10 @@ class PPO:
 
     def gradient_step(self, minibatch: Batch, now: Schedule) -> list[Future[Metrics | None]]:
         """One of each part of the network, at the same time where they share no weights."""
-        if not math.isfinite(minibatch.advantage.sum()):
+        if self.settings.normalise_over == "minibatch":
+            advantage = normalised(minibatch.advantage, self.settings, self.group)
+            minibatch = dataclasses.replace(minibatch, advantage=advantage)
+        if not math.isfinite(self.group.total(minibatch.advantage.sum())):
             return [finished(None)]  # whatever spoiled them spoiled targets of the batch, too
         others = [self.side.submit(self._descend, part, minibatch, now) for part in self.parts[1:]]
         return [finished(self._descend(self.parts[0], minibatch, now)), *others]
@@ -164,7 +184,12 @@ class PPO:
     def _descend(self, part: Part, minibatch: Batch, now: Schedule) -> Metrics | None:
         """One step of Adam. Returns the metrics, or None without a step where loss or gradient is not finite."""
         net, of = self.nets.get(part.adam), (part, minibatch, self.distribution, now)
-        metrics = by_hand.gradient(net, self.settings, *of) if net else by_graph(self.network, *of)
+        rows = len(minibatch.advantage)
+        if self.group.size > 1 and not rows:
+            metrics = nothing_of(part, minibatch)
+        else:
+            metrics = by_hand.gradient(net, self.settings, *of) if net else by_graph(self.network, *of)
+        metrics = self.group.share(part.adam, metrics, rows)
         if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
             return None
         part.adam.step(now.lr, (metrics["grad_norm"] / self.settings.max_grad_norm).clamp(min=1.0))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.batch import Batch, of_a_pass
-from realm.algorithms.losses import Loss, Outputs, ppo_losses
+from realm.algorithms.losses import Loss, Outputs
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.reconstruction import Decoder, reconstruction
@@ -504,11 +504,13 @@ def test_advantages_of_one_step_and_of_returns(advantage: str, lam: float) -> No
 def test_advantages_are_normalised_over_the_batch_or_each_minibatch() -> None:
     nothing, advantage = torch.zeros(3), torch.tensor([2.0, 4.0, 6.0])
     minibatch = Batch({}, None, nothing, nothing, nothing, nothing, advantage, nothing)
-    for over, want in (("batch", -4.0), ("minibatch", -2.0)):
-        settings = dataclasses.replace(TINY, normalise_over=over, normalise_advantage="std")
-        loss = ppo_losses(settings)[0].function(minibatch, Outputs(proximal_log_ratio=nothing))
-        assert float(loss) == pytest.approx(want)
+    for over, want in (("batch", advantage), ("minibatch", advantage / 2)):
+        settings, seen = dataclasses.replace(TINY, normalise_over=over, normalise_advantage="std"), list[Batch]()
         agent, chunk = make_agent(settings), recorded(1)[0]
+        agent.ppo._descend = lambda part, minibatch, now, seen=seen: seen.append(minibatch)  # type: ignore
+        agent.ppo.gradient_step(minibatch, settings.schedule(0))
+        assert len(seen) == 2  # policy and critic
+        torch.testing.assert_close(seen[0].advantage, want)
         batch = agent.ppo.estimate(chunk, settings.schedule(0), stale=False)
         assert batch.valid is not None
         assert (float(batch.advantage[batch.valid].std()) == pytest.approx(1.0)) == (over == "batch")

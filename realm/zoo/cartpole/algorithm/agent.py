@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
@@ -46,6 +47,9 @@ class Agent:
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         return (yield from self.ppo.update(batch, info))
+
+    def join(self, group: Group) -> None:
+        self.ppo.join(group)
 
     def save_model(self) -> dict[str, Any]:
         return self.ppo.state_dict()

@@ -9,6 +9,7 @@ from torch import nn
 from realm.algorithms.actor_critic import ActorCritic
 from realm.algorithms.batch import Rows
 from realm.algorithms.distributions import distribution_of
+from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.recurrent import GRUNetwork, RecurrentPPO
@@ -42,6 +43,9 @@ class Agent:
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         return (yield from self.ppo.update(batch, info))
+
+    def join(self, group: Group) -> None:
+        self.ppo.join(group)
 
     def save_model(self) -> dict[str, Any]:
         return self.ppo.state_dict()
