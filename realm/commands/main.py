@@ -27,8 +27,8 @@ from realm.watch.status import LOG_FORMAT, log_plainly, say, wrapped
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
 NO_GAME = (
-    "init", "start", "resume", "sweep", "stop", "status", "runs", "compare", "plot", "config", "attach", "logs", "save",
-    "pack", "keys", "doctor",
+    "init", "start", "resume", "sweep", "stop", "status", "runs", "compare", "plot", "tensorboard", "config", "attach",
+    "logs", "save", "pack", "keys", "doctor",
 )  # fmt: skip
 
 

@@ -1,28 +1,31 @@
 """`realm plot RUN...`: curves of runs in one picture, those of several seeds as their mean in a band.
 
-`realm compare --out` draws with it, too.
+`realm compare --out` draws with it, too. `realm tensorboard` shows all curves in a browser.
 """
 
 from __future__ import annotations
 
 import re
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from realm.commands.locate import LOG_DIR_HELP, run_folder, runs_folder
 from realm.commands.parser import Commands, check_file, writing
-from realm.errors import ConfigError, did_you_mean, to_install
+from realm.errors import ConfigError, did_you_mean, one_line, to_install
 from realm.launch.rundir import find_runs
 from realm.watch.progress import busy
 from realm.watch.status import say
-from realm.watch.tensorboard import Curve, read_curves
+from realm.watch.tensorboard import Curve, read_curves, without_tensorflow
 
 PICTURES = (".png", ".svg", ".pdf")
 _FEW_POINTS = 100  # up to here each has a mark
-_SCORES = {"score": ("episode/score", "evaluation/score"), "return": ("episode/r", "evaluation/r")}
+_SCORES = {"score": ("episode/score", "evaluation/score"), "return": ("episode/return", "evaluation/return")}
 """What episodes are measured by -> its curves: of training, of evaluations. The first that is there is drawn."""
 _SEED = re.compile(r"(.+)-seed\d+")
 
@@ -38,6 +41,44 @@ def add_commands(commands: Commands) -> None:
     plotting.add_argument("--out", type=Path, default=Path("curves.png"), help=text)
     plotting.add_argument("--log-dir", help=LOG_DIR_HELP)
     plotting.set_defaults(run=lambda given: plot(given.names, given.log_dir, given.tag, given.out))
+
+    text = "show every curve of every run in a browser"
+    board = commands.add_parser("tensorboard", help=text, example="realm tensorboard my-run --port 6007")
+    board.add_argument("names", nargs="*", metavar="RUN", help="runs (default: all, also those that begin later)")
+    board.add_argument("--port", type=int, default=6006, help="of 127.0.0.1 (default: %(default)s); 0 takes a free one")
+    board.add_argument("--log-dir", help=LOG_DIR_HELP)
+    board.set_defaults(run=lambda given: tensorboard(given.names, given.log_dir, given.port))
+
+
+def tensorboard(names: Sequence[str], log_dir: str | None, port: int) -> int:
+    """Serve TensorBoard until Ctrl+C. It finds a link to each run in a folder, so that runs have their names."""
+    without_tensorflow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pkg_resources
+        from tensorboard import default, program
+    chosen = [run_folder(name, log_dir) for name in names]
+    linked = set[Path]()
+
+    def link(folder: Path) -> None:
+        for run_dir in chosen or [path for path, _ in find_runs(runs_folder(log_dir))]:
+            if run_dir not in linked:
+                linked.add(run_dir)
+                (folder / run_dir.name).symlink_to((run_dir / "log" / "tensorboard").absolute())
+
+    with TemporaryDirectory(prefix="realm-tensorboard-") as folder:
+        link(Path(folder))
+        server = program.TensorBoard(default.get_plugins())
+        # the fast loader drops what the curves say of themselves
+        arguments = ["--logdir", folder, "--port", str(port), "--reload_interval", "5", "--load_fast=false"]
+        server.configure(argv=["tensorboard", *arguments])
+        try:
+            url = server.launch()
+        except program.TensorBoardServerException as error:
+            raise ConfigError(f"{one_line(error)}; --port 0 takes a free one") from error
+        say(f"{url}#custom_scalars", "Ctrl+C ends it")
+        while True:
+            time.sleep(5.0)
+            link(Path(folder))
 
 
 def plot(names: Sequence[str], log_dir: str | None, tag: str, out: Path) -> int:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from realm.contract.messages import Evaluation
+from realm.contract.messages import Evaluation, curve_name
 from realm.contract.versions import Version
 from realm.errors import to_install
 
@@ -21,7 +21,7 @@ class Progress:
     env_steps   of the run; in on_evaluation those that the evaluated model was trained on
     version     of the weights at the learner's last report, 0.0 before; in on_evaluation of the evaluated model
     metrics     curve -> value, as TensorBoard gets it: means since the last report, levels and rates; in on_evaluation
-                `evaluation/<statistic>`; in on_start empty
+                `evaluation/<name>`; in on_start empty
     evaluation  the newest one of this session, None before
     reason      in on_end why the run has ended, else ""
     """
@@ -40,13 +40,13 @@ Hook = Callable[[Progress], str | None]
 def stop_at_score(score: float, curve: str = "") -> Hook:
     """Make a hook that stops the run as soon as the newest evaluation has this score.
 
-    curve: stop by this curve instead, such as `episode/r`, whose value is the mean of one report.
+    curve: stop by this curve instead, such as `episode/return`, whose value is the mean of one report.
     """
 
     def stop(progress: Progress) -> str | None:
         name, value = curve, progress.metrics.get(curve)
         if not curve and progress.evaluation:
-            name, value = f"evaluation/{progress.evaluation.statistic}", progress.evaluation.score
+            name, value = f"evaluation/{curve_name(progress.evaluation.statistic)}", progress.evaluation.score
         return f"{name} = {value:g} has reached {score:g}" if value is not None and value >= score else None
 
     return stop

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 from realm.contract.versions import Version
 
+_WORDS = {"r": "return", "l": "length", "t": "", "layout": "", "turn": ""}
+
+
+def curve_name(statistic: str) -> str:
+    """What a statistic of an episode is called as a curve: gymnasium's `r` and `l` get words. "" for what is no
+    measure: its `t`, the seconds, and which layout was played."""
+    first, mark, rest = statistic.partition("_")
+    word = _WORDS.get(first, first)
+    return f"{word}{mark}{rest}" if word else ""
+
 
 @dataclass(frozen=True)
 class Report:

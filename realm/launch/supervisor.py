@@ -88,7 +88,7 @@ class Supervisor:
                     self.run_file.state = "stopping"
                 elif self.run_file.state == "starting" and run.is_ready():
                     self.run_file.state, self.board.trains_since = "running", time.monotonic()
-                    logger.info("all roles are ready; curves: tensorboard --logdir {}", self._curves.folder)
+                    logger.info("all roles are ready; curves: realm tensorboard {}", self.run_dir)
                 self._record()
                 if run.stopping_since is None or run.learner.process is not None:
                     self._curves.write_due(self.board)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import fmean
 
-from realm.contract import Evaluation, Report
+from realm.contract import Evaluation, Report, curve_name
 from realm.watch.status import Scored, Status
 
 GAUGES = frozenset(
@@ -81,7 +81,8 @@ class Board:
     def judged(self, result: Evaluation) -> dict[str, float]:
         """Show an evaluation; returns its curves, tag -> value."""
         self.evaluation = result
-        return {f"evaluation/{name}": value for name, value in {**result.means, "best": result.best}.items()}
+        named = {curve_name(name): value for name, value in result.means.items()} | {"best": result.best}
+        return {f"evaluation/{name}": value for name, value in named.items() if name}
 
     def take(self, report: Report, incarnation: int) -> None:
         """Add one report of one process."""
@@ -139,7 +140,7 @@ class Board:
 
     @property
     def _statistic(self) -> str:
-        return "episode/score" if "episode/score" in self._episodes else "episode/r"
+        return "episode/score" if "episode/score" in self._episodes else "episode/return"
 
     def recent_of(self, role: str) -> dict[str, float]:
         """Name -> smoothed mean of each value that a role has reported."""

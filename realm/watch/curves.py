@@ -28,15 +28,17 @@ _NOT_TRAINING = ("run_name", "log_dir", "level", "keys_dir", "bind_host", "base_
 
 
 class Curves:
-    """Writes the curves of one run and its configuration; folder: where TensorBoard reads them."""
+    """Writes the curves of one run and its configuration."""
 
     def __init__(self, run_dir: Path, config: RunConfig, tell: Callable[[str, Progress], None] | None = None) -> None:
         """tell: gets the name of a function of `callbacks.py`, and what has happened."""
-        self.folder = run_dir / "log" / "tensorboard"
         self._run_dir, self._tell = run_dir.absolute(), tell or (lambda name, progress: None)
         self._config = config
         self._warnings = run_dir / "log" / "warnings.log"
-        self._tensorboard, self._csv = TensorBoard(self.folder), ProgressCsv(run_dir / "progress.csv")
+        self._tensorboard, self._csv = (
+            TensorBoard(run_dir / "log" / "tensorboard"),
+            ProgressCsv(run_dir / "progress.csv"),
+        )
         self._every = Every(_EVERY_S)
         self._health = health.HealthState()
         self._begun = False

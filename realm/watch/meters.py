@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
-from realm.contract import Array
+from realm.contract import Array, curve_name
 from realm.errors import one_line, place_of_call
 
 _RESERVOIR = 4096
@@ -68,8 +68,9 @@ class Meters:
             return
         self.count("episodes", int(mask.sum()))
         for name, values in info["episode"].items():
-            for value in np.asarray(values)[mask]:
-                self.put(f"episode/{name}", value)
+            if curve := curve_name(name):
+                for value in np.asarray(values)[mask]:
+                    self.put(f"episode/{curve}", value)
 
     def snapshot(self) -> tuple[dict[str, float], dict[str, list[float]]]:
         """(totals so far, name -> [sum, count] since the last snapshot)."""

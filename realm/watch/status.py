@@ -20,7 +20,7 @@ from realm.errors import plain
 if TYPE_CHECKING:
     from loguru import Record
 
-from realm.contract import Version
+from realm.contract import Version, curve_name
 
 Cell = tuple[str, str]
 """Label and text."""
@@ -109,8 +109,7 @@ def judged(scored: Scored) -> str:
 
 def named(statistic: str) -> str:
     """gymnasium calls the return `r`, the length `l` and the seconds that an episode took `t`."""
-    words = {"r": "return", "r_sampled": "return_sampled", "l": "length", "t": "seconds"}
-    return words.get(statistic, plain(statistic))
+    return "seconds" if statistic == "t" else plain(curve_name(statistic) or statistic)
 
 
 def one_line(status: Status) -> str:

@@ -27,7 +27,7 @@ def log_dir(tmp_path: Path) -> Path:
         (folder / "config.toml").write_text(f'[app]\nrun_name = "{name}"\nseed = {number}\n[diy]\nhidden = 64\n')
         tensorboard = TensorBoard(folder / "log" / "tensorboard")
         for step in (100, 200, 300):
-            tensorboard.write({"episode/r": float(step * (number + 1)), "other": 1.0}, step)
+            tensorboard.write({"episode/return": float(step * (number + 1)), "other": 1.0}, step)
         tensorboard.close()
     best = tmp_path / "first" / "best_ckpt" / "model.ckpt-1-5"
     best.mkdir(parents=True)

@@ -62,7 +62,7 @@ def test_a_run_has_ended_at_its_limit_only(tmp_path: Path) -> None:
     assert has_ended(timed, AppConfig(max_seconds=60))
     assert not has_ended(timed, AppConfig(max_seconds=600))
     assert has_ended(a_run(tmp_path / "own", 500, "all workflows have ended"), app)
-    assert has_ended(a_run(tmp_path / "hook", 500, "on_evaluation: evaluation/r = 480 has reached 475"), app)
+    assert has_ended(a_run(tmp_path / "hook", 500, "on_evaluation: evaluation/return = 480 has reached 475"), app)
 
 
 def test_the_table_of_seeds(tmp_path: Path) -> None:

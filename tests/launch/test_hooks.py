@@ -46,10 +46,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def test_stop_at_score() -> None:
     stop = stop_at_score(475)
     assert [stop(progress(score=score)) for score in (None, 474.9)] == [None, None]
-    assert stop(progress(score=480.5)) == "evaluation/r = 480.5 has reached 475"
-    stop = stop_at_score(-100, "episode/r")
-    assert [stop(progress(score=480.5)), stop(progress(**{"episode/r": -101.0}))] == [None, None]
-    assert stop(progress(**{"episode/r": -99.0})) == "episode/r = -99 has reached -100"
+    assert stop(progress(score=480.5)) == "evaluation/return = 480.5 has reached 475"
+    stop = stop_at_score(-100, "episode/return")
+    assert [stop(progress(score=480.5)), stop(progress(**{"episode/return": -101.0}))] == [None, None]
+    assert stop(progress(**{"episode/return": -99.0})) == "episode/return = -99 has reached -100"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_recipes_of_the_page(package: Callable[[str], None], monkeypatch: py
         runs.tell("on_update", progress(10, kl=0.5))
         runs.tell("on_evaluation", progress(20, score=480.0))
         runs.end("over", 60, Wishes())
-        assert runs.reason == "on_evaluation: evaluation/r = 480 has reached 475"
+        assert runs.reason == "on_evaluation: evaluation/return = 480 has reached 475"
         sys.modules.pop("hooked.callbacks")
     assert {"project": "cartpole", "name": "one"}.items() <= calls.init.call_args.kwargs.items()
     assert [call.args[0] for call in calls.log.call_args_list] == [{"kl": 0.5, "env_steps": 10}, {"env_steps": 20}]

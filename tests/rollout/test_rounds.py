@@ -258,7 +258,7 @@ def test_the_episode_counts_in_no_statistic():
     _, totals, meters = play(lambda seed: RecordEpisodeStatistics(sync([[{3: ValueError()}], []], made)), 1)
     assert "episodes" not in totals
     _, totals, meters = play(lambda seed: RecordEpisodeStatistics(sync([[{3: ValueError()}], []], made)), 5)
-    assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+    assert meters.snapshot()[1]["episode/return"][0] == LENGTH * totals["episodes"]
 
 
 ONES, NONE = np.ones(3), np.zeros(3, bool)
@@ -293,7 +293,7 @@ def test_a_vector_that_cannot_restart_a_row_is_made_again(kind, at):
     assert totals["dropped_chunks"] == 3 * len(spoiled)
     check_rows(given)
     assert [one["seq"][0] for one in given] == [i for i in range(8 + len(spoiled)) if i not in spoiled]
-    assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+    assert meters.snapshot()[1]["episode/return"][0] == LENGTH * totals["episodes"]
 
 
 class InPlace(Vector):
@@ -332,7 +332,7 @@ def test_a_row_of_a_vector_is_lost_alone_until_its_episode_ends(value, at):
     assert totals["dropped_chunks"] == len(lost)
     assert [i for i, items in enumerate(given) if not items["valid"][1].any()] == lost
     assert given[0]["valid"][[0, 2]].any(1).all()
-    assert meters.snapshot()[1]["episode/r"][0] == LENGTH * totals["episodes"]
+    assert meters.snapshot()[1]["episode/return"][0] == LENGTH * totals["episodes"]
     apart, _, _ = play(lambda seed: InPlace(3, {at: (1, value)}, []), 8, whole=False)
     assert [len(items["env"]) for items in apart] == [3 - (i in lost) for i in range(8)]
     check_rows(apart)
@@ -717,7 +717,7 @@ def test_keys_of_info_become_statistics_of_each_episode(vector, logged):
     envs.close()
     _, means = meters.snapshot()
     told = {name: [amount / count, count] for name, (amount, count) in means.items()}
-    episodes = told["episode/r"][1]
+    episodes = told["episode/return"][1]
     assert episodes >= 6
     assert told["episode/sold"] == [2 * LENGTH, episodes]
     assert told["episode/customers"] == [7, episodes]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,10 @@ from realm.config.load import load_config
 from realm.watch import tensorboard
 from realm.watch.board import Board
 from realm.watch.curves import Curves
+from realm.watch.descriptions import description
 from realm.watch.meters import Meters
 from realm.watch.tensorboard import TensorBoard
+from tests.cluster import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -260,6 +265,7 @@ def test_writing_loads_no_tensorflow(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from realm.watch.tensorboard import TensorBoard
+from tests.cluster import PATIENCE_S
 board = TensorBoard(Path({str(tmp_path)!r}))
 board.write({{"x": 1.0}}, 1)
 board.describe("", {{"seed": 1}}, 1)
@@ -286,3 +292,60 @@ def test_a_metric_that_is_no_number_is_left_out_and_named_with_the_users_line(va
     kind = type(value).__name__
     assert re.match(rf".*test_tensorboard\.py:\d+: the metric 'score' is of {kind} and left out: ", by_monitor)
     assert by_learn.startswith(f"agent.py:7: the metric 'loss' is of {kind} and left out: ")
+
+
+def test_the_first_page_and_what_each_curve_says_of_itself(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+    writer = TensorBoard(tmp_path)
+    writer.describe("", {}, 0)
+    values = {"episode/return": 1.0, "evaluation/score_median": 2.0, "learner/own": 3.0, "aisrv/sold": 4.0}
+    for step in (1, 2):
+        writer.write(values, step)
+    writer.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    told = {tag: events.SummaryMetadata(tag).summary_description for tag in values}
+    assert told == {
+        "episode/return": "sum of the rewards of an episode of training, mean",
+        "evaluation/score_median": "the environment's own score of an episode of the evaluations, median",
+        "learner/own": "'own', as the agent reports it; mean since the last point",
+        "aisrv/sold": "'sold', as the workflow reports it; mean since the last point",
+    }
+    assert [point.value for point in events.Scalars("learner/own")] == [3.0, 3.0]
+    (layout,) = events.Tensors("custom_scalars__config__")
+    first = Layout.FromString(layout.tensor_proto.string_val[0]).category[0].chart[0].multiline.tag[0]
+    assert re.match(first, "evaluation/return")
+    assert not re.match(first, "evaluation/return_median")
+    assert (
+        description("system/buffer/cpu_share")
+        == "buffer/cpu_share: share of a core, all processes of the role together"
+    )
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_the_command_shows_runs_by_their_names(tmp_path: Path) -> None:
+    """TensorBoard itself takes seconds to start."""
+    for name in ("one", "two"):
+        writer = TensorBoard(tmp_path / name / "log" / "tensorboard")
+        writer.write({"episode/return": 1.0}, 1)
+        writer.close()
+        (tmp_path / name / "config.toml").touch()
+    command = [sys.executable, "-m", "realm", "tensorboard", "one", "two", "--port", "0", "--log-dir", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().partition("#")[0]
+            runs: list[str] = []
+            until = time.monotonic() + PATIENCE_S
+            while len(runs) < 2 and time.monotonic() < until:
+                with urllib.request.urlopen(f"{url}data/runs", timeout=PATIENCE_S) as answer:
+                    runs = json.load(answer)
+                time.sleep(0.1)
+        finally:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert sorted(runs) == ["one", "two"]
+    assert errors == "interrupted\n"
