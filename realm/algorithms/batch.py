@@ -19,6 +19,7 @@ from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Settings
 from realm.contract import Array, Chunk
 
+STATE = "state."  # how the names of memories begin among the inputs and outputs of a network
 FORWARD_ROWS = 4096  # rows of one forward pass without gradients: enough to be fast, few enough for the cache
 
 
@@ -92,7 +93,7 @@ class Sequences(Rows):
 
     @staticmethod
     def inputs(chunk: Chunk, device: torch.device) -> Obs:
-        memory = {f"state.{name}": array for name, array in chunk.state.items()}
+        memory = {STATE + name: array for name, array in chunk.state.items()}
         return {name: tensor(array, device) for name, array in {**chunk.obs, "first": chunk.first, **memory}.items()}
 
     @staticmethod

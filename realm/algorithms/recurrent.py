@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.batch import Sequences, tensor
+from realm.algorithms.batch import STATE, Sequences, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.losses import Loss, Network
 from realm.algorithms.networks import Deviations, Encoder, Obs
@@ -24,8 +24,6 @@ from realm.algorithms.normalise import Moments, Observations, seen_by
 from realm.algorithms.ppo import PPO
 from realm.algorithms.settings import NetworkSettings, Settings
 from realm.contract import ActionSpec, Array, Arrays, Fields, PredictContext
-
-STATE = "state."  # how the names of memories begin among the inputs and outputs of a network
 
 
 class GRUNetwork(nn.Module):
@@ -105,3 +103,11 @@ class RecurrentPPO(PPO):
         now = {name: x[:, 0] for name, x in seen.items() if name in obs}
         action, extra = self.distribution.act(policy[:, 0], now, context.explore, self.generator)
         return action, extra, {name: after[STATE + name][:, 0].cpu().numpy() for name in context.state}
+
+    def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
+        """As `PPO.greedy`; the memory and `first` are among `obs`, the memory after it among what it gives."""
+        network = network or self.network
+        steps = {name: x if name.startswith(STATE) else x[:, None] for name, x in obs.items()}
+        policy, _, after = network(seen_by(network, self.settings, steps))  # type: ignore[misc]
+        memory = {name: x[:, 0] for name, x in after.items() if name in obs}
+        return {**self.distribution.greedy(policy[:, 0], obs), **memory}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.algorithms.batch import FORWARD_ROWS, Batch, Rows, tensor
+from realm.algorithms.batch import FORWARD_ROWS, STATE, Batch, Rows, tensor
 from realm.algorithms.networks import Obs
 from realm.contract import Arrays, Chunk, PredictContext
 
@@ -77,3 +77,14 @@ def with_frames(obs: Arrays, context: PredictContext) -> tuple[Arrays, Arrays]:
         begins = context.first.reshape(-1, *[1] * (now.ndim - 1))
         seen[name] = np.concatenate([np.where(begins, now, before), now], 1)
     return {**obs, **seen}, {name: frames[:, 1:] for name, frames in seen.items()}
+
+
+def frames_of(obs: Obs) -> tuple[Obs, Obs]:
+    """`with_frames` by torch alone, for `Agent.greedy`: obs has `first`, and the frames before as `state.<name>`."""
+    seen, after = {name: x for name, x in obs.items() if name != "first" and not name.startswith(STATE)}, {}
+    for name in [name for name in seen if STATE + name in obs]:
+        now = obs[name].unsqueeze(1)
+        begins = obs["first"].reshape(-1, *[1] * (now.dim() - 1))
+        seen[name] = torch.cat((torch.where(begins, now, obs[STATE + name]), now), 1)
+        after[STATE + name] = seen[name][:, 1:]
+    return seen, after

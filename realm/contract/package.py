@@ -80,7 +80,8 @@ class Agent(Protocol):
 
     An agent that can be exported (`realm export`) also has `greedy(obs)`: name -> tensor [N, ...] to name -> tensor,
     with `action`, what `predict` chooses where explore is 0, and what else it knows, such as `logits`. It uses
-    operations of torch alone, no NumPy and no `len`, so that they can be written down.
+    operations of torch alone, no NumPy and no `len`, so that they can be written down. With `Spec.state` it also gets
+    `first`, bool [N], and the memory as `state.<name>`, zeros where first, and gives the memory after by these names.
     """
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays] | tuple[Array, Arrays, Arrays]:

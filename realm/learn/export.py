@@ -18,14 +18,16 @@ import torch
 from gymnasium.vector import VectorActionWrapper
 from torch import Tensor
 
-from realm.contract import Array, Arrays, Spec
-from realm.errors import ConfigError, UserCodeError, one_line, to_install
+from realm.contract import Array, Arrays, Field, Fields, Spec
+from realm.errors import ConfigError, ContractError, UserCodeError, one_line, to_install
 from realm.learn.policy import layers
+from realm.policy.state import PolicyState
 
 OPSET = 17
 NEEDED = ("onnx", "onnxruntime")
 PACKAGES = "'onnx<1.19' onnxruntime"  # later ones need an ml_dtypes that TensorFlow 2.15 forbids
 _PREFIX = "obs."
+_STATE, _NEXT = "state.", "next."  # of a memory: how the names of inputs and of outputs begin
 
 
 def check_packages() -> None:
@@ -42,7 +44,7 @@ def check_packages() -> None:
 
 
 class _Greedy(torch.nn.Module):
-    """`agent.greedy` as a module whose inputs are the observations in the order of the Spec."""
+    """`agent.greedy` as a module whose inputs are the observations in the order of the Spec, then those of a memory."""
 
     def __init__(self, agent: Any, names: list[str], wrappers: list[Any]) -> None:
         super().__init__()
@@ -58,13 +60,16 @@ class _Greedy(torch.nn.Module):
 
 def write_onnx(
     agent: Any, spec: Spec, envs: Any, path: Path, told: Mapping[str, Any] | None = None
-) -> tuple[list[str], list[str]]:
-    """Write the greedy policy of an agent on the CPU; returns the names of the inputs, in the order of the Spec, and of
+) -> tuple[Fields, list[str]]:
+    """Write the greedy policy of an agent on the CPU; returns the inputs, in the order of the Spec, and the names of
     the outputs, `action` among them.
+
+    One with a memory takes also `first`, bool [N], where an episode begins, and `state.<name>`, zeros there, and gives
+    `next.<name>`, which are the state of the next step.
 
     envs: what its package makes. A VectorActionWrapper there must have `tensors(actions)`, which does by torch alone
     what its `actions` does. told: what the file's metadata shall say, next to `inputs` (how each is made of a raw
-    observation) and `action`; all of it as JSON. Raises UserCodeError if the agent has no `greedy`, has a memory, or
+    observation) and `action`; all of it as JSON. Raises UserCodeError if the agent has no `greedy` or
     computes what ONNX cannot say; OSError.
     """
     package = type(agent).__module__
@@ -79,16 +84,16 @@ def write_onnx(
         raise UserCodeError(
             f"{package}: Agent has no greedy(obs), which an export needs; realm.contract.Agent tells more"
         )
-    if spec.state:
-        raise UserCodeError(f"{package}: an agent with a memory (Spec.state) cannot be exported")
-    names = list(spec.obs)
-    rows = tuple(
-        torch.from_numpy(np.zeros((2, *field.shape), field.dtype)) for field in (spec.obs[name] for name in names)
-    )
+    memory = {_STATE + name: field for name, field in spec.state.items()}
+    fields = {**spec.obs, **({"first": Field((), "bool")} if memory else {}), **memory}
+    names = list(fields)
+    rows = tuple(torch.from_numpy(np.zeros((2, *field.shape), field.dtype)) for field in fields.values())
     with torch.no_grad():
         outputs = list(agent.greedy(dict(zip(names, rows, strict=True))))
-    if "action" not in outputs:
-        raise UserCodeError(f"{package}: Agent.greedy gives {', '.join(outputs)}; one of them must be `action`")
+    missing = [name for name in ("action", *memory) if name not in outputs]
+    if missing:
+        raise UserCodeError(f"{package}: Agent.greedy gives {', '.join(outputs)}; one of them must be `{missing[0]}`")
+    outputs = [_NEXT + name.removeprefix(_STATE) if name in memory else name for name in outputs]
     inputs = [_PREFIX + name if name in outputs or name.isdigit() else name for name in names]  # torch renames these
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -113,7 +118,11 @@ def write_onnx(
         **(told or {}),
         "inputs": {
             input_name: seen.get(name) or {"shape": spec.obs[name].shape, "dtype": spec.obs[name].dtype}
-            for input_name, name in zip(inputs, names, strict=True)
+            for input_name, name in zip(inputs, spec.obs, strict=False)
+        },
+        "memory": {
+            name: {"next": _NEXT + name.removeprefix(_STATE), "field": [field.shape, field.dtype]}
+            for name, field in memory.items()
         },
         "action": {"space": " ".join(str(space).split()), "shape": space.shape, "dtype": str(space.dtype)}
         if space
@@ -124,7 +133,7 @@ def write_onnx(
     model = onnx.load(str(path))
     onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
     onnx.save(model, str(path))
-    return inputs, outputs
+    return dict(zip(inputs, fields.values(), strict=True)), outputs
 
 
 class OnnxPolicy:
@@ -137,9 +146,21 @@ class OnnxPolicy:
         self._inputs = [one.name for one in self._session.get_inputs()]
         told = self._session.get_modelmeta().custom_metadata_map
         self.about: dict[str, Any] = {name: json.loads(value) for name, value in told.items()}
+        memory = self.about.get("memory", {})
+        self._next = {name: told["next"] for name, told in memory.items()}
+        self._memory = PolicyState({name: Field(*told["field"]) for name, told in memory.items()}, 0)
 
-    def act(self, obs: Arrays) -> Array:
-        """obs: name -> [N, ...]. Returns the environment's action for each row, the greedy one, [N, ...]."""
-        seen = {name: obs[name if name in obs else name.removeprefix(_PREFIX)] for name in self._inputs}
-        action: Array = self._session.run(["action"], seen)[0]
-        return action
+    def act(self, obs: Arrays, first: Array | None = None) -> Array:
+        """The environment's action for each row, the greedy one, [N, ...]. obs: name -> [N, ...].
+
+        first: bool [N], which rows begin an episode. A policy with a memory needs it, and keeps one for each row.
+        """
+        given = dict(obs)
+        if self._next:
+            if first is None:
+                raise ContractError("the policy has a memory, so it must be told which rows begin an episode: first")
+            given |= {"first": first} | self._memory.before(np.arange(len(first)), first)
+        seen = {name: given[name if name in given else name.removeprefix(_PREFIX)] for name in self._inputs}
+        action, *after = self._session.run(["action", *self._next.values()], seen)
+        self._memory.after(np.arange(len(action)), dict(zip(self._next, after, strict=True)))
+        return action  # type: ignore[no-any-return]

@@ -149,6 +149,24 @@ def test_an_exported_model_speaks_as_its_environment(
 
 
 @needs_onnx
+@pytest.mark.parametrize("setting", ["ppo.memory=gru", "ppo.frames=3"])
+def test_a_memory_goes_into_a_file_and_comes_out(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    run, file = make_run(tmp_path, "ppo/cartpole.toml", setting), tmp_path / "model.onnx"
+    assert main(["export", str(run), "--onnx", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert f"on {ROWS:,} of {ROWS:,} observations" in said
+    assert "next." in said
+    policy, rows = OnnxPolicy(file), np.ones(4, np.bool_)
+    obs = {"state": np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)}
+    with pytest.raises(ContractError, match="first"):
+        policy.act(obs)
+    policy.act(obs, rows)  # the rest is compared by the command
+
+
+@needs_onnx
 def test_a_file_that_acts_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

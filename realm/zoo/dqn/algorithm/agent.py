@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from realm.algorithms.networks import MLP, Encoder, Obs
 from realm.algorithms.q_learning import Dueling, NoisyLinear, QLearning
-from realm.algorithms.windows import with_frames
+from realm.algorithms.windows import frames_of, with_frames
 from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.dqn.config import Config
 
@@ -42,7 +42,8 @@ class Agent:
         return self.q_learning.act(seen, context.explore, context.env_steps), {}, memory
 
     def greedy(self, obs: Obs) -> Obs:
-        return self.q_learning.greedy(obs)
+        seen, memory = frames_of(obs)
+        return self.q_learning.greedy(seen) | memory
 
     def learn(self, batch: Transitions, info: SampleInfo) -> Learned:
         if self.frames > 1:

@@ -7,10 +7,10 @@ import torch
 
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
-from realm.algorithms.windows import Windows, with_frames
+from realm.algorithms.windows import Windows, frames_of, with_frames
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.pong.config import Config
-from realm.zoo.pong.networks.attention import Attention, remember
+from realm.zoo.pong.networks.attention import Attention, greedy, remember
 from realm.zoo.pong.networks.autoencoder import Autoencoder
 from realm.zoo.pong.networks.conv import Conv
 from realm.zoo.pong.networks.heads import Heads
@@ -44,7 +44,10 @@ class Agent:
         return (*self.ppo.act(seen, context.explore), memory)
 
     def greedy(self, obs: Obs) -> Obs:
-        return self.ppo.greedy(obs)
+        if isinstance(self.model, Attention):
+            return greedy(self.ppo, obs)
+        seen, memory = frames_of(obs)
+        return self.ppo.greedy(seen) | memory
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         return (yield from self.ppo.update(batch, info))

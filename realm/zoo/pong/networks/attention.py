@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realm.algorithms.batch import FORWARD_ROWS, Batch, Rows, tensor
+from realm.algorithms.batch import FORWARD_ROWS, STATE, Batch, Rows, tensor
 from realm.algorithms.losses import Loss, Outputs
 from realm.algorithms.networks import MLP, Obs
 from realm.algorithms.ppo import PPO
@@ -130,3 +130,11 @@ def remember(ppo: PPO, obs: Arrays, context: PredictContext) -> tuple[Array, Arr
         "age": np.minimum(age + 1, past.shape[1]),
     }
     return action, {**extra, "features": features}, after
+
+
+def greedy(ppo: PPO, obs: Obs) -> Obs:
+    """As `PPO.greedy`; the memory is among `obs`, the one after it among what it gives."""
+    past, age = obs[STATE + "features"], obs[STATE + "age"]
+    policy, _, more = ppo.network({"state": obs["state"], "past": past, "age": age})  # type: ignore[misc]
+    after = torch.cat((past[:, 1:], more["features"].unsqueeze(1)), 1), (age + 1).clamp(max=past.shape[1])
+    return {**ppo.distribution.greedy(policy, {}), STATE + "features": after[0], STATE + "age": after[1]}

@@ -13,7 +13,7 @@ from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.recurrent import GRUNetwork, RecurrentPPO
-from realm.algorithms.windows import Windows, with_frames
+from realm.algorithms.windows import Windows, frames_of, with_frames
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.ppo.config import Config
 
@@ -39,7 +39,10 @@ class Agent:
         return (*self.ppo.act(seen, context.explore), memory)
 
     def greedy(self, obs: Obs) -> Obs:
-        return self.ppo.greedy(obs)
+        if isinstance(self.ppo, RecurrentPPO):
+            return self.ppo.greedy(obs)
+        seen, memory = frames_of(obs)
+        return self.ppo.greedy(seen) | memory
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         return (yield from self.ppo.update(batch, info))
