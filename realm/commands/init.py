@@ -190,12 +190,19 @@ def _fitting(package: str, env: str, has_settings: bool) -> tuple[str, Spec]:
 
 def _package(name: str, package: str, env: str) -> dict[str, str]:
     """File -> text of the new package."""
-    texts = {file: (_ZOO / package / file).read_text() for file in _FILES}
+    texts = {file: _text(package, file) for file in _FILES}
     made = re.compile(r'(make_vec\(num_envs, options, )"[^"]*"')
     texts["feature/definition.py"] = made.sub(lambda call: f'{call[1]}"{env}"', texts["feature/definition.py"])
-    texts["train_workflow.py"] = (_ZOO / "cartpole" / "train_workflow.py").read_text()  # the loop itself, to be changed
     texts = {file: _renamed(text, f"realm.zoo.{package}", name) for file, text in texts.items()}
     return {"__init__.py": "", "feature/__init__.py": "", "algorithm/__init__.py": "", **texts}
+
+
+def _text(package: str, file: str) -> str:
+    """Of a file of the zoo. Where it only passes on what another package has, that one's, since it is to be changed."""
+    text = (_ZOO / package / file).read_text()
+    if shared := re.search(r"^from realm\.zoo\.(\w+)\S* import .*\n\n__all__", text, re.MULTILINE):
+        text = _text(shared[1], file).replace(f"realm.zoo.{shared[1]}", f"realm.zoo.{package}")
+    return text
 
 
 def _copied(folder: Path, package: str, name: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from loguru import logger
 from zmq.utils.monitor import recv_monitor_message
 
 from realm.contract import Arrays
+from realm.watch.progress import Every
 from realm.wire import door
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
 from realm.wire.connections import Connections
@@ -159,7 +160,7 @@ class Server(Socket):
         self._zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._zmq.setsockopt(zmq.SNDHWM, 1000)  # a peer gets as many answers as it has open questions, which are few
         self._wrong = "an unknown key" if keys else "a wrong password"
-        self._warned_at = self._refused_at = -_WARN_EVERY_S
+        self._may_warn, self._may_tell = (Every(_WARN_EVERY_S, at_once=True) for _ in range(2))
         self.address = f"{host}:{port}"
         self._domain = door.guard(self._zmq, codec.run_id, keys, self._refuse)
         self._connections = Connections(codec.max_bytes)
@@ -183,8 +184,7 @@ class Server(Socket):
     def _refuse(self, address: str) -> None:
         """Count a peer that the door turned away. Called by the door's thread."""
         self.traffic.refused_peers += 1
-        if time.monotonic() - self._refused_at > _WARN_EVERY_S:
-            self._refused_at = time.monotonic()
+        if self._may_tell.due():
             logger.warning(
                 "{}: turned away a peer at {} with {} ({} so far)",
                 self.address, address, self._wrong, self.traffic.refused_peers,
@@ -232,8 +232,7 @@ class Server(Socket):
 
     def _count_bad(self, error: str) -> None:
         self.traffic.count_bad(error)
-        if time.monotonic() - self._warned_at > _WARN_EVERY_S:
-            self._warned_at = time.monotonic()
+        if self._may_warn.due():
             bad = sum(self.traffic.bad_frames.values())
             logger.warning("{}: dropped a bad message: {} ({} so far)", self.address, error, bad)
 
