@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,22 @@ from realm.contract import (
     arrays_to_chunk,
     chunk_to_arrays,
 )
-from realm.learn.trainer import complete
 
 STATES, ACTIONS, T = 5, 6, 16
+
+
+def complete(learning: Any, at_yield: Callable[[], object] | None = None) -> Learned:
+    """What an update comes to, whichever form `Agent.learn` has."""
+    learned: Learned = learning
+    if isinstance(learning, Generator):
+        try:
+            next(learning)
+            if at_yield is not None:
+                at_yield()
+            next(learning)
+        except StopIteration as end:
+            learned = end.value
+    return learned
 
 
 def spec(dtype: str) -> Spec:
@@ -84,7 +97,7 @@ class Training:
             np.arange(b, dtype=np.uint64), np.ones(b), np.ones(b, np.int64), steps, b, self.env_steps + steps,
             self.version, stale,
         )  # fmt: skip
-        learned: Learned = complete(self.agent.learn(chunk, info), lambda: at_yield and at_yield())
+        learned = complete(self.agent.learn(chunk, info), at_yield)
         self.version, self.env_steps = Version(1, self.version.update + 1), info.env_steps
         self._changed = at_yield is not None
         assert learned[1] is None

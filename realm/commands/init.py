@@ -198,7 +198,7 @@ def _package(name: str, package: str, env: str) -> dict[str, str]:
 
 
 def _text(package: str, file: str) -> str:
-    """Of a file of the zoo. Where it only passes on what another package has, that one's, since it is to be changed."""
+    """Of a file of the zoo; of one that passes on what another package has, that one's, which can be changed."""
     text = (_ZOO / package / file).read_text()
     if shared := re.search(r"^from realm\.zoo\.(\w+)\S* import .*\n\n__all__", text, re.MULTILINE):
         text = _text(shared[1], file).replace(f"realm.zoo.{shared[1]}", f"realm.zoo.{package}")

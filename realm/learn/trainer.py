@@ -38,6 +38,7 @@ from realm.watch.meters import Meters
 
 _MAX_RESTORES = 3  # without _GOOD_UPDATES in between; then the run ends
 _GOOD_UPDATES = 10
+_MAY_YIELD = "it must yield once at most, where its weights may go out"
 
 
 class _NotFiniteError(Exception):
@@ -144,23 +145,22 @@ class Trainer:
         self._measure_lag(items["version"])
         steps, self.memory_size = info.new_env_steps, info.size
         made, restored = self.next_version, False
-
-        def go_out() -> None:
-            if publish is None:
-                return
-            self._check_finite()
-            self._number_weights(steps)
-            publish(self.version, self.env_steps)
-            self._save_due()
-            self._midway = self.version
-
         stale = self._changed or bool((items["version"] != self.version).any())
         info = replace(info, env_steps=self.env_steps + steps, version=self.version, stale=stale)
         self.agent.model.train()
         try:
-            metrics, priorities = _checked(
-                complete(self.agent.learn(self._batch(items), info), go_out), self._learns_at
-            )
+            learned: Any = self.agent.learn(self._batch(items), info)
+            if isinstance(learned, Generator):
+                with closing(learned) as parts:
+                    try:
+                        next(parts)
+                        if publish:
+                            self._go_out(steps, publish)
+                        next(parts)
+                        raise ContractError(f"learn yielded twice in one update; {_MAY_YIELD}")
+                    except StopIteration as end:
+                        learned = end.value
+            metrics, priorities = _checked(learned, self._learns_at)
             self._check_finite()
             if priorities is not None:
                 priorities = _checked_priorities(priorities, len(items["worker"]))
@@ -188,6 +188,14 @@ class Trainer:
         meters.count("items_trained", len(items["worker"]))
         meters.count("env_steps_trained", steps)
         return priorities
+
+    def _go_out(self, steps: int, publish: Callable[[Version, int], None]) -> None:
+        """Publish the weights as they are in the middle of an update."""
+        self._check_finite()
+        self._number_weights(steps)
+        publish(self.version, self.env_steps)
+        self._save_due()
+        self._midway = self.version
 
     def _batch(self, items: Arrays) -> Any:
         """The batch as `Agent.learn` gets it."""
@@ -281,24 +289,6 @@ class Trainer:
             if path := self._saver.write(folder, keep, self.version, self.env_steps):
                 logger.info("saved for the user: {}", path)
         self._asked.clear()
-
-
-def complete(learning: Learned | Generator[None, None, Learned], go_out: Callable[[], None] = lambda: None) -> Learned:
-    """Bring an update to its end, whichever form `Agent.learn` has; returns its metrics and priorities.
-
-    go_out: called where `learn` yields.
-    """
-    if not isinstance(learning, Generator):
-        return learning
-    with closing(learning):
-        try:
-            next(learning)
-            go_out()
-            next(learning)
-        except StopIteration as end:
-            learned: Learned = end.value
-            return learned
-    raise ContractError("learn yielded twice in one update; it must yield once at most, where its weights may go out")
 
 
 def _checked(learned: Any, where: str) -> Learned:

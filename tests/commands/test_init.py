@@ -35,7 +35,6 @@ from realm.data.memory import ReplayMemory
 from realm.errors import ConfigError, ContractError, UserCodeError
 from realm.launch.smoke_test import try_user_code
 from realm.learn.results import newest_model
-from realm.learn.trainer import complete
 from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import load_agent, load_config_class, load_definition, load_hyper, load_workflow
@@ -43,6 +42,7 @@ from realm.watch.meters import Meters
 from realm.zoo.gym import action_spec, make_vec, obs_fields
 from tests.cluster import ROOT
 from tests.console import end, realm, start
+from tests.corridor import complete
 from tests.odd import Odd, registered
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float64)

@@ -26,7 +26,7 @@ from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Lear
 from realm.errors import CheckpointError, ContractError, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.checkpoint import acting, find, load, load_bytes, load_newest, restore, save, to_bytes
-from realm.learn.trainer import Trainer, _checked, complete
+from realm.learn.trainer import Trainer, _checked
 from realm.roles.learner import check_yields
 from realm.watch.meters import Meters
 
@@ -414,12 +414,13 @@ def test_a_second_yield_is_one_sentence(tmp_path: Path, early: bool) -> None:
         one.update(*batches(1)[0], publish=Pool(one).publish if early else None)
 
 
-def test_both_forms_of_learn_are_brought_to_their_end() -> None:
-    batch = batches(1)[0]
-    one, other = Agent(1), Yielding(1)
-    assert "loss" in complete(one.learn(*batch))[0]
-    assert "loss" in complete(other.learn(*batch))[0]
-    assert (one.updates, other.updates) == (1, 2)
+def test_both_forms_of_learn_are_brought_to_their_end(tmp_path: Path) -> None:
+    for agent, updates in ((Agent(1), 1), (Yielding(1), 2)):
+        one = trainer(tmp_path / type(agent).__name__, 1, agent=agent)
+        one.start(1)
+        one.update(*batches(1)[0])
+        assert agent.updates == updates
+        assert "loss" in one._meters.snapshot()[1]
 
 
 def test_part_of_an_update_needs_a_learn_that_yields() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,9 +19,12 @@ from realm import returns
 from realm.commands import main as cli
 from realm.config.load import load_config
 from realm.config.plan import Machine, decide, make_plan
+from realm.contract import SampleInfo, chunk_to_arrays
+from realm.learn.trainer import Trainer
 from realm.user import load_hyper
+from realm.watch.meters import Meters
 from tests.cluster import PATIENCE_S, ROOT
-from tests.diy.test_agent import learn, make_agent, play
+from tests.diy.test_agent import SPEC, make_agent, play
 
 README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"
 DOCUMENTS = [README, CHINESE, ARCHITECTURE]
@@ -238,7 +242,7 @@ def test_every_hop_is_there(document):
             body = found[0].body
 
 
-def test_the_calls_to_the_loss_are_those_of_an_update(monkeypatch):
+def test_the_calls_to_the_loss_are_those_of_an_update(tmp_path, monkeypatch):
     calls = []
 
     def formula(*arguments):
@@ -248,13 +252,17 @@ def test_the_calls_to_the_loss_are_those_of_an_update(monkeypatch):
     loss = returns.clipped_policy_loss
     monkeypatch.setattr(returns, "clipped_policy_loss", formula)
     agent = make_agent()
-    learn(agent, next(play(agent)))
+    chunk = next(play(agent))
+    one = Trainer(agent, SPEC, tmp_path, 0, 1, Meters())
+    one.start(1)
+    b = len(chunk.worker)
+    one.update(chunk_to_arrays(chunk), SampleInfo(np.arange(b), np.ones(b), np.ones(b, int), int(chunk.valid.sum())))
     made = [name.replace("formula", "clipped_policy_loss") for name in calls if not name.startswith("<")]
     section = text_of(ARCHITECTURE).partition("## The calls to the loss\n")[2].partition("One process needs")[0]
     named = [name.rpartition(".")[2] for name in re.findall(r"`[\w/]+\.py: ([\w.]+)`", section)]
     assert f"{len(named)} in all" in section
     named[named.index("ppo_losses")] = "policy"
-    assert named[named.index("complete") :] == made[made.index("complete") :]
+    assert named[named.index("update") :] == made[made.index("update") :]
 
 
 def test_the_tests_that_a_page_names_exist():

@@ -33,7 +33,6 @@ from realm.contract import Arrays, PredictContext, SampleInfo, Version, arrays_t
 from realm.data.buffer import ACCEPTED, make_replay_buffer
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
-from realm.learn.trainer import complete
 from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import common
 
@@ -208,7 +207,7 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
 
     yield Line(
         f"update of {count} gradient steps of {size} rows", samples, "samples",
-        lambda: complete(agent.learn(chunk, info)), "networks alone", both, threads,
+        lambda: list(agent.learn(chunk, info)), "networks alone", both, threads,
     )  # fmt: skip
 
 

@@ -33,7 +33,6 @@ from realm.config.load import load_config
 from realm.contract import NO_VERSION, Array, Arrays, Chunk, Prediction, SampleInfo
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
-from realm.learn.trainer import complete
 from realm.user import load_hyper
 from tools import common
 from tools.bench.peers.common import report
@@ -99,7 +98,8 @@ def main() -> None:
         torch.set_num_threads(plan.learner_threads)
         new = int(chunk.valid.sum())
         env_steps, updates = env_steps + new, updates + 1
-        complete(agent.learn(chunk, dataclasses.replace(info, new_env_steps=new, env_steps=env_steps)))
+        for _ in agent.learn(chunk, dataclasses.replace(info, new_env_steps=new, env_steps=env_steps)):
+            pass  # it yields in the middle
         report(env_steps, updates, scores)
 
 
