@@ -119,10 +119,13 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 
 def normalised(advantage: Tensor, settings: Settings, group: Group) -> Tensor:
     """advantage: f32 [n], this rank's rows of those that are normalised; see `Settings.normalise_advantage`."""
-    if settings.normalise_advantage == "none":
+    if settings.normalise_advantage == "none" or (group.size == 1 and len(advantage) < 2):
         return advantage
-    count, mean, variance = group.moments(advantage)
-    if count < 2:
-        return advantage
-    centred = advantage - mean if settings.normalise_advantage == "mean_std" else advantage
-    return centred / ((variance * (count / (count - 1))).sqrt() + 1e-8)
+    if group.size == 1:  # torch rounds the root of a variance otherwise
+        mean, deviation = advantage.mean(), advantage.std()
+    else:
+        count, mean, variance = group.moments(advantage)
+        if count < 2:
+            return advantage
+        deviation = (variance * (count / (count - 1))).sqrt()
+    return (advantage - mean if settings.normalise_advantage == "mean_std" else advantage) / (deviation + 1e-8)

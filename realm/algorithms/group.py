@@ -34,7 +34,7 @@ class Group:
 
     def moments(self, x: Tensor) -> tuple[int, Tensor, Tensor]:
         """Of the rows x [n, ...] of all ranks: how many there are, their mean and variance, [...]."""
-        variance, mean = torch.var_mean(x, 0, correction=0) if len(x) else (x.sum(0), x.sum(0))
+        mean, variance = (x.mean(0), x.var(0, correction=0)) if len(x) else (x.sum(0), x.sum(0))
         return len(x), mean, variance
 
     def share(self, adam: Adam, metrics: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
