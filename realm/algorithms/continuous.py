@@ -53,7 +53,7 @@ class TwinCritics:
     """Trains the two critics of a network."""
 
     def __init__(self, network: ActorCritics, lr: float) -> None:
-        self._network, self._lr = network, lr
+        self._network, self.lr = network, lr
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
 
     def step(self, rows: Drawn, goal: Tensor) -> Metrics:
@@ -64,7 +64,7 @@ class TwinCritics:
             error = value.detach() - goal
             adam.zero_grad()
             value.backward(2 / len(error) * error)  # type: ignore[no-untyped-call]  # of the mean squared error
-            adam.step(self._lr)
+            adam.step(self.lr)
             errors.append(error)
             values.append(value.detach())
         return {"critic_loss": torch.stack(errors).square().mean(1).sum(), "value": torch.stack(values).mean()}

@@ -140,7 +140,7 @@ class QLearning:
         )
         self.adam = Adam(self.module.parameters(), 1e-8)
         self.generator = torch.Generator().manual_seed(seed)  # explores, draws the noise of layers
-        self.steps = 0  # gradient steps
+        self.steps, self.lr = 0, settings.lr  # gradient steps
 
     @torch.inference_mode()
     def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
@@ -182,6 +182,7 @@ class QLearning:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn; returns each row's |TD error| as its priority."""
         own, errors, values, norms = self.settings, [], [], []
+        self.lr = own.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             self.target_module.load_state_dict(self.module.state_dict())
         beta = between(own.beta_start, 1.0, own.beta_steps, info.env_steps)
@@ -205,7 +206,7 @@ class QLearning:
             "grad_norm": torch.stack(norms).mean(),
         }
         priorities = error.abs().cpu().numpy().astype(np.float64) + 1e-6
-        return {name: float(value) for name, value in metrics.items()}, priorities
+        return {name: float(value) for name, value in metrics.items()} | {"lr": self.lr}, priorities
 
     def _ahead(self) -> int:
         """Gradient steps until the target changes, at most PASS_STEPS; noise is drawn for each step."""
@@ -238,7 +239,7 @@ class QLearning:
         self.adam.zero_grad()
         values.backward(of_values)  # type: ignore[no-untyped-call]
         norm = self.adam.grad_norm()
-        self.adam.step(own.lr, (norm / own.max_grad_norm).clamp(min=1.0) if own.max_grad_norm else None)
+        self.adam.step(self.lr, (norm / own.max_grad_norm).clamp(min=1.0) if own.max_grad_norm else None)
         self.steps += 1
         if self.steps % own.target_every == 0:
             self.target_module.load_state_dict(self.module.state_dict())

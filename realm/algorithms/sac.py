@@ -65,7 +65,7 @@ class SAC:
         self.log_temperature = nn.Parameter(torch.tensor(math.log(settings.temperature or 1.0), device=device))
         self.entropy_target = settings.entropy_target or -float(len(action.low))
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critics = TwinCritics(network, settings.lr)
+        self.critics, self.lr = TwinCritics(network, settings.lr), settings.lr
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
         self.weights = list(network.critic_nets.parameters())
         self.target_weights = list(self.target.critic_nets.parameters())
@@ -91,6 +91,7 @@ class SAC:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         means = Means()
+        self.lr = self.critics.lr = self.settings.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             follow(self.target_weights, self.weights, 1.0)
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
@@ -101,7 +102,7 @@ class SAC:
             means.add(self.step_actor(minibatch.obs, noise[1, part]))
             follow(self.target_weights, self.weights, self.settings.tau)
             self.steps += 1
-        return means.result(), None
+        return {**means.result(), "lr": self.lr}, None
 
     @torch.no_grad()
     def goals(self, rows: Drawn, noise: Tensor) -> Tensor:
@@ -117,11 +118,11 @@ class SAC:
         with self.critics.held():
             values = both_values(self.network, obs, action)
         loss = (temperature * log_density - torch.minimum(values[0], values[1])).mean()
-        self.actor_adam.descend(loss, self.settings.lr)
+        self.actor_adam.descend(loss, self.lr)
         entropy = -log_density.detach().mean()
         if not self.settings.temperature:
             self.log_temperature.grad = entropy - self.entropy_target
-            self.temperature_adam.step(self.settings.lr)
+            self.temperature_adam.step(self.lr)
         return {"actor_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
 
     def state_dict(self) -> dict[str, Any]:

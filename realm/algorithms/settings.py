@@ -166,13 +166,29 @@ class NetworkSettings(Settings):
 
 
 @dataclass(frozen=True)
-class TD3Settings(Checked):
+class FallingRate(Checked):
+    """The learning rate of the off-policy algorithms."""
+
+    lr: float = 3e-4  # learning rate, of every network
+    lr_end: float = 0.0  # what it becomes by lr_steps, linear between
+    lr_steps: int = 0  # env steps until lr_end; 0: the learning rate stays
+
+    def check_rate(self) -> None:
+        self.check_positive(("lr",))
+        self.check_least(("lr_end", "lr_steps"), 0)
+
+    def lr_at(self, env_steps: int) -> float:
+        share = min(1.0, env_steps / self.lr_steps) if self.lr_steps else 0.0
+        return self.lr + share * (self.lr_end - self.lr)
+
+
+@dataclass(frozen=True)
+class TD3Settings(FallingRate):
     """Of `td3.py`; the paper's values where it has them (arXiv:1802.09477)."""
 
     table: ClassVar[str] = "td3"
     gamma: float = 0.99  # discount of a step
     minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
-    lr: float = 3e-4  # learning rate of actor and critics
     tau: float = 0.005  # how far the targets move in a step
     policy_delay: int = 2  # steps of the critics for one of the actor and the targets
     explore_noise: float = 0.1  # standard deviation of exploration, in halves of the action's range
@@ -182,19 +198,18 @@ class TD3Settings(Checked):
 
     def __post_init__(self) -> None:
         self.check_least(("minibatch_size", "policy_delay"), 1)
-        self.check_positive(("lr",))
+        self.check_rate()
         self.check_share(("gamma", "tau"))
         self.check_least(("explore_noise", "target_noise", "target_noise_clip", "random_steps"), 0)
 
 
 @dataclass(frozen=True)
-class SACSettings(Checked):
+class SACSettings(FallingRate):
     """Of `sac.py`; the values of arXiv:1812.05905."""
 
     table: ClassVar[str] = "sac"
     gamma: float = 0.99  # discount of a step
     minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
-    lr: float = 3e-4  # learning rate of actor, critics and temperature
     tau: float = 0.005  # how far the targets move in a step
     temperature: float = 0.0  # weight of the entropy; 0: learned
     entropy_target: float = 0.0  # of the learned temperature, in nats; 0: minus the number of action dimensions
@@ -202,20 +217,20 @@ class SACSettings(Checked):
 
     def __post_init__(self) -> None:
         self.check_least(("minibatch_size",), 1)
-        self.check_positive(("lr",))
+        self.check_rate()
         self.check_share(("gamma", "tau"))
         self.check_least(("temperature", "random_steps"), 0)
 
 
 @dataclass(frozen=True)
-class QSettings(Checked):
+class QSettings(FallingRate):
     """Of `q_learning.py`."""
 
     table: ClassVar[str] = "q_learning"
     gamma: float = 0.99  # discount of a step
     n_step: int = 1  # rewards of a row
     minibatch_size: int = 128  # rows of one gradient step; a draw is cut into parts of this size
-    lr: float = 2.5e-4  # learning rate
+    lr: float = 2.5e-4
     double: bool = True  # the network chooses the next action, and the target rates it (arXiv:1509.06461)
     target_every: int = 500  # gradient steps after which the target becomes the network
     huber: float = 1.0  # errors above this count linearly; 0: all squared
@@ -228,6 +243,6 @@ class QSettings(Checked):
 
     def __post_init__(self) -> None:
         self.check_least(("n_step", "minibatch_size", "target_every", "epsilon_steps", "beta_steps"), 1)
-        self.check_positive(("lr",))
+        self.check_rate()
         self.check_share(("gamma", "epsilon_start", "epsilon_end", "beta_start"))
         self.check_least(("huber", "max_grad_norm"), 0)

@@ -50,7 +50,7 @@ class TD3:
         self.target = frozen_copy(network)
         self.weights, self.target_weights = _weights(network), _weights(self.target)
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critics = TwinCritics(network, settings.lr)
+        self.critics, self.lr = TwinCritics(network, settings.lr), settings.lr
         self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
         self.steps = 0  # gradient steps of the critics
 
@@ -73,6 +73,7 @@ class TD3:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         own, means = self.settings, Means()
+        self.lr = self.critics.lr = own.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             follow(self.target_weights, self.weights, 1.0)
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
@@ -89,7 +90,7 @@ class TD3:
                 self.steps += 1
                 if self.steps % own.policy_delay == 0:
                     means.add(self.step_actor(minibatch.obs))
-        return means.result(), None
+        return {**means.result(), "lr": self.lr}, None
 
     @torch.no_grad()
     def goals(self, rows: Drawn, noise: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class TD3:
         gradient, as in algorithm 1 of the paper."""
         with self.critics.held():
             loss = -self.network.critic(0, obs, self.network.actor(obs)).mean()
-        self.actor_adam.descend(loss, self.settings.lr)
+        self.actor_adam.descend(loss, self.lr)
         follow(self.target_weights, self.weights, self.settings.tau)
         return {"actor_loss": loss.detach()}
 

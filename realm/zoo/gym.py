@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorActionWrapper, VectorEnv
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
+from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation, TransformReward
 
 from realm.contract import ActionSpec, Array, Arrays, Field, Fields
 from realm.errors import ConfigError, ContractError, pip_here
@@ -38,11 +38,15 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     `{"state": ...}` where they were no dicts. One named `legal` or `action_mask` is the mask of legal actions, here
     called `legal`. Actions are whole numbers from 0, i64 [E] or i64 [E, numbers], or f32 [E, A] (see `_OwnActions`).
 
-    options: the table `[env]`; default: the id if it names none; joint: several whole numbers become one, each
+    An environment with a method `action_masks()`, as sb3-contrib has it, gets its answer as the mask, too.
+
+    options: the table `[env]`, of which `reward_scale` multiplies rewards and `clip_reward` then bounds them, while
+    episodes report their own; default: the id if it names none; joint: several whole numbers become one, each
     combination an action. They do so anyway where the mask has a number for each combination.
     """
     given = dict(options)
     env_id = name = given.pop("id", default)
+    scale, bound = float(given.pop("reward_scale", 1.0)), float(given.pop("clip_reward", np.inf))
     envs: Any
     try:
         if str(name).startswith(("ALE/", "ale_py:")) and find_spec("ale_py") is None:
@@ -52,7 +56,7 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
             given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, **given}
             envs = gymnasium.make_vec(f"ale_py:{name}", num_envs, **given)
         else:
-            envs = _Envs([partial(gymnasium.make, name, **given)] * num_envs)
+            envs = _Envs([partial(_masked, name, given)] * num_envs)
     except gymnasium.error.DependencyNotInstalled as error:
         text = pip_here(str(error))
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
@@ -77,9 +81,41 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         }
 
     space = spaces.Dict(single)
-    numbers = _Observed(RecordEpisodeStatistics(envs), observed, batch_space(space, num_envs), space)
+    envs = RecordEpisodeStatistics(envs)
+    if (scale, bound) != (1.0, np.inf):
+        envs = TransformReward(envs, lambda reward: np.clip(scale * reward, -bound, bound))
+    numbers = _Observed(envs, observed, batch_space(space, num_envs), space)
     numbers.inputs = {name: _described(path, own, single[name]) for name, (path, own) in parts.items()}
     return numbers
+
+
+def _masked(name: Any, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    env = gymnasium.make(name, **options)
+    own = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else {}
+    masks = env.has_wrapper_attr("action_masks") and isinstance(env.action_space, (*_CHOICES, spaces.MultiBinary))
+    return _Masked(env) if masks and not own.keys() & set(_MASK_KEYS) else env
+
+
+class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """What `action_masks()` of an environment gives, as the observation `action_mask`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        own, count = env.observation_space, sum(_whole(env.action_space)[1])
+        parts = own.spaces if isinstance(own, spaces.Dict) else {"state": own}
+        self.observation_space = spaces.Dict({**parts, "action_mask": spaces.MultiBinary(count)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._with_mask(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(obs), reward, terminated, truncated, info
+
+    def _with_mask(self, obs: Any) -> dict[str, Any]:
+        parts = obs if isinstance(obs, Mapping) else {"state": obs}
+        return {**parts, "action_mask": np.asarray(self.env.get_wrapper_attr("action_masks")(), np.int8)}
 
 
 class _Envs(SyncVectorEnv):

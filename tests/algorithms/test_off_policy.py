@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import math
 from typing import Any
@@ -251,6 +252,20 @@ class TestSAC:
         near(agent.model, literal, 1e-5)
         near(agent.sac.target.critic_nets, target.critic_nets, 1e-5)
         assert agent.sac.log_temperature.item() == pytest.approx(log_alpha.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("agent", "config", "discrete"),
+    [(TD3Agent, TD3Config, False), (SACAgent, SACConfig, False), (DQNAgent, DQNConfig, True)],
+)
+def test_the_learning_rate_falls(agent: Any, config: Any, discrete: bool) -> None:
+    one = agent(spec(discrete), config(hidden=16, minibatch_size=12, lr=1e-2, lr_end=0.0, lr_steps=100), "cpu", 5)
+    for env_steps, lr in ((0, 1e-2), (50, 5e-3), (100, 0.0), (900, 0.0)):
+        before = copy.deepcopy(one.model.state_dict())
+        metrics, _ = one.learn(batch(discrete), dataclasses.replace(INFO, env_steps=env_steps))
+        assert metrics["lr"] == pytest.approx(lr)
+        same = all(torch.equal(before[name], weight) for name, weight in one.model.state_dict().items())
+        assert same == (lr == 0)
 
 
 class TestQLearning:

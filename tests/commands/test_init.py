@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -160,6 +161,55 @@ def test_several_numbers_are_one_where_it_is_asked_for_or_the_mask_has_one_for_e
     envs.reset(seed=1)
     for number in range(6):  # the environment itself checks them
         envs.step(np.full(2, number))
+
+
+class Methodical(gymnasium.Env):
+    """Says the legal actions by a method, as sb3-contrib has it: all but the step's; each step is worth -30."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, nested: bool = False) -> None:
+        self.nested = nested
+        self.observation_space = spaces.Dict({"a": FLOATS}) if nested else FLOATS
+
+    def action_masks(self) -> Array:
+        return np.arange(3) != self.steps
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self.look(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.look(), -30.0, self.steps == 2, False, {}
+
+    def look(self) -> Any:
+        seen = np.zeros(FLOATS.shape, np.float32)
+        return {"a": seen} if self.nested else seen
+
+
+gymnasium.register("Methodical-v0", Methodical)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_method_action_masks_is_the_mask(nested: bool) -> None:
+    envs = make_vec(2, {"id": "Methodical-v0", "nested": nested}, "")
+    assert set(envs.single_observation_space.spaces) == {"a" if nested else "state", "legal"}
+    obs, _ = envs.reset(seed=0)
+    for step in range(2):
+        assert obs["legal"].tolist() == [[number != step for number in range(3)]] * 2
+        obs = envs.step(np.zeros(2, np.int64))[0]
+
+
+def test_rewards_are_scaled_and_clipped_but_episodes_report_their_own() -> None:
+    envs = make_vec(1, {"id": "Methodical-v0", "reward_scale": 0.1, "clip_reward": 2}, "")
+    envs.reset(seed=0)
+    rewards, infos = zip(*[envs.step(np.zeros(1, np.int64))[1::3] for _ in range(2)], strict=True)
+    assert [float(reward[0]) for reward in rewards] == [-2.0, -2.0]
+    assert infos[1]["episode"]["r"][0] == -60
+    envs = make_vec(1, {"id": "Methodical-v0", "reward_scale": 0.1}, "")
+    envs.reset(seed=0)
+    assert float(envs.step(np.zeros(1, np.int64))[1][0]) == pytest.approx(-3.0)
 
 
 def test_spaces_that_cannot_be_are_refused() -> None:
