@@ -31,9 +31,9 @@ from realm.contract import (
     arrays_to_chunk,
     chunk_to_arrays,
 )
-from realm.learn.trainer import complete
 from realm.zoo.ppo.algorithm.agent import Agent
 from realm.zoo.ppo.config import Config
+from tests.corridor import complete
 
 B, T = 8, 6  # chunks of a batch, steps of each
 PATIENCE_S = 120.0
@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "few rows": {**PLAIN, "minibatch_size": 2, "minibatches": "drawn", "epochs": 1},
     "each pass": {"estimate_each_pass": True, "normalise_over": "minibatch"},
     "kl": {**PLAIN, "kl_stop": 0.1, "kl_target": 1e-3, "epochs": 6},
-    "memory": {"memory": "gru", "continuous": True, "normalise_obs": True},
+    "memory": {"memory": "gru", "continuous": True, "normalise_obs": True, "epochs": 2},
     "frames": {"frames": 3},
     "nan": {**PLAIN, "nan": True},
     "nan of a minibatch": {**PLAIN, "nan": True, "normalise_advantage": "none", "minibatch_size": 5},
