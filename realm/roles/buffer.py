@@ -33,7 +33,7 @@ Answer = tuple[bytes, Message]
 _HOLD_S = 5.0
 """So long the word of the supervisor holds that there is no memory; it comes again every second."""
 
-_Had = dict[Annotated[int, msgspec.Meta(ge=0)], tuple[int, int]]
+_Had = dict[Annotated[int, msgspec.Meta(ge=0)], tuple[int, int]]  # worker -> (incarnation, seq) of a round
 _PRIORITIES = {"key": Field((), "uint64"), "priority": Field((), "float64")}
 
 
@@ -104,14 +104,6 @@ def _keep(
     except BaseException as error:  # the role's loop raises it
         answers.put(error)
         wake()
-
-
-def _origins(message: Message) -> dict[int, tuple[int, int]]:
-    """Worker -> (incarnation, seq), as a learner names them. Raises WireError."""
-    try:
-        return msgspec.convert(message.meta["had"], _Had, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise WireError(f"sample from {message.sender}: had: {error}") from error
 
 
 @dataclass
@@ -227,7 +219,7 @@ class Keeper:
         if count < 1:
             raise WireError(f"sample from {message.sender}: count must be at least 1, got {count}")
         if self._draw is None and self._last is None and "had" in message.meta:
-            self.buffer.had(_origins(message))
+            self.buffer.had(message.value("had", _Had))
         since = self._draw.since if self._draw is not None and self._draw.asked == asked else time.monotonic()
         self._draw = _Draw(peer, asked, count, message.version(), since)
         return []

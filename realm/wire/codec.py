@@ -79,29 +79,21 @@ class Message(msgspec.Struct, frozen=True):
     sender: str = ""
     incarnation: int = 0
 
+    def value(self, name: str, kind: type[T]) -> T:
+        """One of the values, of this type. Raises WireError if it is another one."""
+        return _converted(self, self.meta.get(name), kind, f"{name}: ")
+
     def integer(self, name: str) -> int:
-        value = self.meta.get(name)
-        if type(value) is not int:
-            raise WireError(f"{self.kind} from {self.sender}: {name} must be an integer, got {value!r}")
-        return value
+        return self.value(name, int)
 
     def text(self, name: str) -> str:
-        value = self.meta.get(name)
-        if type(value) is not str:
-            raise WireError(f"{self.kind} from {self.sender}: {name} must be text, got {value!r}")
-        return value
+        return self.value(name, str)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self.meta.get(name)
-        if type(value) is not dict or any(type(key) is not str for key in value):  # MessagePack allows other keys
-            raise WireError(f"{self.kind} from {self.sender}: {name} must be a mapping, got {value!r}")
-        return value
+        return self.value(name, dict[str, Any])
 
     def version(self, name: str = "version") -> Version:
-        value = self.meta.get(name)
-        if type(value) is not list or len(value) != 2 or any(type(number) is not int for number in value):
-            raise WireError(f"{self.kind} from {self.sender}: {name} must be [epoch, update], got {value!r}")
-        return Version(*value)
+        return self.value(name, Version)
 
     def array(self, name: str) -> Array:
         if name not in self.arrays:
@@ -111,12 +103,16 @@ class Message(msgspec.Struct, frozen=True):
 
 def parsed(message: Message, kind: type[T], **stricter: Any) -> T:
     """A message's values as a dataclass. stricter: field -> a type that it must be of, too. Raises WireError."""
+    for name, hint in stricter.items():
+        message.value(name, hint)
+    return _converted(message, message.meta, kind)
+
+
+def _converted(message: Message, value: Any, kind: type[T], label: str = "") -> T:
     try:
-        for name, hint in stricter.items():
-            msgspec.convert(message.meta.get(name), hint)
-        return msgspec.convert(message.meta, kind)
+        return msgspec.convert(value, kind, str_keys=True)  # MessagePack's keys may be numbers, JSON's may not
     except msgspec.ValidationError as error:
-        raise WireError(f"{message.kind} from {message.sender}: {error}") from error
+        raise WireError(f"{message.kind} from {message.sender}: {label}{error}") from error
 
 
 @dataclass(frozen=True)
