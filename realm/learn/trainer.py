@@ -38,7 +38,7 @@ from realm.watch.meters import Meters
 
 _MAX_RESTORES = 3  # without _GOOD_UPDATES in between; then the run ends
 _GOOD_UPDATES = 10
-_MAY_YIELD = "it must yield once at most, where its weights may go out"
+_YIELDED_TWICE = "learn yielded twice in one update; it must yield once at most, where its weights may go out"
 
 
 class _NotFiniteError(Exception):
@@ -157,7 +157,7 @@ class Trainer:
                         if publish:
                             self._go_out(steps, publish)
                         next(parts)
-                        raise ContractError(f"learn yielded twice in one update; {_MAY_YIELD}")
+                        raise ContractError(_YIELDED_TWICE)
                     except StopIteration as end:
                         learned = end.value
             metrics, priorities = _checked(learned, self._learns_at)

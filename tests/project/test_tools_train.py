@@ -299,7 +299,8 @@ def bench(tmp_path, rows, rounds):
         config=SMOKE, set=TINY,
     )  # fmt: skip
     results = {"setup": {"to_score": None}, "rows": {row.name: train.new_entry(row) for row in rows}}
-    return train.Bench(rows, args, load_config(SMOKE, TINY), results), results, args.out
+    train.run_rows(rows, args, load_config(SMOKE, TINY), results)
+    return results, args.out
 
 
 def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monkeypatch, capsys):
@@ -314,8 +315,7 @@ def test_any_error_of_a_row_leaves_the_others_and_is_tried_again(tmp_path, monke
         return {**dict.fromkeys(FIGURES - {"round"}, 1.0), "died": ""}
 
     monkeypatch.setattr(train, "measure", measure)
-    runs, results, _ = bench(tmp_path, rows, rounds=2)
-    runs.run()
+    results, _ = bench(tmp_path, rows, rounds=2)
     assert calls == ["plain-1", "local-1", "local-2", "plain-2"]
     plain = results["rows"]["plain"]
     assert plain["failures"] == [{"round": 1, "why": "OSError: no more sockets"}]
@@ -330,8 +330,7 @@ def test_a_tiny_run_of_two_rows_and_one_that_fails(tmp_path, capsys):
     one = ("wrapper_type=remote", "aisrv_count=1", "predict_local_or_remote=local", "buffer_backend=native")
     rows = [Row("plain", "plain loop", "plain"), Row("cluster", "one worker", "cluster", (*one, "eval_cpu_share=0"))]
     rows.append(Row("broken", "is wrong", "cluster", ("no_such_field=1",)))
-    runs, results, out = bench(tmp_path, rows, rounds=1)
-    runs.run()
+    results, out = bench(tmp_path, rows, rounds=1)
 
     kept = json.loads(out.read_text())["rows"]
     for name in ("plain", "cluster"):

@@ -385,54 +385,39 @@ def new_entry(row: Row) -> dict[str, Any]:
     return {"kind": row.kind, "says": row.says, "settings": list(row.settings), "rounds": [], "failures": []}
 
 
-class Bench:
-    """Runs rows in rounds and keeps the results."""
+def run_rows(rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, results: Results) -> None:
+    """Run all rounds. The results are in the file after each row; a log stays where a row fails."""
+    plan, wanted = common.plan_of(config.app), Wanted(args.seconds, args.to_score, args.score_minutes * 60)
+    folder = args.out.parent.absolute() / f"{args.out.stem}-runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    of_all = folder / "config.toml"
+    of_all.write_text(to_toml(config))
 
-    def __init__(self, rows: Sequence[Row], args: argparse.Namespace, config: RunConfig, results: Results) -> None:
-        self._rows, self._args, self._results = rows, args, results
-        self._plan = common.plan_of(config.app)
-        self._folder: Path = args.out.parent.absolute() / f"{args.out.stem}-runs"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._config = self._folder / "config.toml"
-        self._config.write_text(to_toml(config))
-        self._wanted = Wanted(args.seconds, args.to_score, args.score_minutes * 60)
-
-    def run(self) -> None:
-        """All rounds."""
-        common.in_rounds({row.name: partial(self._one, row) for row in self._rows}, self._args.rounds)
-
-    def _one(self, row: Row, number: int, show: common.Say) -> None:
-        """Run a row once, and say what came of it."""
-        came = self._measured(row, number, self._results["rows"][row.name], show)
-        common.Progress().say(f"round {number} of {self._args.rounds}, {row.name}: {came}")
-        common.write_json(self._args.out, self._results)
-
-    def _measured(self, row: Row, number: int, entry: dict[str, Any], show: common.Say) -> str:
-        log = self._folder / f"{row.name}-{number}.log"
-        try:
-            figures = self._measure(row, number, log, show)
-        except Exception as error:  # whatever it is, the other rows go on
-            why = str(error) if isinstance(error, RuntimeError | ConfigError) else f"{type(error).__name__}: {error}"
-            entry["failures"].append({"round": number, "why": why})
-            return f"failed: {why}" + (f" ({log})" if log.exists() else "")
-        entry["rounds"].append({"round": number, **figures})
-        text = f"{figures['env_steps_per_s']:,.0f} env steps/s"
-        if figures["died"]:
-            return f"{text}, but it did not come to its score: it {figures['died']} ({log})"
-        log.unlink()
-        return text
-
-    def _measure(self, row: Row, number: int, log: Path, show: common.Say) -> Figures:
-        """Leaves a log, which stays where it fails."""
+    def once(row: Row, number: int, show: common.Say) -> None:
+        entry, log = results["rows"][row.name], folder / f"{row.name}-{number}.log"
         run = log.with_suffix("")
         shutil.rmtree(run, ignore_errors=True)  # of a measurement that was interrupted
         try:
-            start = start_of(row, self._config, self._plan, run, number, self._plan.cores)
+            start = start_of(row, of_all, plan, run, number, plan.cores)
             start.folder.mkdir(exist_ok=True)
-            reader = Lines(log) if row.kind in ("plain", "peer") else Curves(run)
-            return measure(start, log, reader, self._wanted, show)
+            figures = measure(start, log, Lines(log) if row.kind in ("plain", "peer") else Curves(run), wanted, show)
+        except Exception as error:  # whatever it is, the other rows go on
+            why = str(error) if isinstance(error, RuntimeError | ConfigError) else f"{type(error).__name__}: {error}"
+            entry["failures"].append({"round": number, "why": why})
+            came = f"failed: {why}" + (f" ({log})" if log.exists() else "")
+        else:
+            entry["rounds"].append({"round": number, **figures})
+            came = f"{figures['env_steps_per_s']:,.0f} env steps/s"
+            if figures["died"]:
+                came += f", but it did not come to its score: it {figures['died']} ({log})"
+            else:
+                log.unlink()
         finally:
             shutil.rmtree(run, ignore_errors=True)
+        common.Progress().say(f"round {number} of {args.rounds}, {row.name}: {came}")
+        common.write_json(args.out, results)
+
+    common.in_rounds({row.name: partial(once, row) for row in rows}, args.rounds)
 
 
 # ---- the table ----
@@ -519,7 +504,7 @@ def main() -> None:
     results["rows"] = {row.name: new_entry(row) for row in rows}
     stopped = False
     try:
-        Bench(rows, args, config, results).run()
+        run_rows(rows, args, config, results)
     except KeyboardInterrupt:
         stopped = True
     print(f"\n{table(results)}\n\n{common.made_by(results['about'])}")
