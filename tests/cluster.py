@@ -19,12 +19,14 @@ class Run:
     """One `realm start` with the counting configuration, in a directory of its own."""
 
     def __init__(
-        self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT, variables=None, launch=None
-    ):
-        """variables: of the environment, besides this process's. launch: called in the new process."""
+        self, tmp_path, *overrides, config="tests/counting/counting.toml", cwd=ROOT, variables=None, launch=None,
+        options=(),
+    ):  # fmt: skip
+        """variables: of the environment, besides this process's. launch: called in the new process. options: of the
+        command."""
         self.dir = tmp_path / "runs" / "one"
         self.output = tmp_path / "output.txt"
-        command = [sys.executable, "-m", "realm", "start", "--config", config]
+        command = [sys.executable, "-m", "realm", "start", "--config", config, *options]
         for one in (f"log_dir={tmp_path / 'runs'}", "run_name=one", *overrides):
             command += ["--set", one]
         self.process = subprocess.Popen(

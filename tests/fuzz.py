@@ -18,7 +18,8 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -33,6 +34,9 @@ from realm.data.buffer import make_replay_buffer
 from realm.env import map as maps
 from realm.env.map import MapError
 from realm.errors import CheckpointError, Stopped, UserError
+from realm.launch.child import ChildArgs
+from realm.launch.host import AGENT, HostReport, this_host
+from realm.launch.hosts import Host, Hosts
 from realm.launch.rundir import RunFile, boot_id, find_runs, living_pids, start_of
 from realm.launch.start import Prepared
 from realm.launch.supervisor import Supervisor
@@ -44,6 +48,7 @@ from realm.user import load_definition, load_hyper
 from realm.watch.meters import Meters
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES
+from realm.wire.curve_keys import CurveKeys, load_keys, make_keys
 from realm.wire.line import Frame, Layout, Line, connect
 from realm.wire.sockets import Traffic, Waker
 from tests.broken import JUNK, mutate
@@ -223,6 +228,34 @@ def control(cases: Cases, folder: Path) -> None:
     supervisor._server.close()
 
 
+def agent(cases: Cases, folder: Path) -> None:
+    """The same port for the agents of hosts: two have come, and roles run there."""
+    (folder / "log").mkdir(exist_ok=True)
+    app: Any = SimpleNamespace(hosts=2, bind_host="127.0.0.1", algo=ALGO)
+    hosts, info = Hosts(app, make_curve(folder)), this_host(ALGO)
+    hosts.begin(RunConfig(AppConfig(algo=ALGO), {}, {}, {}), folder)
+    log = ("aisrv-0", "one")
+    reports = HostReport(), HostReport([("aisrv", 0, 1, 1)], log, ["w"]), HostReport(log=log), HostReport(left="c")
+    good = [Message("hello", 1, dataclasses.asdict(info))]
+    good += [Message("report", 1, dataclasses.asdict(report)) for report in reports]
+    codec = Codec("run", "", AGENT, 1, CONTROL_MAX_BYTES)
+    while cases.more():
+        if cases.done % 20 == 0:
+            hosts.turn(cases.done)
+            hosts.living.setdefault(1, Host(info, 1, (b"peer", 1), cases.done))
+            hosts.place(1, ChildArgs("aisrv", 0, 1, folder, "", "", 0, "", 1, False))
+        try:
+            hosts.take(b"peer", codec.decode(broken_frames(cases.draw, codec, cases.draw.choice(good))))
+        except WireError:
+            cases.refused += 1
+    hosts.server.close()
+
+
+def make_curve(folder: Path) -> CurveKeys:
+    make_keys(folder / "keys")
+    return cast(CurveKeys, load_keys(str(folder / "keys")))
+
+
 class Fed:
     """Stands for a role's server and its link: every turn of the role's loop gets the next broken message."""
 
@@ -300,6 +333,7 @@ class FedJob:
     spec: Spec
     weights: bytes = b""
     seed: int = 0
+    index: int = 0
 
     @property
     def link(self) -> Fed:
@@ -550,6 +584,7 @@ def run_files(cases: Cases, folder: Path) -> None:
 
 DOORS: dict[str, Callable[[Cases, Path], None]] = {
     "control port": control,
+    "agents": agent,
     "predict port": predict,
     "samples port": samples,
     "models port": models,

@@ -223,7 +223,8 @@ def _lines_of(seen: Seen, width: int) -> list[str]:
         used = f"{memory:,.0f} MB" if memory else "-"  # it has sent no report yet
         numbers = str(role["pid"] or "-"), str(role["incarnation"]), f"{messages:,.0f}", used
         state = "starting" if role["state"] == "bound" else role["state"]
-        rows.append((label, state, *numbers, role["address"].removeprefix("tcp://")))
+        where = f"on {role['host']}" if role.get("host") else role["address"].removeprefix("tcp://")
+        rows.append((label, state, *numbers, where))
     roles = [f"  {line}" for line in table(rows, right=frozenset({2, 3, 4, 5}))]
     return [head, *lines(seen.status, width), *roles]
 

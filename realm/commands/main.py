@@ -28,7 +28,7 @@ _MOST_TEXT = 2000  # of an error: it may quote what a file holds
 # commands that are the same for all games
 NO_GAME = (
     "init", "start", "resume", "sweep", "stop", "status", "runs", "compare", "plot", "tensorboard", "config", "attach",
-    "logs", "save", "pack", "keys", "doctor",
+    "logs", "save", "pack", "keys", "doctor", "host",
 )  # fmt: skip
 
 

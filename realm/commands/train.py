@@ -1,17 +1,21 @@
-"""`realm start` trains in a cluster of processes or in this one; `realm resume` goes on with a run that has ended."""
+"""`realm start` trains in a cluster of processes or in this one, `realm resume` goes on with a run that has ended, and
+`realm host` joins the run of another machine."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from realm.apart import apart
 from realm.commands.ending import resuming, say_ending
-from realm.commands.games import projects
+from realm.commands.games import KAIWU, projects
 from realm.commands.locate import DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, checkpoints_of, run_folder
 from realm.commands.parser import Commands
 from realm.commands.series import SET_HELP, add_configuration, train_seeds
@@ -24,9 +28,15 @@ from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.learn.results import newest_model
 from realm.user import BUILT_IN, hyper_keys, load_preferences, refuse_code_of_a_run
+from realm.watch.status import say
 
+if TYPE_CHECKING:
+    from realm.launch.hosts import Hosts
+
+_RUN, _KEYS = "REALM_RUN", "REALM_KEYS_DIR"
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _DETACH_HELP = "leave the run in the background when it is ready"
+_BY_HAND_HELP = "with hosts: print what to call on the other machines, and wait for them"
 
 
 def add_commands(commands: Commands) -> None:
@@ -37,6 +47,7 @@ def add_commands(commands: Commands) -> None:
     add_configuration(starting)
     starting.add_argument("--fresh", action="store_true", help=FRESH_HELP)
     starting.add_argument("--detach", action="store_true", help=_DETACH_HELP)
+    starting.add_argument("--by-hand", action="store_true", help=_BY_HAND_HELP)
     starting.add_argument(
         "--seeds", type=int, nargs="+", default=[], metavar="SEED",
         help="a run for each seed, run_name-seed1 and so on, one after the other; the same command goes on",
@@ -48,8 +59,16 @@ def add_commands(commands: Commands) -> None:
     going_on.add_argument("name", nargs="?", default="", metavar="RUN", help=RUN_HELP)
     going_on.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=SET_HELP)
     going_on.add_argument("--detach", action="store_true", help=_DETACH_HELP)
+    going_on.add_argument("--by-hand", action="store_true", help=_BY_HAND_HELP)
     going_on.add_argument("--log-dir", help=LOG_DIR_HELP)
-    going_on.set_defaults(run=lambda given: resume(run_folder(given.name, given.log_dir), given.set, given.detach))
+    going_on.set_defaults(
+        run=lambda given: resume(run_folder(given.name, given.log_dir), given.set, given.detach, given.by_hand)
+    )
+
+    text = "run workers of a run that another machine leads"
+    joining = commands.add_parser("host", help=text, example="realm host --keys keys")
+    joining.add_argument("--keys", help=f"folder of this machine's keys (default: {_KEYS}, else keys)")
+    joining.set_defaults(run=_host)
 
 
 def start(arguments: argparse.Namespace) -> int:
@@ -64,18 +83,70 @@ def start(arguments: argparse.Namespace) -> int:
     if arguments.detach:
         words = ["start", "--config", arguments.config, *(["--fresh"] if arguments.fresh else [])]
         return start_detached(words + set_options(arguments.set), config)
-    return train(config, arguments.fresh)
+    return train(config, arguments.fresh, arguments.by_hand)
 
 
-def train(config: RunConfig, fresh: bool = False) -> int:
-    """Train in this terminal. fresh: do not resume the run `run_name`, but begin another next to it."""
-    app = config.app
-    if app.run_mode == "eval":
+def train(config: RunConfig, fresh: bool = False, by_hand: bool = False) -> int:
+    """Train in this terminal. fresh: do not resume the run `run_name`, but begin another next to it. by_hand: people
+    start the agents of hosts."""
+    if config.app.run_mode == "eval":
         return _evaluate(config)
     from realm.watch.resources import raise_file_limit  # late: it brings rich, which `--help` does not need
 
     raise_file_limit()
-    decided = decide(app, this_machine(), load_preferences(app.algo))
+    if not config.app.hosts and not by_hand:
+        return _train(config, fresh, None)
+    hosts = _awaited(config, by_hand)
+    try:
+        return _train(config, fresh, hosts)
+    finally:
+        hosts.end()
+
+
+def _awaited(config: RunConfig, by_hand: bool) -> Hosts:
+    """The hosts of a start, none of which has come yet."""
+    from realm.launch.hosts import Hosts
+    from realm.launch.ports import check_ports
+    from realm.wire.curve_keys import load_keys
+
+    app = config.app
+    if not app.hosts:
+        raise ConfigError("--by-hand: the key hosts is 0, so there is no other machine to wait for; leave it out")
+    if not by_hand:
+        raise ConfigError(f"hosts = {app.hosts}: say --by-hand, which prints what to call on the other machines")
+    if app.algo == KAIWU:
+        raise ConfigError(f"hosts = {app.hosts}: a project written for KaiwuDRL runs on one machine; it must be 0")
+    check_ports(app)
+    keys = load_keys(app.keys_dir)
+    assert keys is not None, "AppConfig asks for them"
+    hosts = Hosts(app, keys)
+    told = f"call `realm host` on {app.hosts} other machines, where a copy of this folder is, and give it this line:"
+    say(told, f"{hosts.server.address} {hosts.run_id} {app.algo}", to_stderr=True)
+    return hosts
+
+
+def _host(given: argparse.Namespace) -> int:
+    """`realm host`. The run's id is never on the command line, which every user of a machine can read."""
+    from realm.launch.host import serve
+    from realm.watch.resources import raise_file_limit
+    from realm.wire.curve_keys import load_keys
+
+    keys = load_keys(given.keys or os.environ.get(_KEYS) or "keys")
+    assert keys is not None
+    if not (line := os.environ.pop(_RUN, "")):
+        say("give me the line that `realm start --by-hand` has printed:", to_stderr=True)
+        line = sys.stdin.readline()
+    if not (match := re.fullmatch(r"\s*(tcp://[\w.-]{1,255}:[0-9]{1,5}) ([0-9a-f]{16}) ([\w.]{1,80})\s*", line)):
+        raise ConfigError(f"{line[:60]!r} is not the line that `realm start --by-hand` has printed")
+    raise_file_limit()
+    serve(match[1], match[2], match[3], keys)
+    return 0
+
+
+def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
+    app = config.app
+    cores = hosts.gather(app.start_timeout_s) if hosts else ()
+    decided = decide(app, this_machine(cores), load_preferences(app.algo))
     plan = make_plan(decided.app)
     if app.wrapper_type == "local":
         enter_learner_environment(plan)  # before slow imports, since it may start this process again
@@ -96,12 +167,14 @@ def train(config: RunConfig, fresh: bool = False) -> int:
     from realm.watch.display import STOPS, display
     from realm.watch.summary import write_summary
 
-    prepared = prepare(config, decided, fresh)
+    prepared = prepare(config, decided, fresh, hosts.run_id if hosts else "")
     run_dir = prepared.run_dir
-    supervisor = Supervisor(prepared, decided.own_network)
+    if hosts:
+        hosts.begin(prepared.config, run_dir)
+    supervisor = Supervisor(prepared, decided.own_network, hosts, decided.dealt)
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
-    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause)
+    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause, supervisor.ran)
     if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
         prepared.put_back_config()
     if supervisor.state.trace:
@@ -127,12 +200,12 @@ def _evaluate(config: RunConfig) -> int:
     return 0
 
 
-def resume(run_dir: Path, overrides: Sequence[str], detach: bool) -> int:
+def resume(run_dir: Path, overrides: Sequence[str], detach: bool, by_hand: bool = False) -> int:
     """Train until a limit, a signal or an error; return the exit code. overrides: `key=value`, as of --set."""
     config = configuration_of(run_dir, overrides)
     if detach:
         return start_detached(["resume", str(run_dir), *set_options(overrides)], config)
-    return train(config)
+    return train(config, by_hand=by_hand)
 
 
 def configuration_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:

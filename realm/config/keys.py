@@ -156,6 +156,8 @@ class AppConfig:
     no keys; the run's id is the password."""
     base_port: Port = 0
     """First of the run's ports; 0 takes any free ports."""
+    hosts: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """Other machines that run workers of this run; each joins by `realm host`. They need keys_dir and bind_host."""
 
     def __post_init__(self) -> None:
         if self.preload_model and not self.preload_model_dir:
@@ -166,6 +168,13 @@ class AppConfig:
             raise ValueError(
                 "without keys_dir, bind_host must be a loopback address, since other machines may reach "
                 f"{self.bind_host}: call `.venv/bin/python -m realm keys new` and set keys_dir = keys"
+            )
+
+        loopback = ipaddress.IPv4Address(self.bind_host).is_loopback
+        if self.hosts and (loopback or not self.keys_dir or self.wrapper_type == "local"):
+            raise ValueError(
+                f'hosts = {self.hosts}: other machines join, so this wants keys_dir, wrapper_type = "remote", and a '
+                "bind_host that they reach"
             )
 
     def limit_reached(self, env_steps: int, training_s: float) -> str:

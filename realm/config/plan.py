@@ -53,6 +53,7 @@ class Plan:
     cores                         cores that the run may use
     learner_threads               torch threads of the learner
     device                        of the learner's and the actor's models
+    hosts                         other machines, whose workers predict for themselves
     """
 
     workers: int
@@ -76,6 +77,7 @@ class Plan:
     device: str
     free_running: bool = False
     rest_s: float = 0.0
+    hosts: int = 0
 
     @property
     def round_size(self) -> int:
@@ -88,12 +90,14 @@ class Machine:
     """The facts about the machine that decisions depend on.
 
     own_network   a process may have a network namespace of its own; asked only where there is reverb, which needs it
+    host_cores    of each host, which runs workers of this run
     """
 
     cores: int
     gpus: int
     has_reverb: bool
     own_network: bool = True
+    host_cores: tuple[int, ...] = ()
 
 
 def usable_cores() -> int:
@@ -112,7 +116,7 @@ def gpus() -> int:
     return min(there, len(list(itertools.takewhile(lambda name: name not in ("", "-1"), names))))
 
 
-def this_machine() -> Machine:
+def this_machine(host_cores: tuple[int, ...] = ()) -> Machine:
     """Look at this machine without importing torch or reverb."""
     from importlib import metadata  # late: roles import this module and do not need it
 
@@ -121,7 +125,7 @@ def this_machine() -> Machine:
     except metadata.PackageNotFoundError as error:
         raise ConfigError("torch is not installed in this Python; README.md says how to install it") from error
     has_reverb = all(find_spec(name) for name in ("reverb", "tensorflow"))
-    return Machine(usable_cores(), usable, has_reverb, has_reverb and netns.possible())
+    return Machine(usable_cores(), usable, has_reverb, has_reverb and netns.possible(), host_cores)
 
 
 # --- decisions
@@ -136,11 +140,13 @@ class Decided:
 
     why           key -> the reason for its value, for each key that was `auto`
     own_network   the buffer's storage is in a network namespace of its own: no other process reaches reverb's port
+    dealt         workers of this machine and of each host
     """
 
     app: AppConfig
     why: dict[str, str]
     own_network: bool
+    dealt: tuple[int, ...]
 
 
 def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = None) -> Decided:
@@ -161,7 +167,7 @@ def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = N
         # workers that wait for a newer version must first have collected enough for an update
         ratio = max(app.preload_ratio, int(app.replay_buffer_capacity) / int(app.train_batch_size))
         app = dataclasses.replace(app, preload_ratio=ratio)
-    return Decided(app, why, own_network=app.buffer_backend == "reverb" and machine.own_network)
+    return Decided(app, why, app.buffer_backend == "reverb" and machine.own_network, _deal(app, machine))
 
 
 def with_replay(decided: Decided, step_bytes: int, usable: int) -> Decided:
@@ -206,7 +212,7 @@ def _predict(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> 
         return "local", "without a GPU each core predicts for its own worker while the learner waits"
     if _is_off_policy(app):
         return "local", "without a GPU a few rows cost less than the way to an actor"
-    if _costly_actor(int(app.aisrv_count), int(app.aisrv_connect_to_kaiwu_env_count)):
+    if _costly_actor(_deal(app, machine)[0], int(app.aisrv_connect_to_kaiwu_env_count)):
         return "local", _ACTOR_ON_CPU
     return "remote", "the worker asks about so many environments at once that the way to the actor costs little"
 
@@ -219,7 +225,19 @@ def _flow(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Cho
     return "overlapping", f"{machine.cores} cores, {machine.gpus} GPUs: workers play while the learner trains"
 
 
+def _deal(app: AppConfig, machine: Machine) -> tuple[int, ...]:
+    """Workers of this machine and of each host: their shares of `aisrv_count` are as `auto` would have them."""
+    shares = [_workers_here(app, machine)[0], *machine.host_cores]
+    ends = [round(int(app.aisrv_count) * end / sum(shares)) for end in itertools.accumulate(shares, initial=0)]
+    return tuple(end - start for start, end in itertools.pairwise(ends))
+
+
 def _workers(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
+    (here, why), there = _workers_here(app, machine), sum(machine.host_cores)
+    return here + there, f"{here} here ({why}), and one for each core of a host" if there else why
+
+
+def _workers_here(app: AppConfig, machine: Machine) -> tuple[int, str]:
     alone = app.predict_local_or_remote == "local" or (app.predict_local_or_remote, app.device) == ("auto", "cpu")
     if app.flow == "alternating" and alone:
         return min(machine.cores, _MOST_WORKERS), "one core each while they play"
@@ -293,7 +311,8 @@ def _threads(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> 
         return machine.cores, "all others wait while it trains"
     # at least two, one for the policy and one for the critic: on two cores a worker still fits in next to them
     # an actor with a single worker computes while that waits
-    left = machine.cores - int(app.aisrv_count) - (app.predict_local_or_remote == "remote" and app.aisrv_count != 1)
+    here = _deal(app, machine)[0]
+    left = machine.cores - here - (app.predict_local_or_remote == "remote" and here != 1)
     return max(min(2, machine.cores), left), "the cores that workers and actor do not use"
 
 
@@ -391,6 +410,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         cores=cores or usable_cores(),
         learner_threads=numbers.torch_num_threads,
         device=app.device,
+        hosts=app.hosts,
     )
 
 
@@ -414,14 +434,17 @@ def stale_choice(decided: Decided, plan: Plan) -> str:
     )
 
 
-def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
-    """A sentence for each of the user's choices that is known to be slow on this machine (docs/performance.md)."""
+def slow_choices(app: AppConfig, plan: Plan, here: int | None = None) -> list[str]:
+    """A sentence for each of the user's choices that is known to be slow on this machine (docs/performance.md). here:
+    its workers, if not all are."""
+    here = plan.workers if here is None else here
     remote, gpu = app.wrapper_type == "remote", plan.device != "cpu"
     strict = remote and plan.max_version_lag == 0 and not plan.publish_early
     rules = (
         (
-            plan.workers > 2 * plan.cores,
-            f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers",
+            here > 2 * plan.cores,
+            f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers"
+            + (f" here, which are {here}" if here != plan.workers else ""),
         ),
         (
             plan.learner_threads > plan.cores,
@@ -442,7 +465,7 @@ def slow_choices(app: AppConfig, plan: Plan) -> list[str]:
             "predict_local_or_remote is local, so workers predict on the CPU although there is a GPU",
         ),
         (
-            not plan.predict_local and not gpu and _costly_actor(plan.workers, plan.envs_per_worker),
+            not plan.predict_local and not gpu and _costly_actor(here, plan.envs_per_worker),
             f"predict_local_or_remote is remote, but {_ACTOR_ON_CPU}",
         ),
         (

@@ -127,7 +127,8 @@ def run_role(args: ChildArgs) -> int:
     cause, code, trace = "stopped", EXIT_STOPPED, ""
     try:
         codec = Codec(args.run_id, args.schema, name, args.incarnation, args.max_bytes)
-        server = Server(codec, config.app.bind_host, args.port, args.keys) if ROLES[args.role].answers else None
+        keys = args.keys if config.app.keys_dir else None  # what listens on a host is for that machine alone
+        server = Server(codec, config.app.bind_host, args.port, keys) if ROLES[args.role].answers else None
         orders = link.bound(server.address if server else "", WAITS["bound"])
         job = Job(
             args.role, args.index, args.incarnation, orders.epoch, args.run_dir, config, make_plan(config.app),

@@ -39,6 +39,7 @@ _MOST_PAUSE_S = 30.0
 _QUIET_REPORTS = 30  # missing reports before a role is named
 _QUIET_UPDATES = 5  # the same in updates: a role may wait for one, and the learner reports between two
 _KILLED_AFTER = 3  # times as long
+WORKERS_A_CORE = 2  # at most, where others were lost
 
 Key = tuple[str, int]
 
@@ -49,6 +50,9 @@ class Role:
 
     name: str
     index: int
+    home: int = 0  # the slot of the host that it belongs to; 0: this machine
+    at: int | None = 0  # where it runs, or is to start; None: nowhere, until a host comes
+    host: str = ""  # the name of that machine, if it is another one
     process: Handle | None = None
     pid: int = 0  # of its process, once it has told it
     created: float = 0.0  # that process, as `rundir.start_of` tells it
@@ -79,11 +83,15 @@ class Role:
     def label(self) -> str:
         return f"{self.name}-{self.index}"
 
+    @property
+    def full_label(self) -> str:
+        return f"{self.label} on {self.host}" if self.host else self.label
+
     def shown(self) -> dict[str, Any]:
         """As run.json and `realm status` show it."""
         pid, created = (self.pid, self.created) if self.process else (0, 0.0)
         which = {"incarnation": self.incarnation, "address": self.address, "state": self.state}
-        return {"pid": pid, "created": created, **which}
+        return {"pid": pid, "created": created, **which, **({"host": self.host} if self.home else {})}
 
     def begin(self, now: float) -> None:
         """Its next process starts."""
@@ -131,6 +139,7 @@ class RunState:
     turned_at          when `turn` was called last
     updates_then       the learner's updates, and when that count was first seen
     last_model         is awaited, or saved, and the evaluator judges it before the run ends
+    places             slot -> name of a machine that is there, and the most workers that start there; 0: this machine
     """
 
     app: AppConfig
@@ -148,6 +157,7 @@ class RunState:
     exit_code: int = 0
     last_model: Literal["", "awaited", "saved"] = ""
     last_asked_at: float = 0.0
+    places: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.updates_then = 0.0, self.turned_at
@@ -291,7 +301,8 @@ def ready(role: Role, origin: str, now: float) -> list[Action]:
     """It works now. origin: a sentence about where a learner goes on, else ""."""
     role.state, role.named = "ready", False
     seconds = max(0.0, now - role.started_at)  # less than 0 if the supervisor was frozen
-    said = f"{role.label} is ready (pid {role.shown()['pid']}, {seconds:.1f} s)"
+    pid = f"pid {role.pid}, " if role.pid else ""
+    said = f"{role.full_label} is ready ({pid}{seconds:.1f} s)"
     return [Say("INFO", said), *([Say("INFO", origin)] if origin else [])]
 
 
@@ -300,12 +311,16 @@ def ended(run: RunState, role: Role, code: int, now: float) -> list[Action]:
     if run.wishes.first:  # it came before this end: then the role is not started again
         stop(run, called(run.wishes.first), 0, now)
     state, role.state = role.state, "ended"
+    goes_home = role.home in run.places and role.at != role.home
     cause = role.cause or (f"killed by {name_of(-code)}" if code < 0 else f"exit code {code}")
     if run.stopping_since is not None:
         return _ended_while_stopping(run, role, state, code, cause)
     if role.unwanted:
         role.state = "stopped"
         return [Say("INFO", f"{role.label} was stopped by the user")]
+    if goes_home:
+        role.state, role.at = "waiting", role.home
+        return [Spawn(role)]
     if code == EXIT_STOPPED and role.row.plays:
         role.state = "finished"
         if all(one.state in ("finished", "stopped") for one in run.workers):
@@ -314,16 +329,59 @@ def ended(run: RunState, role: Role, code: int, now: float) -> list[Action]:
     if code == EXIT_STOPPED:
         return _fail(run, role, f"{role.label} ended by itself ({run.log_of(role)})", 1, now)
     if code in (EXIT_USER, EXIT_DIVERGED):  # starting it again would not help
-        return _fail(run, role, f"{role.label}: {cause} ({run.log_of(role)})", code, now)
+        return _fail(run, role, f"{role.full_label}: {cause} ({run.log_of(role)})", code, now)
     count = role.count_restart(run.updates, _RESTART_WINDOW_S, now)
     if count > run.app.restart_budget:
         within = f"in {max(now - role.restarts[0][0], _RESTART_WINDOW_S):.0f} s"
-        return _fail(run, role, f"{role.label} failed {count} times {within}: {cause} ({run.log_of(role)})", 1, now)
+        return _fail(
+            run, role, f"{role.full_label} failed {count} times {within}: {cause} ({run.log_of(role)})", 1, now
+        )
     role.state = "waiting"
     pause = role.restart_at - now
     when = f" in {pause:.0f} s" if pause > 0 else ""
-    said = Say("WARNING", f"{role.label} ended: {cause}; starting it again{when}")
+    said = Say("WARNING", f"{role.full_label} ended: {cause}; starting it again{when}")
     return [said] if when else [said, Spawn(role)]
+
+
+def host_lost(run: RunState, slot: int, why: str, now: float) -> list[Action]:
+    """All that ran on this host is lost. Its workers start elsewhere, where there is room; this spends no restart."""
+    name, _ = run.places.pop(slot)
+    lost = [role for role in run.roles.values() if role.at == slot]
+    for role in lost:
+        if role.process is not None:
+            role.state = "stopped" if role.unwanted else "waiting"
+        role.process, role.at, role.host, role.address, role.bound, role.next = None, None, "", "", None, None
+        role.incarnation += 1  # should it come back, it is told to stop
+    actions = _settle(run, now)
+    wait = sum(role.at is None for role in lost if role.row.plays)
+    said = f"the host {name} is lost ({why}); {f'{wait} of its' if wait else 'none of its'} workers wait for a host"
+    return [Say("WARNING", f"{said}, the others start elsewhere"), *actions]
+
+
+def host_came(run: RunState, slot: int, name: str, cores: int, now: float) -> list[Action]:
+    """A host takes this slot: the workers that belong there come back to it."""
+    run.places[slot] = name, WORKERS_A_CORE * cores
+    return _settle(run, now)
+
+
+def _settle(run: RunState, now: float) -> list[Action]:
+    """Send roles home, and workers without a place to where there is the most room, if there is any."""
+    actions: list[Action] = []
+    for role in run.roles.values():
+        taken = [one.at for one in run.workers]
+        rooms = {slot: most - taken.count(slot) for slot, (_, most) in run.places.items()}
+        roomy = max(rooms, key=lambda slot: rooms[slot])
+        if role.home in run.places and role.at != role.home:
+            slot = role.home
+        elif role.at is None and role.row.plays and rooms[roomy] > 0:
+            slot = roomy
+        else:
+            continue
+        if role.process is None:
+            role.at, role.restart_at = slot, now
+        else:
+            actions.append(Kill(role))  # then `ended` sends it home
+    return actions
 
 
 def _ended_while_stopping(run: RunState, role: Role, state: str, code: int, cause: str) -> list[Action]:
@@ -353,7 +411,8 @@ def _watch(run: RunState, role: Role, now: float) -> list[Action]:
     """Start a role again when that is due; ask, name or kill one that lives."""
     runs_on = run.stopping_since is None
     if role.process is None:
-        return [Spawn(role)] if role.state == "waiting" and runs_on and now >= role.restart_at else []
+        due = role.state == "waiting" and role.at is not None and now >= role.restart_at
+        return [Spawn(role)] if due and runs_on else []
     took, limit = now - role.started_at, run.app.start_timeout_s
     if role.state in ("starting", "bound") and not role.row.optional and runs_on and took > limit:
         longer = f"start_timeout_s = {limit:g} is over; choose a larger one if it only starts slowly"

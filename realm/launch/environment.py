@@ -22,9 +22,9 @@ def for_python(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **({} if is_checkout else {"PYTHONSAFEPATH": "realm"})}
 
 
-def role_environment(role: str, plan: Plan) -> dict[str, str]:
-    """This process's variables, updated for a role's process."""
-    threads = str(plan.learner_threads if role == "learner" else 1)
+def role_environment(role: str, plan: Plan | None) -> dict[str, str]:
+    """This process's variables, updated for a role's process. plan: None on a host that does not know it yet."""
+    threads = str(plan.learner_threads if plan and role == "learner" else 1)
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
@@ -38,7 +38,7 @@ def role_environment(role: str, plan: Plan) -> dict[str, str]:
         # waiting threads sleep (see realm/__init__.py), but a gradient step has a hundred barriers, and sleeping at
         # each costs a fifth of its time; 3000 spins take about 10 us, and most barriers are over by then
         environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "3000")
-    if role == "buffer" or holds_weights(role, plan):
+    if role == "buffer" or plan is None or holds_weights(role, plan):
         # otherwise glibc returns large blocks to the system after every batch: twice the time on a CPU
         environment |= {
             "MALLOC_MMAP_THRESHOLD_": "1073741824",

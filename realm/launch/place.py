@@ -85,7 +85,7 @@ def place(
     it calls `signals.listen`. It writes to `log` and ends with this process. environment: all of its variables.
     own_network: `run` may call `netns.enter`. Raises ConfigError or OSError if no process can be started.
     """
-    os.close(_open_log(log))  # raises OSError here if the log cannot be written
+    os.close(open_log(log))  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
     arguments = (run, argument, dict(environment), log, title, own_network)
     process: BaseProcess
@@ -196,7 +196,7 @@ def _main(
 ) -> None:
     """The first lines of the new process."""
     os.setsid()
-    output = _open_log(log)
+    output = open_log(log)
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)
@@ -213,7 +213,7 @@ def _main(
     os._exit(code)
 
 
-def _open_log(log: Path) -> int:
+def open_log(log: Path) -> int:
     """Open a log to append to it. In a run's folder that somebody else made, it may be a link or a pipe: refused."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(log, flags, 0o666)

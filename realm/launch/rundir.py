@@ -186,8 +186,9 @@ def find_runs(log_dir: Path, skipped: Callable[[str], None] | None = None) -> li
     return sorted([(path, run) for path, run in runs if run], key=lambda pair: pair[1].started or pair[1].created)
 
 
-def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
-    """Create or reuse the run's directory; fresh: never reuse one. Raises ConfigError if a living run uses it."""
+def claim_run_dir(app: AppConfig, fresh: bool, run_id: str = "") -> tuple[Path, RunFile]:
+    """Create or reuse the run's directory; fresh: never reuse one. run_id: "" makes one. Raises ConfigError if a living
+    run uses it."""
     folder = Path(app.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
     if fresh or not app.run_name:
@@ -214,7 +215,7 @@ def claim_run_dir(app: AppConfig, fresh: bool) -> tuple[Path, RunFile]:
     # a damaged checkpoint counts, too: its number is taken
     epoch = max([earlier.epoch if earlier else 0, *(version.epoch for version, _ in models_in(run_dir / "ckpt"))])
     own = os.getpid()
-    run = RunFile(secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch, lock=lock)
+    run = RunFile(run_id or secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch, lock=lock)
     if earlier:
         run.statistic, run.score = earlier.statistic, earlier.score
     run.write(run_dir)

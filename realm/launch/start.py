@@ -59,10 +59,11 @@ class Prepared:
             self.former_config.replace(self.run_dir / "config.toml")
 
 
-def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepared:
+def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: str = "") -> Prepared:
     """Check everything that can be checked before a process starts, then claim the run's directory.
 
-    fresh: do not resume the run `run_name`, but begin another next to it. Raises ConfigError or UserCodeError.
+    fresh: do not resume the run `run_name`, but begin another next to it. run_id: what the hosts know it by; "" makes
+    one. Raises ConfigError or UserCodeError.
     """
     plan = make_plan(decided.app)
     keys = None
@@ -97,7 +98,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
             look_back=spec.draw.look_back,
         )
     check_memory(
-        workers=plan.workers,
+        workers=decided.dealt[0],
         envs_per_worker=plan.envs_per_worker,
         chunks=plan.capacity // (spec.chunk_length if spec.draw else 1) if not config.app.save_replay else 0,
         chunk_bytes=spec.sample_bytes,
@@ -105,7 +106,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False) -> Prepare
     )
     _check_models(config, spec, fresh)
     try:
-        run_dir, run_file = claim_run_dir(config.app, fresh)
+        run_dir, run_file = claim_run_dir(config.app, fresh, run_id)
         config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
         run_file.beginning = beginning(run_dir, config)
         former = _write_config(run_dir, to_toml(config, decided.why))
@@ -125,7 +126,7 @@ def _tell(config: RunConfig, decided: Decided, plan: Plan, beginning: list[str])
         logger.info("chosen: {} = {}: {}", key, getattr(decided.app, key), reason)
     if sentence := stale_choice(decided, plan):
         logger.warning("{}", sentence)
-    for sentence in slow_choices(config.app, plan):
+    for sentence in slow_choices(config.app, plan, decided.dealt[0]):
         logger.warning("slow: {}", sentence)
     if plan.backend == "reverb" and not decided.own_network:
         logger.warning(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from loguru import logger
 from realm.errors import ConfigError, one_line
 from realm.launch import decisions
 from realm.launch.child import ChildArgs, run_role
-from realm.launch.decisions import Role
+from realm.launch.decisions import WORKERS_A_CORE, Role
 from realm.launch.environment import role_environment
 from realm.launch.hooks import Hooks
+from realm.launch.host import AGENT
+from realm.launch.hosts import Hosts
 from realm.launch.place import place, starved_s
 from realm.launch.ports import fixed_ports
 from realm.launch.rundir import start_of_leader
@@ -33,33 +35,48 @@ from realm.user import has_enter
 from realm.watch.board import Board
 from realm.watch.curves import Curves
 from realm.watch.resources import Resources
-from realm.watch.status import Status
+from realm.watch.status import HostStatus, Status
+from realm.watch.summary import shares
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, RunSoFar, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
+
+_ON_CABLE = 1.05  # with the headers of Ethernet, IP and TCP
 
 
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
 
-    def __init__(self, prepared: Prepared, own_network: bool) -> None:
-        """own_network: the buffer has a network namespace of its own."""
+    def __init__(
+        self, prepared: Prepared, own_network: bool, hosts: Hosts | None = None, dealt: Sequence[int] = ()
+    ) -> None:
+        """own_network: the buffer has a network namespace of its own. hosts: that have come; dealt: workers of this
+        machine and of each of them."""
         self.app, self.plan, self.spec = prepared.config.app, prepared.plan, prepared.spec
         self.run_dir, self.run_file = prepared.run_dir, prepared.run_file
-        self._own_network, self._keys = own_network, prepared.keys
+        self._own_network, self._keys, self._hosts = own_network, prepared.keys, hosts
         self._workers_import = has_enter(self.app.algo)  # what such a package runs in a worker may need torch, too
         self.board = Board(plays_on=self.plan.free_running)
         control = Codec(self.run_file.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
-        self._server = Server(control, self.app.bind_host, keys=self._keys)
+        self._server = hosts.server if hosts else Server(control, self.app.bind_host, keys=self._keys)
         self._max_bytes = max(256 << 20, 2 * max(self.plan.batch, self.plan.envs_per_worker) * self.spec.sample_bytes)
         self._hooks, self._resources = Hooks(self.app.algo), Resources(self.run_dir)
         self._curves = Curves(self.run_dir, prepared.config, self._hooks.tell)
         roles = [Role(name, index) for name in ROLES for index in range(processes(name, self.plan))]
+        homes = [slot for slot, workers in enumerate(dealt) for _ in range(workers)]
+        for role, home in zip((role for role in roles if role.row.plays), homes, strict=False):
+            role.home = role.at = home
+        roles += [Role("model_pool", slot, home=slot, at=slot) for slot in sorted({*homes} - {0})]
         self.state = decisions.RunState(
             self.app, self.plan, self.board, self.run_dir, {(role.name, role.index): role for role in roles}, Wishes(),
             partial(newest_model, self.run_dir), partial(is_judged, self.run_dir), time.monotonic(),
+            places={0: ("this machine", WORKERS_A_CORE * self.plan.cores)},
         )  # fmt: skip
+        for slot, host in hosts.living.items() if hosts else ():
+            decisions.host_came(self.state, slot, host.info.name, host.info.cores, time.monotonic())
         self.roles = self.state.roles.values()
+        self.ran: dict[str, str] = {}
+        """Process, as the board calls it, -> the host that it ran on."""
         self.run_file.control = self._server.address
         self.run_file.keys_dir = str(Path(self._keys.folder).absolute()) if self._keys else ""
 
@@ -79,6 +96,7 @@ class Supervisor:
                         self._handle(*received)
                     except WireError as error:
                         self._server.reject(received[0], error)
+                self._look_at_hosts()
                 self._look_at_processes()
                 self._do(decisions.turn(run, time.monotonic()))
                 self._watch_resources()
@@ -89,6 +107,7 @@ class Supervisor:
                 elif self.run_file.state == "starting" and run.is_ready():
                     self.run_file.state, self.board.trains_since = "running", time.monotonic()
                     logger.info("all roles are ready; curves: realm tensorboard {}", self.run_dir)
+                    self._say_traffic()
                 self._record()
                 if run.stopping_since is None or run.learner.process is not None:
                     self._curves.write_due(self.board)
@@ -110,7 +129,16 @@ class Supervisor:
     def status(self) -> Status:
         """The run at this moment."""
         limits = self.app.max_env_steps, self.app.max_seconds
-        return self.board.status(self.run_file.state, self.plan.capacity, *limits)
+        status = self.board.status(self.run_file.state, self.plan.capacity, *limits)
+        if self._hosts is None:
+            return status
+        now, at = time.monotonic(), [role.at for role in self.state.workers]
+        so_far, seconds = shares(self.board, self.ran), 1e6 * max(1.0, self.board.training_s)
+        hosts = []
+        for slot, host in self._hosts.living.items():
+            up, down = (so_far.get(host.info.name, {}).get(way, 0.0) / seconds for way in ("up", "down"))
+            hosts.append(HostStatus(host.info.name, at.count(slot), up, down, now - host.heard_at))
+        return dataclasses.replace(status, hosts=hosts, homeless=at.count(None))
 
     def _do(self, actions: Iterable[decisions.Action]) -> None:
         for action in actions:
@@ -132,15 +160,19 @@ class Supervisor:
         role.begin(time.monotonic())
         if role.row.trains:  # counted here, not in files, which may be lost: an epoch is never used twice
             self.run_file.epoch += 1
-        port = int(role.address.rpartition(":")[2]) if role.address else fixed_ports(self.app).get(role.name, 0)
+        fixed = {} if role.at else fixed_ports(self.app)
+        port = int(role.address.rpartition(":")[2]) if role.address else fixed.get(role.name, 0)
         own_network = self._own_network and role.row.stores
         torch = holds_weights(role.name, self.plan) or (role.row.plays and self._workers_import)
         arguments = ChildArgs(
             role.name, role.index, role.incarnation, self.run_dir.absolute(), self.run_file.run_id,
             self._server.address, port, self.spec.schema, self._max_bytes, own_network, self._keys,
         )  # fmt: skip
+        role.host = self.state.places[role.at][0] if role.at else ""
+        if role.host:
+            self.ran[f"{role.label}.{role.incarnation}"] = role.host
         try:
-            role.process = place(
+            role.process = self._hosts.place(role.at, arguments) if self._hosts and role.at else place(
                 run_role, arguments, role_environment(role.name, self.plan),
                 self.run_dir / "log" / f"{role.label}.log", f"{role.label} {self.run_dir}", torch, own_network,
             )  # fmt: skip
@@ -149,6 +181,28 @@ class Supervisor:
             return
         self._record()
         self._do(decisions.started(self.state, role))
+
+    def _look_at_hosts(self) -> None:
+        if self._hosts is None:
+            return
+        now = time.monotonic()
+        lost, came = self._hosts.turn(now)
+        for slot, why in lost.items():
+            self._do(decisions.host_lost(self.state, slot, why, now))
+        for slot in came:
+            info = self._hosts.living[slot].info
+            self._do(decisions.host_came(self.state, slot, info.name, info.cores, now))
+
+    def _say_traffic(self) -> None:
+        """What each host puts on its cable."""
+        model = self.board.of_process("model_pool", 0, self.state.roles["model_pool", 0].incarnation)
+        for slot, host in self._hosts.living.items() if self._hosts else ():
+            logger.info(
+                "host {}: {} cores, {} workers; {:,.0f} bytes an env step go up, {:,.0f} bytes an update come down",
+                host.info.name, host.info.cores, sum(role.at == slot for role in self.state.workers),
+                _ON_CABLE * self.spec.sample_bytes / self.spec.steps_per_sample,
+                _ON_CABLE * model.get("model_bytes", 0),
+            )  # fmt: skip
 
     def _look_at_processes(self) -> None:
         for role in self.roles:
@@ -162,7 +216,7 @@ class Supervisor:
 
     def _watch_resources(self) -> None:
         """Warn before disk, memory or file handles end; hold the workers back while there is no memory for more."""
-        alive = ((key, role) for key, role in self.state.roles.items() if role.process is not None)
+        alive = ((key, role) for key, role in self.state.roles.items() if role.process is not None and not role.at)
         told = {role.label: self.board.of_process(*key, role.incarnation) for key, role in alive}
         if self._resources.look("supervisor", told):
             self._do(decisions.Tell(role, "hold") for role in self.roles if role.row.stores)
@@ -180,6 +234,9 @@ class Supervisor:
         self._record()
 
     def _handle(self, peer: bytes, message: Message) -> None:
+        if message.sender == AGENT and self._hosts:
+            self._hosts.take(peer, message)
+            return
         if message.kind in ("status", "stop_role", "save"):
             self._handle_user(peer, message)
             return
@@ -192,8 +249,9 @@ class Supervisor:
         match message.kind:
             case "bound":
                 role.address, role.bound = message.text("address"), (peer, message.seq)
-                role.pid = message.integer("pid")
-                role.created = start_of_leader(role.pid)
+                if not role.at:  # else it means nothing here
+                    role.pid = message.integer("pid")
+                    role.created = start_of_leader(role.pid)
                 role.state = "stopped" if role.unwanted else "bound"
                 self._give_orders()
                 return  # these are the answer
@@ -241,11 +299,15 @@ class Supervisor:
 
     def _give_orders(self) -> None:
         """Once all servers are bound, let the waiting roles run."""
-        book = {role.name: role.address for role in self.roles if role.row.answers}
-        if all(book.values()):
-            orders = {"book": book, "spec": self.spec.to_json(), "epoch": self.run_file.epoch}
-            for role in self.roles:
-                self._tell(role, "run", orders)
+        book = {role.name: role.address for role in self.roles if role.row.answers and not role.home}
+        if not all(book.values()):
+            return
+        pools = {role.at: role.address for role in self.roles if role.row.answers and role.home}
+        for role in self.roles:
+            pool = pools.get(role.at, book["model_pool"]) if role.row.plays else book["model_pool"]
+            if pool:  # else a worker waits for the pool of its host
+                orders = {"book": {**book, "model_pool": pool}, "spec": self.spec.to_json()}
+                self._tell(role, "run", {**orders, "epoch": self.run_file.epoch})
 
     def _tell(self, role: Role, kind: str, meta: dict[str, Any] | None = None) -> None:
         # one that starts knows no other command than these two

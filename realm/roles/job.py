@@ -44,8 +44,9 @@ class Job:
         return seed_of(self.config.app.seed, self.index, self.incarnation, self.epoch)
 
     def client(self, role: str) -> Client:
-        """Connect to a role by its name in the book."""
-        return Client(self.codec, self.book[role], self.keys)
+        """Connect to a role by its name in the book. A host has no keys_dir: its own pool listens without keys."""
+        own = not self.config.app.keys_dir and self.book[role].startswith("tcp://127.")
+        return Client(self.codec, self.book[role], None if own else self.keys)
 
     def bound(self) -> Server:
         assert self.server is not None, f"{self.role} answers questions and has a server"

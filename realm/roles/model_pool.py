@@ -2,6 +2,8 @@
 
 A request for `latest` stays open until there is a newer model, so readers need not poll and get no backlog. The pool
 keeps the first model, too: the evaluator judges the untrained policy, and asks for it when training is under way.
+
+Each host has a pool for its workers (`index` is not 0), a reader of the first one: so weights cross the cable once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from realm.contract import NO_VERSION, Array, ModelTag, Version
 from realm.roles.job import Job
 from realm.wire.codec import Message, WireError
 from realm.wire.models import parse_model, tag_meta
-from realm.wire.sockets import wait_any
+from realm.wire.sockets import Socket, wait_any
 
 
 def run(job: Job) -> None:
@@ -23,25 +25,36 @@ def run(job: Job) -> None:
     waiting: dict[str, tuple[bytes, Message, Version]] = {}  # sender -> peer, its question, version that it has
     loading: dict[str, Version] = {}  # sender -> the version that it was sent
     arrived_at = 0.0
-    link.ready([server])
+    received: tuple[bytes, Message] | None
+    sockets: list[Socket] = [server]
+    if job.index:
+        sockets.append(upstream := job.client("model_pool"))
+        upstream.ask("latest", {"have": list(NO_VERSION)})
+    link.ready(sockets)
     while True:
         link.tick()
-        received = server.receive()
+        if job.index and (model := upstream.collect()) is not None:
+            received = b"", model
+            upstream.ask("latest", {"have": list(model.version())})
+        else:
+            received = server.receive()
         if received is None:
-            wait_any([server], 20)
+            wait_any(sockets, 20)
             continue
         peer, message = received
         try:
             match message.kind:
-                case "publish":
-                    model = parse_model(message), message.array("weights")
-                    first = first or model
-                    if newest is None or model[0].version > newest[0].version:
-                        newest, arrived_at = model, time.monotonic()
+                case "publish" | "model":
+                    tagged = parse_model(message), message.array("weights")
+                    first = first or tagged
+                    if newest is None or tagged[0].version > newest[0].version:
+                        newest, arrived_at = tagged, time.monotonic()
                     server.expect(2 * newest[1].nbytes)
-                    meters.count("published")
-                    meters.totals["version_epoch"], meters.totals["version_update"] = newest[0].version
-                    server.send(peer, Message("have", message.seq))
+                    if not job.index:
+                        meters.count("published")
+                        meters.totals["model_bytes"] = newest[1].nbytes
+                        meters.totals["version_epoch"], meters.totals["version_update"] = newest[0].version
+                        server.send(peer, Message("have", message.seq))
                 case "offer":
                     offered = message.version()
                     known = newest is not None and newest[0].version >= offered

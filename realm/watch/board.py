@@ -18,6 +18,7 @@ from realm.watch.status import Scored, Status
 GAUGES = frozenset(
     (
         "pid", "size", "new_env_steps", "warm_up_left", "warm_up_samples_left", "rss_mb", "peak_mb", "open_files",
+        "model_bytes",
         "version_epoch",
         "version_update", "models_loaded", "published",
     )

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -43,6 +43,17 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class HostStatus:
+    """Another machine of the run. up, down: MB/s on its cable, the mean of the run."""
+
+    name: str
+    workers: int
+    up: float
+    down: float
+    heard_s: float
+
+
+@dataclass(frozen=True)
 class Status:
     """One moment of a run. Limits that are 0 and values that are None do not exist (yet)."""
 
@@ -68,6 +79,9 @@ class Status:
     """Env steps before the first update from a replay memory."""
     warm_up_samples_left: int = 0
     """The same in samples, where these are items of the user's own."""
+    hosts: list[HostStatus] = field(default_factory=list)
+    homeless: int = 0
+    """Workers that wait for a host."""
 
 
 def facts(status: Status) -> list[Cell]:
@@ -88,6 +102,15 @@ def facts(status: Status) -> list[Cell]:
         *([("buffer", f"{status.buffer_samples:,} of {status.buffer_capacity:,}")] if status.buffer_capacity else []),
         *[("warm-up", f"{still:,} {unit} to go") for still, unit in warm_up if still],
     ]
+
+
+def machines(status: Status) -> list[Cell]:
+    """The other machines of the run."""
+    cells = [("no host", f"for {status.homeless} workers, which wait for one")] if status.homeless else []
+    for host in status.hosts:
+        rates = f"{host.up:.2f} MB/s up, {host.down:.2f} down so far"
+        cells.append((f"host {host.name}", f"{host.workers} workers, {rates}, heard {host.heard_s:.0f} s ago"))
+    return cells
 
 
 def scores(status: Status) -> list[Cell]:
@@ -114,13 +137,13 @@ def named(statistic: str) -> str:
 
 def one_line(status: Status) -> str:
     """Everything in a line, for a log."""
-    cells = [("state", status.state), *facts(status), *scores(status)]
+    cells = [("state", status.state), *facts(status), *scores(status), *machines(status)]
     return " | ".join(f"{label} {text}" for label, text in cells)
 
 
 def lines(status: Status, width: int) -> list[str]:
     """Everything for a terminal of `width` columns; no line is longer, and no number is cut."""
-    return [*in_columns(facts(status), width), *in_rows(scores(status), width)]
+    return [*in_columns(facts(status), width), *in_rows([*scores(status), *machines(status)], width)]
 
 
 def in_columns(cells: Sequence[Cell], width: int) -> list[str]:

@@ -7,6 +7,7 @@ not as it should be. What a person wants to know at the end is in `commands/endi
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from loguru import logger
@@ -31,7 +32,9 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
     loaded = sum(board.total(role, "models_loaded") for role in ("actor", "aisrv", "evaluator"))
     return {
-        "actions": 0.0 if plan.predict_local else beyond(board.total("aisrv", "actions"), "actor", "actions"),
+        "actions": 0.0
+        if plan.predict_local or plan.hosts
+        else beyond(board.total("aisrv", "actions"), "actor", "actions"),
         "samples": beyond(board.total("learner", "items_trained"), "buffer", "sampled"),
         "checkpoints": beyond(loaded, "model_pool", "served"),
     }
@@ -42,11 +45,26 @@ def environment_faults(board: Board) -> dict[str, int]:
     return {name: int(board.total("aisrv", name)) for name in ("env_restarts", "dropped_episodes", "dropped_chunks")}
 
 
-def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str) -> None:
-    """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`); a full disk is a warning."""
+def shares(board: Board, ran: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Host -> what its processes have done so far; up and down are bytes on its cable. ran: process, as the board calls
+    it, -> its host."""
+    found: dict[str, dict[str, float]] = {}
+    for process, totals in board.processes().items():
+        if host := ran.get(process):
+            share = found.setdefault(host, {"env_steps": 0.0, "up": 0.0, "down": 0.0})
+            share["env_steps"] += totals.get("env_steps", 0.0)
+            # models come to its pool, and from there to its workers without the cable
+            way = ("down", "wire/bytes_in") if process.startswith("model_pool") else ("up", "wire/bytes_out")
+            share[way[0]] += totals.get(way[1], 0.0)
+    return found
+
+
+def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str, ran: Mapping[str, str]) -> None:
+    """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`); a full disk is a warning. ran: as of
+    `shares`."""
     summary = {
         "cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan),
-        "environments": environment_faults(board), "processes": board.processes(),
+        "environments": environment_faults(board), "processes": board.processes(), "hosts": shares(board, ran),
     }  # fmt: skip
     try:
         if (run_dir / "summary.json").exists():

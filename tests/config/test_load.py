@@ -519,3 +519,16 @@ def test_a_base_that_cannot_be(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "base.toml").write_text("")
     with pytest.raises(ConfigError, match=says):
         load(tmp_path, line)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["hosts=1", "bind_host=10.0.0.1"],
+        ["hosts=1", "keys_dir=keys"],
+        ["hosts=1", "keys_dir=keys", "bind_host=10.0.0.1", "wrapper_type=local"],
+    ],
+)
+def test_hosts_need_keys_and_an_address(tmp_path: Path, keys: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"this wants keys_dir|without keys_dir, bind_host must be"):
+        load(tmp_path, "", *keys)

@@ -56,6 +56,23 @@ def test_one_core_alternates_strictly() -> None:
     assert why(Machine(1, 0, True))["max_version_lag"] == "every batch is of one version"
 
 
+def test_hosts_get_a_worker_for_each_core_or_their_share() -> None:
+    three = Machine(2, 0, False, host_cores=(4, 8))
+    alone, decided = decide(AppConfig(), Machine(2, 0, False)), decide(AppConfig(), three)
+    assert decided.dealt == (alone.app.aisrv_count, 4, 8)
+    assert decided.app.aisrv_count == sum(decided.dealt)
+    assert decided.app.torch_num_threads == alone.app.torch_num_threads  # only its own workers share the head's cores
+    assert decided.why["aisrv_count"].startswith("1 here (")
+    for count in (1, 5, 13, 40):
+        dealt = decide(AppConfig(aisrv_count=count), three).dealt
+        assert sum(dealt) == count
+        assert all(abs(one - count * share / 13) < 1 for one, share in zip(dealt, (1, 4, 8), strict=True))
+    assert alone.dealt == (alone.app.aisrv_count,)
+    assert decide(AppConfig(max_version_lag=0), Machine(2, 0, False, host_cores=(2,))).dealt == (2, 2)
+    many = plan(Machine(2, 0, False, host_cores=(64,)))
+    assert not any("aisrv_count" in one for one in slow_choices(AppConfig(), many, here=1))
+
+
 def test_who_asks_for_no_lag_gets_all_cores_for_play_and_then_for_training() -> None:
     for cores, remote in ((1, 2), (2, 2), (4, 2)):
         one = plan(Machine(cores, 0, True), max_version_lag=0)
@@ -307,7 +324,7 @@ def test_a_runs_own_configuration_gives_the_same_plan(machine: Machine, keys: di
     assert again == decided.app
     other = Machine(machine.cores * 2, 1, not machine.has_reverb)
     if again.buffer_backend == "native":
-        assert decide(again, other, preferred) == Decided(decided.app, {}, own_network=False)
+        assert decide(again, other, preferred) == Decided(decided.app, {}, False, decided.dealt)
     assert make_plan(again, machine.cores) == make_plan(decided.app, machine.cores)
     for key, reason in decided.why.items():
         assert f"{key} = " in path.read_text()

@@ -403,3 +403,61 @@ def test_the_folder_of_a_run_is_gone() -> None:
     decisions.stop(run, "run: this run's folder was deleted while it ran", 1, START)
     decisions.stop(run, "another cause", 0, START + 1)
     assert (run.cause, run.exit_code) == ("run: this run's folder was deleted while it ran", 1)
+
+
+# --- hosts
+
+
+def two_hosts() -> RunState:
+    """Worker 1 belongs to host 1, with its pool."""
+    run = a_run()
+    run.places[0] = "here", 2
+    worker, pool = run.roles["aisrv", 1], Role("model_pool", 1, process=LIVES, state="ready", address="tcp://x:1")
+    run.roles["model_pool", 1] = pool
+    for role in (worker, pool):
+        role.home, role.at, role.host = 1, 1, "beta"
+    assert decisions.host_came(run, 1, "beta", 1, START) == []
+    return run
+
+
+def test_a_lost_hosts_workers_start_elsewhere_and_come_back() -> None:
+    run = two_hosts()
+    worker, pool = run.roles["aisrv", 1], run.roles["model_pool", 1]
+    assert worker.full_label == "aisrv-1 on beta"
+    (said,) = decisions.host_lost(run, 1, "silent for 11 s", START)
+    text = "the host beta is lost (silent for 11 s); none of its workers wait for a host, the others start elsewhere"
+    assert said == Say("WARNING", text)
+    assert (worker.at, worker.process, worker.incarnation) == (0, None, 2)  # the old one is told to stop
+    assert (pool.at, pool.address) == (None, "")
+    assert Spawn(worker) in decisions.turn(run, START + 1)
+    assert Spawn(pool) not in decisions.turn(run, START + 1)
+    assert not worker.restarts
+    worker.process, worker.state = LIVES, "ready"
+    assert decisions.host_came(run, 1, "gamma", 1, START + 2) == [Kill(worker)]
+    assert pool.at == 1
+    assert dies(run, "aisrv", -9, START + 3, index=1) == [Spawn(worker)]
+    assert (worker.at, run.stopping_since) == (1, None)
+    assert not worker.restarts
+
+
+def test_who_finds_no_place_waits_for_a_host() -> None:
+    run = two_hosts()
+    worker = run.roles["aisrv", 1]
+    run.places[0] = "here", 1
+    (said,) = decisions.host_lost(run, 1, "SIGTERM received", START)
+    assert isinstance(said, Say)
+    assert "(SIGTERM received); 1 of its workers wait for a host" in said.text
+    assert worker.at is None
+    assert not any(isinstance(one, Spawn) for one in turns(run, START + 30))
+    assert decisions.host_came(run, 1, "beta", 1, START) == []
+    assert Spawn(worker) in decisions.turn(run, START + 31)
+
+
+def test_a_host_that_is_lost_while_the_run_ends_holds_nothing_up() -> None:
+    run = two_hosts()
+    decisions.stop(run, "enough", 0, START)
+    decisions.host_lost(run, 1, "silent for 11 s", START)
+    assert not any(isinstance(one, Spawn) for one in turns(run, START + 30))
+    for role in run.roles.values():
+        role.process = None
+    assert run.is_over()

@@ -44,7 +44,7 @@ def test_the_reference_has_every_key(site: ModuleType) -> None:
     assert [row for row in text.splitlines() if row.startswith("|") and len(re.findall(r"(?<!\\)\|", row)) != 4] == []
 
 
-@pytest.mark.parametrize("name", ["concepts.md", "runs.md", "your-own.md", "from-kaiwu.md", "game.md"])
+@pytest.mark.parametrize("name", ["concepts.md", "runs.md", "your-own.md", "from-kaiwu.md", "game.md", "machines.md"])
 def test_a_chinese_page_has_the_structure_of_the_english_one(name: str) -> None:
     def structure(text: str) -> list[str]:
         return re.findall(r"^(#+ |!\[|\||- |\d\. )", text, re.MULTILINE)

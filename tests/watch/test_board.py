@@ -17,7 +17,7 @@ from realm.contract import Evaluation, Report, Version
 from realm.watch import board as module
 from realm.watch.board import GAUGES, RECENT_EPISODES, Board
 from realm.watch.status import Scored, Status
-from realm.watch.summary import bypasses, write_summary
+from realm.watch.summary import bypasses, shares, write_summary
 from realm.wire.codec import Message, WireError
 from realm.wire.control import parse_report
 
@@ -214,7 +214,7 @@ def test_one_nan_does_not_stay_in_a_running_mean(board: Board) -> None:
 
 
 def test_what_went_past_its_role(board: Board) -> None:
-    plan = cast(Plan, SimpleNamespace(predict_local=False))
+    plan = cast(Plan, SimpleNamespace(predict_local=False, hosts=0))
     take(board, "aisrv", actions=12)
     take(board, "actor", actions=10, models_loaded=2)
     take(board, "evaluator", models_loaded=1)
@@ -238,13 +238,30 @@ def test_the_account_at_the_end(board: Board, tmp_path: Path) -> None:
     said: list[str] = []
     sink = logger.add(said.append, format="{message}")
     try:
-        write_summary(tmp_path, board, cast(Plan, SimpleNamespace(predict_local=False)), "finished")
+        write_summary(tmp_path, board, cast(Plan, SimpleNamespace(predict_local=False, hosts=0)), "finished", {})
     finally:
         logger.remove(sink)
     assert [sentence.split(" did not ")[0] for sentence in said] == ["2 actions"]
     assert json.loads((tmp_path / "summary.json").read_text())["bypassed"] == {
         "actions": 2, "samples": None, "checkpoints": 0,
     }  # fmt: skip
+
+
+def test_each_hosts_share(board: Board) -> None:
+    """Of all processes that a host had; models come to its pool alone."""
+    told: list[tuple[str, int, int, dict[str, float]]] = [
+        ("aisrv", 0, 1, {"env_steps": 7, "wire/bytes_out": 70, "wire/bytes_in": 9}),
+        ("aisrv", 1, 1, {"env_steps": 5, "wire/bytes_out": 50, "wire/bytes_in": 9}),
+        ("aisrv", 1, 2, {"env_steps": 2, "wire/bytes_out": 20, "wire/bytes_in": 9}),
+        ("model_pool", 1, 1, {"wire/bytes_in": 400, "wire/bytes_out": 9}),
+    ]
+    for role, index, incarnation, totals in told:
+        board.take(Report(role, index, 0, totals, {}), incarnation)
+    ran = {"aisrv-1.1": "beta", "model_pool-1.1": "beta", "aisrv-1.2": "gamma"}
+    assert shares(board, ran) == {
+        "beta": {"env_steps": 5, "up": 50, "down": 400},
+        "gamma": {"env_steps": 2, "up": 20, "down": 0},
+    }
 
 
 def test_the_status(board: Board, time: Clock) -> None:

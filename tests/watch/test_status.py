@@ -19,7 +19,7 @@ from realm.errors import ConfigError, RunError
 from realm.launch.rundir import RunFile
 from realm.learn.results import best_model, newest_model
 from realm.watch.display import heading
-from realm.watch.status import Scored, Status, clock, in_rows, lines, one_line, table, wrapped
+from realm.watch.status import HostStatus, Scored, Status, clock, in_rows, lines, one_line, table, wrapped
 from realm.wire.codec import WireError
 from tests.saved import checkpoint
 
@@ -138,3 +138,13 @@ def test_what_is_printed_can_be_copied(tmp_path: Path, monkeypatch: pytest.Monke
     assert called() == ".venv/bin/realm"
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     assert called() == "realm"
+
+
+def test_hosts_have_a_line_each() -> None:
+    hosts = [HostStatus("beta", 4, 1.25, 0.5, 0.4), HostStatus("gamma", 2, 0.0, 0.0, 8.6)]
+    shown = lines(dataclasses.replace(STATUS, hosts=hosts, homeless=3), 100)
+    text = " ".join(" ".join(shown).split())
+    assert "host beta 4 workers, 1.25 MB/s up, 0.50 down so far, heard 0 s ago" in text
+    assert "host gamma 2 workers, 0.00 MB/s up, 0.00 down so far, heard 9 s ago" in text
+    assert "3 workers, which wait for one" in text
+    assert "host" not in "\n".join(lines(STATUS, 100))

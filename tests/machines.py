@@ -1,0 +1,203 @@
+"""Other machines for the tests: namespaces of network, processes, mounts and host name, joined by a bridge.
+
+Only root may make them, and the command `ip` is needed; `lan` skips a test without.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.cluster import PATIENCE_S, ROOT, Run
+
+NET = f"10.213.{os.getpid() % 200 + 10}"  # of its own, as tests may run at once
+
+
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=60)
+
+
+class Machine:
+    """One of them; its first process keeps its namespaces."""
+
+    def __init__(self, number, keys):
+        self.name, self.address, self.keys = f"host{number}", f"{NET}.{number + 1}", keys
+        self.space, self.cable = f"realm-{os.getpid()}-{number}", f"rl{os.getpid() % 100000}n{number}"
+        self.programs = []
+        ip("netns", "add", self.space)
+        ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.space)
+        ip("link", "set", self.cable, "master", bridge(), "up")
+        ip("-n", self.space, "address", "add", f"{self.address}/24", "dev", "eth0")
+        ip("-n", self.space, "link", "set", "eth0", "up")
+        ip("-n", self.space, "link", "set", "lo", "up")
+        self._holder = subprocess.Popen(
+            ["ip", "netns", "exec", self.space, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts",
+             "sh", "-c", f"hostname {self.name}; exec sleep 100000"],
+        )  # fmt: skip
+        until(lambda: self.pids() and b"sleep" in _command(self.pids()[0]), "the machine has its first process")
+
+    def pids(self):
+        """Its processes, as this machine numbers them, its first one first."""
+        children = subprocess.run(["ps", "-eo", "pid=,ppid=,pidns="], capture_output=True, text=True).stdout.split("\n")
+        rows = [line.split() for line in children if line.strip()]
+        first = [int(pid) for pid, parent, _ in rows if parent == str(self._holder.pid)]
+        if not first:
+            return []
+        space = next((one for pid, _, one in rows if int(pid) == first[0]), None)
+        return first + [int(pid) for pid, _, one in rows if one == space and int(pid) != first[0]]
+
+    def start(self, command, out, stdin="", cwd=ROOT, **variables):
+        """Start a program there."""
+        enter = ["nsenter", "-t", str(self.pids()[0]), "-n", "-p", "-m", "-u", "--"]
+        program = subprocess.Popen(
+            [*enter, *command], cwd=cwd, stdin=subprocess.PIPE, stdout=out.open("ab"), stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "REALM_KEYS_DIR": str(self.keys), **variables},
+        )  # fmt: skip
+        with suppress(BrokenPipeError):
+            program.stdin.write(stdin.encode())
+            program.stdin.close()
+        self.programs.append(program)
+        return program
+
+    def join(self, line, out, **more):
+        return self.start([sys.executable, "-m", "realm", "host"], out, f"{line}\n", **more)
+
+    def cut(self):
+        """Pull its cable."""
+        ip("link", "set", self.cable, "down")
+
+    def mend(self):
+        ip("link", "set", self.cable, "up")
+
+    def lose(self, lost, device):
+        """Whether what it sends is lost (device "eth0"), or what comes to it (device `bridge()`): by a wrong address on
+        the cable, which needs no module of the kernel."""
+        inside, to = (["-n", self.space], f"{NET}.1") if device == "eth0" else ([], self.address)
+        if lost:
+            ip(*inside, "neigh", "replace", to, "lladdr", "02:00:00:00:00:01", "dev", device, "nud", "permanent")
+        else:
+            ip(*inside, "neigh", "delete", to, "dev", device)
+
+    def agent(self):
+        """The pid of `realm host` there."""
+        return next(pid for pid in self.pids()[1:] if b"\0host" in _command(pid))
+
+    def listens(self):
+        """Ports on which somebody listens there."""
+        table = subprocess.run(
+            ["ip", "netns", "exec", self.space, "cat", "/proc/net/tcp"], capture_output=True, text=True
+        )
+        rows = [line.split() for line in table.stdout.splitlines()[1:]]
+        return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+
+    def freeze(self):
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self):
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number):
+        for pid in self.pids()[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def lose_power(self):
+        """Nobody says goodbye: the cable first, then its first process and with it all others."""
+        self.cut()
+        for pid in self.pids()[:1]:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.pids(), "the machine is off")
+
+    def realm(self):
+        """Command lines of the processes of Realm that live there."""
+        found = [_command(pid).replace(b"\0", b" ").decode() for pid in self.pids()[1:]]
+        return [one for one in found if "realm" in one]
+
+    def remove(self):
+        for pid in self.pids()[:1]:
+            os.kill(pid, signal.SIGKILL)
+        self._holder.kill()
+        self._holder.wait()
+        for program in self.programs:
+            program.kill()
+            program.wait()
+        subprocess.run(["ip", "netns", "delete", self.space], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "delete", self.cable], capture_output=True, check=False)
+
+
+def _command(pid):
+    with suppress(OSError):
+        return open(f"/proc/{pid}/cmdline", "rb").read()
+    return b""
+
+
+def bridge():
+    return f"rb{os.getpid() % 100000}"
+
+
+def until(condition, what, within_s=PATIENCE_S):
+    """Wait; returns the seconds that it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < within_s, f"not within {within_s:g} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+@contextmanager
+def lan(folder, machines):
+    """Other machines on one bridge with this one, which is `NET.1`; each has keys that the others let in."""
+    if os.geteuid() != 0 or not all(shutil.which(name) for name in ("ip", "unshare", "nsenter")):
+        pytest.skip("only root can make other machines, with the commands ip, unshare and nsenter")
+    from realm.wire.curve_keys import make_keys
+
+    own, theirs = folder / "keys", [folder / f"keys{number}" for number in range(1, machines + 1)]
+    for keys in (own, *theirs):
+        make_keys(keys)
+    for number, keys in enumerate(theirs):
+        shutil.copy(keys / "public.key", own / "allowed" / f"{number}.key")
+        shutil.copy(own / "public.key", keys / "server.key")
+    there = []
+    try:
+        try:
+            ip("link", "add", bridge(), "type", "bridge")
+            ip("address", "add", f"{NET}.1/24", "dev", bridge())
+            ip("link", "set", bridge(), "up")
+            for number, keys in enumerate(theirs, 1):
+                there.append(Machine(number, keys))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no other machines here: {error.stderr!r}")
+        yield there
+    finally:
+        for machine in there:
+            machine.remove()
+        subprocess.run(["ip", "link", "delete", bridge()], capture_output=True, check=False)
+
+
+class Led(Run):
+    """A run that this machine leads by hand; `there` are the machines that join it at once."""
+
+    def __init__(self, tmp_path, there, *overrides, hosts=None, **more):
+        self.there, self.folder = there, tmp_path
+        hosts = len(there) if hosts is None else hosts
+        keys = [f"hosts={hosts}", f"keys_dir={tmp_path / 'keys'}", f"bind_host={NET}.1"]
+        super().__init__(tmp_path, *keys, *overrides, options=["--by-hand"], **more)
+        for machine in there:
+            self.join(machine)
+
+    def line(self):
+        """What the start says that the others must be told."""
+        self.wait_for(lambda: "tcp://" in self.output.read_text(), "the start has said how to join")
+        return next(line for line in self.output.read_text().split("\n") if line.startswith("tcp://"))
+
+    def join(self, machine):
+        return machine.join(self.line(), self.folder / f"{machine.name}.txt")
+
+    def text(self):
+        agents = self.folder.glob("host*.txt")
+        return "\n".join([super().text(), *(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in agents)])
