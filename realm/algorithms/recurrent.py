@@ -2,7 +2,8 @@
 
 An agent makes one `RecurrentPPO` of its network and calls `remember` in `predict` and `update` in `learn`; its `spec`
 names the memory: `Spec(..., state={"memory": Field((hidden,), "float32")})`. Any network will do that gives policy and
-value of sequences and, by the names of `Spec.state`, the memory after each step; `GRUNetwork` is one.
+value of sequences and, by the names of `Spec.state`, the memory after each step: `GRUNetwork`, or `AttentionNetwork` of
+`attention.py`.
 Axes: k sequences of K steps (K = T + 1 where a chunk is trained on, 1 where it acts), N environments.
 """
 
@@ -26,30 +27,59 @@ from realm.algorithms.settings import NetworkSettings, Settings
 from realm.contract import ActionSpec, Array, Arrays, Fields, PredictContext
 
 
-class GRUNetwork(nn.Module):
-    """Encoder, a layer, a GRU; the heads of policy and critic on it."""
+class MemoryNetwork(nn.Module):
+    """Features, what a memory makes of them, and the heads of policy and critic on it. A subclass has `remembered`."""
 
-    def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
+    def __init__(self, encoder: nn.Module, width: int, action: ActionSpec, log_std: float) -> None:
+        """encoder: from observations to features f32 [n, width]."""
         super().__init__()
-        hidden = settings.hidden
-        self.observations = Observations(fields) if settings.normalise_obs else None
-        self.returns = Moments() if settings.normalise_returns else None
-        self.encoder = Encoder(fields)
-        self.layer = nn.Sequential(nn.Linear(self.encoder.features, hidden), nn.Tanh())
-        self.gru = nn.GRU(hidden, hidden, batch_first=True)
-        self.actor_head = nn.Sequential(nn.Linear(hidden, action.n or sum(action.nvec) or len(action.low)))
-        self.critic_head = nn.Linear(hidden, 1)
+        self.observations: Observations | None = None
+        self.returns: Moments | None = None
+        self.encoder = encoder
+        self.actor_head = nn.Sequential(nn.Linear(width, action.n or sum(action.nvec) or len(action.low)))
+        self.critic_head = nn.Linear(width, 1)
         for head, gain in ((self.actor_head[0], 0.01), (self.critic_head, 1.0)):
             nn.init.orthogonal_(head.weight, gain)  # type: ignore[arg-type]
             nn.init.zeros_(head.bias)  # type: ignore[arg-type]
         if action.low:
-            self.actor_head.append(Deviations(len(action.low), settings.log_std))
+            self.actor_head.append(Deviations(len(action.low), log_std))
 
-    def unrolled(self, obs: Obs) -> Tensor:
-        """The memory after each step, f32 [k, K, hidden]; it is empty before each step that is `first`."""
+    def normalise(self, fields: Fields, settings: NetworkSettings) -> None:
+        self.observations = Observations(fields) if settings.normalise_obs else None
+        self.returns = Moments() if settings.normalise_returns else None
+
+    def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:
+        """What the heads see at each step, f32 [k, K, width], and the memory after each by its names, [k, K, ...]. It
+        is empty before each step that is `first`. features: f32 [k, K, width]; obs: with `first` and the memory"""
+        raise NotImplementedError
+
+    def unrolled(self, obs: Obs) -> tuple[Tensor, Obs]:
+        seen = {name: x.flatten(0, 1) for name, x in obs.items() if name != "first" and not name.startswith(STATE)}
+        return self.remembered(self.encoder(seen).unflatten(0, obs["first"].shape), obs)
+
+    def actor(self, obs: Obs) -> Tensor:
+        return self.actor_head(self.unrolled(obs)[0])  # type: ignore[no-any-return]
+
+    def critic(self, obs: Obs) -> Tensor:
+        return self.critic_head(self.unrolled(obs)[0]).squeeze(-1)  # type: ignore[no-any-return]
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor, Obs]:
+        seen, memory = self.unrolled(obs)
+        return self.actor_head(seen), self.critic_head(seen).squeeze(-1), memory
+
+
+class GRUNetwork(MemoryNetwork):
+    """Encoder, a layer, a GRU."""
+
+    def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
+        encoder, hidden = Encoder(fields), settings.hidden
+        layers = nn.Sequential(encoder, nn.Linear(encoder.features, hidden), nn.Tanh())
+        super().__init__(layers, hidden, action, settings.log_std)
+        self.normalise(fields, settings)
+        self.gru = nn.GRU(hidden, hidden, batch_first=True)
+
+    def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:
         first, memory = obs["first"], obs[STATE + "memory"]
-        steps = {name: obs[name].flatten(0, 1) for name in self.encoder.names}
-        features = self.layer(self.encoder(steps)).unflatten(0, first.shape)
         some = (
             first[:, 1:].any(0).nonzero().flatten().add(1).tolist()
         )  # the GRU runs on until some sequence begins again
@@ -59,17 +89,8 @@ class GRUNetwork(nn.Module):
             states, last = self.gru(features[:, begin:end], memory[None])
             after.append(states)
             memory = last[0]
-        return torch.cat(after, 1)
-
-    def actor(self, obs: Obs) -> Tensor:
-        return self.actor_head(self.unrolled(obs))  # type: ignore[no-any-return]
-
-    def critic(self, obs: Obs) -> Tensor:
-        return self.critic_head(self.unrolled(obs)).squeeze(-1)  # type: ignore[no-any-return]
-
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor, Obs]:
-        memory = self.unrolled(obs)
-        return self.actor_head(memory), self.critic_head(memory).squeeze(-1), {STATE + "memory": memory}
+        states = torch.cat(after, 1)
+        return states, {STATE + "memory": states}
 
 
 class RecurrentPPO(PPO):

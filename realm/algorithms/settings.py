@@ -155,12 +155,15 @@ class NetworkSettings(Settings):
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
     frames: int = 1  # observations that the network sees at once, the newest last
-    memory: str = "none"  # "gru": policy and critic share one, which an episode begins with zeros
+    memory: str = "none"  # "gru" or "attention": policy and critic share one, which an episode begins without
+    memory_steps: int = 32  # of "attention": how many steps it looks back ...
+    memory_layers: int = 1  # ... and how often
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("hidden", "frames"), 1)
-        self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru")})
+        self.check_least(("hidden", "frames", "memory_steps", "memory_layers"), 1)
+        self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
+        self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")
         self.check("frames", self.frames == 1 or self.memory == "none", "1 with a memory, which has seen the others")
         self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
 

@@ -348,6 +348,11 @@ def frames_before(obs: Fields, before: int) -> Fields:
     return {name: Field((before, *field.shape), field.dtype) for name, field in seen.items()}
 
 
+def attention_memory(layers: int, steps: int, width: int) -> Fields:
+    """That of `realm.algorithms.attention.AttentionNetwork`."""
+    return {"rows": Field((layers, steps, 2 * width), "float32"), "age": Field((), "int64")}
+
+
 def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | None = None) -> ActionSpec:
     """The action space as an ActionSpec. kind: `spaces.Discrete` or `spaces.Box`, what the algorithm needs; None: any.
 

@@ -78,7 +78,7 @@ def test_an_episode_that_has_begun_anew_knows_nothing_of_the_one_before() -> Non
     other = {name: x.clone() for name, x in obs.items()}
     for env, begin in enumerate(begins):
         other["state"][env, :begin] += 1.0
-    one, two = network.unrolled(obs), network.unrolled(other)
+    (one, _), (two, _) = network.unrolled(obs), network.unrolled(other)
     for env, begin in enumerate(begins):
         assert not torch.equal(one[env, :begin], two[env, :begin])
         torch.testing.assert_close(one[env, begin:], two[env, begin:])

@@ -89,6 +89,9 @@ def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None
         ({"batch_norm": "updates", "minibatch_size": 1}, "minibatch_size is 1"),
         ({"reconstruction_coef": 0.1}, "reconstruction_coef is 0.1, it must be 0.0, since the network 'conv' has"),
         ({"network": "patches", "frames": 2}, "frames is 2"),
+        ({"memory_steps": 8}, "memory_steps is 8"),
+        ({"network": "transformer"}, "minibatch_size is 64, it must be chunk_length, 256, or more with a memory"),
+        ({"network": "transformer", "memory_width": 100, "minibatch_size": 256}, "a multiple of memory_heads, 16"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], says: str) -> None:
@@ -201,6 +204,8 @@ class Flicker:
         return self.obs(), self.random.normal(size=self.num_envs).astype(np.float32), self.ended, none, {}
 
 
+SMALL = {"memory_width": 16, "memory_steps": 5, "memory_layers": 2, "memory_heads": 4, "minibatch_size": 12}
+
 NETWORKS: dict[str, dict[str, Any]] = {
     "conv": {},
     "difference": {"frames": 2, "difference": True},
@@ -214,6 +219,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
     "attention": {"network": "attention", "shared_trunk": True, "past": 5, "positions": True, "predict_coef": 1.0},
     "attention_far": {"network": "attention", "shared_trunk": True, "past": 40},
+    "transformer": {"network": "transformer", **SMALL},
+    "transformer_attached": {"network": "transformer", "memory_attached": True, **SMALL, "memory_steps": 30},
     "patches": {"network": "patches", "widths": (36, 18)},
     "conv_patches": {"network": "patches", "patches": "conv", "where": "onehot", "shared_trunk": True, "widths": (4,)},
     "conv_patches_learned": {"network": "patches", "patches": "conv", "where": "learned", "widths": (4,)},
@@ -222,7 +229,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 def playing(length: int = 12, **settings: Any) -> tuple[Agent, Iterator[Chunk]]:
     """An agent, and the chunks of 3 environments that it plays."""
-    config = Config(chunk_length=length, epochs=1, minibatch_size=8, **settings)
+    config = Config(**{"chunk_length": length, "epochs": 1, "minibatch_size": 8, **settings})
     envs = Flicker(3)
     spec = SHAPES(envs, config)
     agent = Agent(spec, config, "cpu", 1)

@@ -165,3 +165,8 @@ def test_a_time_limit_is_bootstrapped(bootstrapped: bool, monkeypatch: pytest.Mo
     agent, _, _ = trained(Tempting, 40, gamma_start=0.95, gamma_end=0.95, entropy_start=0.1)
     greedy = int(agent.greedy({"state": torch.ones(1, 1)})["action"])
     assert greedy == (0 if bootstrapped else 1)
+
+
+def test_minibatches_with_a_memory_are_of_whole_chunks() -> None:
+    with pytest.raises(ValueError, match="minibatch_size is 64, it must be chunk_length, 128, or more with a memory"):
+        Config(memory="gru", minibatch_size=64)

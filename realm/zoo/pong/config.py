@@ -9,7 +9,7 @@ from realm.algorithms.settings import Settings
 FEATURES = 256  # numbers that heads see of a frame
 
 CHOICES = {
-    "network": ("conv", "autoencoder", "attention", "patches"),
+    "network": ("conv", "autoencoder", "attention", "patches", "transformer"),
     "batch_norm": ("none", "updates", "always"),
     "policy_from": ("features", "latent"),
     "image_loss": ("mean", "sum"),
@@ -19,11 +19,13 @@ CHOICES = {
 
 OF_NETWORKS = {
     "frames": ("conv",),
-    "batch_norm": ("conv", "autoencoder", "attention"),
+    "batch_norm": ("conv", "autoencoder", "attention", "transformer"),
     **dict.fromkeys(
         ("latent", "policy_from", "image_loss", "reconstruction_coef", "divergence_coef"), ("autoencoder",)
     ),
     **dict.fromkeys(("past", "positions", "predict_coef"), ("attention",)),
+    **dict.fromkeys(("memory_width", "memory_steps", "memory_layers"), ("transformer",)),
+    **dict.fromkeys(("memory_heads", "memory_attached"), ("transformer",)),
     **dict.fromkeys(("patches", "where", "widths"), ("patches",)),
 }
 """The networks that a setting is for."""
@@ -47,7 +49,7 @@ class Config(Settings):
     max_grad_norm: float = 1e9  # none is as long: gradients are not cut
     stop_at: float = 20.0  # the run ends with an evaluation of this mean
 
-    network: str = "conv"  # "conv", "autoencoder", "attention" or "patches"
+    network: str = "conv"  # "conv", "autoencoder", "attention", "patches" or "transformer"
     raw_pixels: bool = False  # the network sees numbers from 0 to 255 instead of 0 to 1
     frames: int = 1  # that it sees at once, the newest last
     difference: bool = False  # of two frames it sees the newer minus the older
@@ -71,6 +73,13 @@ class Config(Settings):
     where: str = "none"  # what tells the place of a patch: "none", "onehot" or "learned"
     widths: tuple[int, ...] = (36,)  # numbers of a patch that each layer of attention keeps
 
+    # network = "transformer": its keys and values are a memory, so minibatches are whole chunks
+    memory_width: int = 128
+    memory_steps: int = 256  # how far it looks back
+    memory_layers: int = 4
+    memory_heads: int = 16
+    memory_attached: bool = False  # gradients reach earlier steps of the chunk, too
+
     # the task, in training; evaluations play whole games for their score
     points: bool = False  # a point ends what advantages look at; the game goes on
     episode: bool = False  # a batch ends with the game, or with `points` at the point; needs one environment
@@ -81,7 +90,12 @@ class Config(Settings):
         super().__post_init__()
         self.check_least(("chunk_length", "frames"), 1)
         self.check_least(("latent", "past"), 1)
+        self.check_least(("memory_width", "memory_steps", "memory_layers", "memory_heads"), 1)
         self.check_choices(CHOICES)
+        whole = self.memory_width % self.memory_heads == 0
+        self.check("memory_width", whole, f"a multiple of memory_heads, {self.memory_heads}")
+        whole = self.network != "transformer" or self.minibatch_size >= self.chunk_length
+        self.check("minibatch_size", whole, f"chunk_length, {self.chunk_length}, or more with a memory: whole chunks")
         norm = self.batch_norm != "none"
         self.check("minibatch_size", not norm or self.minibatch_size > 1, "above 1 with batch_norm")
         for name, networks in OF_NETWORKS.items():

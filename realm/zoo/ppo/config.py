@@ -18,3 +18,8 @@ class Config(NetworkSettings):
     total_env_steps: int = 200_000
     epochs: int = 10
     minibatch_size: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = self.memory == "none" or self.minibatch_size >= self.chunk_length
+        self.check("minibatch_size", whole, f"chunk_length, {self.chunk_length}, or more with a memory: whole chunks")

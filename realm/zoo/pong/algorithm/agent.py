@@ -4,20 +4,23 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch import nn
 
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
+from realm.algorithms.recurrent import RecurrentPPO
 from realm.algorithms.windows import Windows, frames_of, with_frames
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.pong.config import Config
-from realm.zoo.pong.networks.attention import Attention, greedy, remember
+from realm.zoo.pong.networks.attention import Attention, PastPPO
 from realm.zoo.pong.networks.autoencoder import Autoencoder
 from realm.zoo.pong.networks.conv import Conv
 from realm.zoo.pong.networks.heads import Heads
 from realm.zoo.pong.networks.patches import Patches
+from realm.zoo.pong.networks.transformer import transformer
 
 
-def made(config: Config, actions: int) -> Heads:
+def heads(config: Config, actions: int) -> Heads:
     if config.network == "autoencoder":
         return Autoencoder(config, actions)
     if config.network == "attention":
@@ -31,21 +34,26 @@ class Agent:
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = made(config, spec.action.n).to(device)
-        cut = Windows if config.frames > 1 else self.model.cut
-        self.ppo = PPO(
-            self.model, config, torch.device(device), seed, losses=self.model.losses(), cut=cut, layer=config.layer
-        )
+        of = config, torch.device(device), seed
+        if config.network == "transformer":
+            self.acting = ("",)
+            self.model: nn.Module = transformer(config, spec.action).to(device)
+            self.ppo: PPO = RecurrentPPO(self.model, *of, layer=config.layer)
+            return
+        self.model = model = heads(config, spec.action.n).to(device)
+        ppo = PastPPO if config.network == "attention" else PPO
+        cut = Windows if config.frames > 1 else model.cut
+        self.ppo = ppo(model, *of, losses=model.losses(), cut=cut, layer=config.layer)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
-        if isinstance(self.model, Attention):
-            return remember(self.ppo, obs, context)
+        if isinstance(self.ppo, RecurrentPPO | PastPPO):
+            return self.ppo.remember(obs, context)
         seen, memory = with_frames(obs, context)
         return (*self.ppo.act(seen, context.explore), memory)
 
     def greedy(self, obs: Obs) -> Obs:
-        if isinstance(self.model, Attention):
-            return greedy(self.ppo, obs)
+        if isinstance(self.ppo, RecurrentPPO | PastPPO):
+            return self.ppo.greedy(obs)
         seen, memory = frames_of(obs)
         return self.ppo.greedy(seen) | memory
 

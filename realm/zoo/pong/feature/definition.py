@@ -16,7 +16,7 @@ from PIL import Image
 
 from realm.contract import Array, Arrays, Field, Spec
 from realm.errors import ConfigError
-from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields
+from realm.zoo.gym import action_spec, attention_memory, frames_before, make_vec, obs_fields
 from realm.zoo.pong.config import FEATURES, Config
 
 SIDE = 84
@@ -87,4 +87,6 @@ def spec(envs: Any, config: Config) -> Spec:
     if config.network == "attention":
         extra["features"] = Field((FEATURES,), "float32")
         memory = {"features": Field((config.past, FEATURES), "float32"), "age": Field((), "int64")}
+    if config.network == "transformer":
+        memory = attention_memory(config.memory_layers, config.memory_steps, config.memory_width)
     return Spec(obs, action_spec(envs), extra, config.chunk_length, step=step, state=memory)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.batch import FORWARD_ROWS, STATE, Batch, Rows, tensor
-from realm.algorithms.losses import Loss, Outputs
+from realm.algorithms.losses import Loss, Network, Outputs
 from realm.algorithms.networks import MLP, Obs
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, PredictContext
@@ -114,27 +114,27 @@ class Attention(Heads):
         return torch.where(some, missed, 0.0).sum() / some.sum().clamp(min=1)
 
 
-@torch.inference_mode()
-def remember(ppo: PPO, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
-    """Choose an action for each row, as `PPO.act` does. obs: name -> [N, ...]
+class PastPPO(PPO):
+    @torch.inference_mode()
+    def remember(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
+        """Choose an action for each row, as `act` does. obs: name -> [N, ...]
 
-    Returns action i64 [N], extra with the features of the frames, and the memory after them.
-    """
-    past, age = context.state["features"], context.state["age"]
-    every = {"state": obs["state"], "past": past, "age": age}
-    policy, _, more = ppo.network({name: tensor(x, ppo.device) for name, x in every.items()})  # type: ignore[misc]
-    action, extra = ppo.distribution.act(policy, {}, context.explore, ppo.generator)
-    features = more["features"].cpu().numpy()
-    after = {
-        "features": np.concatenate((past[:, 1:], features[:, None]), 1),
-        "age": np.minimum(age + 1, past.shape[1]),
-    }
-    return action, {**extra, "features": features}, after
+        Returns action i64 [N], extra with the features of the frames, and the memory after them.
+        """
+        past, age = context.state["features"], context.state["age"]
+        every = {"state": obs["state"], "past": past, "age": age}
+        policy, _, more = self.network({name: tensor(x, self.device) for name, x in every.items()})  # type: ignore[misc]
+        action, extra = self.distribution.act(policy, {}, context.explore, self.generator)
+        features = more["features"].cpu().numpy()
+        after = {
+            "features": np.concatenate((past[:, 1:], features[:, None]), 1),
+            "age": np.minimum(age + 1, past.shape[1]),
+        }
+        return action, {**extra, "features": features}, after
 
-
-def greedy(ppo: PPO, obs: Obs) -> Obs:
-    """As `PPO.greedy`; the memory is among `obs`, the one after it among what it gives."""
-    past, age = obs[STATE + "features"], obs[STATE + "age"]
-    policy, _, more = ppo.network({"state": obs["state"], "past": past, "age": age})  # type: ignore[misc]
-    after = torch.cat((past[:, 1:], more["features"].unsqueeze(1)), 1), (age + 1).clamp(max=past.shape[1])
-    return {**ppo.distribution.greedy(policy, {}), STATE + "features": after[0], STATE + "age": after[1]}
+    def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
+        """As `PPO.greedy`; the memory is among `obs`, the one after it among what it gives."""
+        past, age = obs[STATE + "features"], obs[STATE + "age"]
+        policy, _, more = (network or self.network)({"state": obs["state"], "past": past, "age": age})  # type: ignore[misc]
+        after = torch.cat((past[:, 1:], more["features"].unsqueeze(1)), 1), (age + 1).clamp(max=past.shape[1])
+        return {**self.distribution.greedy(policy, {}), STATE + "features": after[0], STATE + "age": after[1]}

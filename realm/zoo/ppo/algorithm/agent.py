@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from realm.algorithms.actor_critic import ActorCritic
+from realm.algorithms.attention import attention_network
 from realm.algorithms.batch import Rows
 from realm.algorithms.distributions import distribution_of
 from realm.algorithms.group import Group
@@ -24,9 +25,10 @@ class Agent:
         of = spec.obs, spec.action, config
         own = config, torch.device(device), seed, distribution_of(spec.action)
         self.acting: tuple[str, ...] = ("actor_net.", "trunk.", "observations.")  # the critic stays with the learner
-        if config.memory == "gru":
+        if config.memory != "none":
             self.acting = ("",)  # but not where it shares the memory
-            self.model: nn.Module = GRUNetwork(*of).to(device)
+            network = GRUNetwork if config.memory == "gru" else attention_network
+            self.model: nn.Module = network(*of).to(device)
             self.ppo: PPO = RecurrentPPO(self.model, *own)
         else:
             self.model = ActorCritic(*of).to(device)

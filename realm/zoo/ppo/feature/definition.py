@@ -3,7 +3,7 @@
 from typing import Any
 
 from realm.contract import Field, Spec
-from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields
+from realm.zoo.gym import action_spec, attention_memory, frames_before, make_vec, obs_fields
 from realm.zoo.ppo.config import Config
 
 
@@ -17,6 +17,9 @@ def spec(envs: Any, config: Config) -> Spec:
     if action.low:
         extra["drawn"] = Field((len(action.low),), "float32")  # before it was cut to the action space
     obs = obs_fields(envs)
-    gru = {"memory": Field((config.hidden,), "float32")}
-    memory = gru if config.memory == "gru" else frames_before(obs, config.frames - 1)
+    memory = frames_before(obs, config.frames - 1)
+    if config.memory == "gru":
+        memory = {"memory": Field((config.hidden,), "float32")}
+    if config.memory == "attention":
+        memory = attention_memory(config.memory_layers, config.memory_steps, config.hidden)
     return Spec(obs, action, extra, config.chunk_length, state=memory)
