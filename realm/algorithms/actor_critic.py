@@ -18,10 +18,10 @@ class ActorCritic(nn.Module):
 
     def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.observations = Observations(fields) if settings.normalise_obs else None
+        self.observations = Observations(fields, settings) if settings.normalises else None
         self.returns = Moments() if settings.normalise_returns else None
         outputs = action.n or sum(action.nvec) or len(action.low)
-        encoder = Encoder(fields, settings.frames)
+        encoder = _encoder(fields, settings)
         if settings.shared_trunk:
             self.trunk = nn.Sequential(encoder)
             if not encoder.cnns:
@@ -34,7 +34,7 @@ class ActorCritic(nn.Module):
             sizes = encoder.features, settings.hidden, settings.hidden
             self.trunk = nn.Sequential()
             self.actor_net = nn.Sequential(encoder, _mlp((*sizes, outputs), settings, 0.01))
-            self.critic_net = nn.Sequential(Encoder(fields, settings.frames), _mlp((*sizes, 1), settings, 1.0))
+            self.critic_net = nn.Sequential(_encoder(fields, settings), _mlp((*sizes, 1), settings, 1.0))
         if action.low:
             self.actor_net.append(Deviations(len(action.low), settings.log_std))
 
@@ -52,11 +52,24 @@ class ActorCritic(nn.Module):
 _ACTIVATIONS: dict[str, type[nn.ReLU] | type[nn.Tanh]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
+def _encoder(fields: Fields, settings: NetworkSettings) -> Encoder:
+    encoder = Encoder(fields, settings.frames)
+    if settings.orthogonal:
+        _make_orthogonal(encoder, 2**0.5)
+    return encoder
+
+
 def _mlp(sizes: Sequence[int], settings: NetworkSettings, gain: float) -> MLP:
     """gain: of the first weights of the last layer."""
     layers = MLP(sizes, _ACTIVATIONS[settings.activation])
-    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    for layer in linears if settings.orthogonal else ():
-        nn.init.orthogonal_(layer.weight, gain if layer is linears[-1] else 2**0.5)
-        nn.init.zeros_(layer.bias)
+    if settings.orthogonal:
+        _make_orthogonal(layers, gain)
     return layers
+
+
+def _make_orthogonal(net: nn.Module, gain: float) -> None:
+    """The first weights; gain: of those of the last layer."""
+    layers = [layer for layer in net.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, gain if layer is layers[-1] else 2**0.5)
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

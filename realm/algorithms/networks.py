@@ -19,6 +19,9 @@ Obs = dict[str, Tensor]  # name -> [n, ...]
 Module = TypeVar("Module")
 
 _IMAGE_FEATURES = 256
+# channels, kernel and stride of the convolutions on images with sides of 64 at least, and on smaller ones
+_LARGE = (32, 8, 4), (64, 4, 2), (64, 3, 1)
+_SMALL = (16, 4, 2), (32, 4, 3)
 _MANY = 1_400_000  # multiplications; with fewer, oneDNN takes longer than MKL, mostly for its call
 
 relu = partial(nn.ReLU, inplace=True)  # what it follows needs its own output no more
@@ -109,7 +112,8 @@ class Encoder(nn.Module):
     """Observations of any shapes as one vector: images through a small CNN, all others flat, in the order of names.
     uint8 of two axes or more is divided by 255.
 
-    An image is uint8 [height, width, channels] with sides of at least 36 (the network of Mnih et al. 2015).
+    An image is uint8 [height, width, channels] with sides of at least 36, or f32 once it is normalised. From 64 on its
+    network is that of Mnih et al. 2015, which smaller ones would leave with a single place; theirs has two layers.
     """
 
     def __init__(self, fields: Fields, frames: int = 1) -> None:
@@ -136,7 +140,8 @@ class Encoder(nn.Module):
         for number, name in enumerate(self.names):
             x = obs[name] if self._frames == 1 else torch.cat(obs[name].unbind(1), -1)
             if str(number) in self.cnns:
-                parts.append(self.cnns[str(number)](x.permute(0, 3, 1, 2).float() / 255))
+                image = x.permute(0, 3, 1, 2)
+                parts.append(self.cnns[str(number)](image.float() / 255 if x.dtype == torch.uint8 else image))
             else:
                 flat = x.reshape(x.shape[0], -1).float()
                 parts.append(flat / 255 if x.dtype == torch.uint8 and x.dim() > 2 else flat)  # a small image
@@ -149,8 +154,10 @@ def is_image(field: Field) -> bool:
 
 def _cnn(shape: Sequence[int], features: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs, kernel, stride in ((shape[2], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+    inputs = shape[2]
+    for outputs, kernel, stride in _LARGE if min(shape[:2]) >= 64 else _SMALL:
         layers += [nn.Conv2d(inputs, outputs, kernel, stride), relu()]
+        inputs = outputs
     convolutions = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
         flat = convolutions(torch.zeros(1, shape[2], *shape[:2])).shape[1]

@@ -45,7 +45,7 @@ class MemoryNetwork(nn.Module):
             self.actor_head.append(Deviations(len(action.low), log_std))
 
     def normalise(self, fields: Fields, settings: NetworkSettings) -> None:
-        self.observations = Observations(fields) if settings.normalise_obs else None
+        self.observations = Observations(fields, settings) if settings.normalises else None
         self.returns = Moments() if settings.normalise_returns else None
 
     def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:

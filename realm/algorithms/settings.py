@@ -71,6 +71,7 @@ class Settings(Checked):
 
     # running moments, in the model's `observations` and `returns` (`normalise.py`)
     normalise_obs: bool = False  # the network sees floats less their mean, in standard deviations
+    normalise_images: bool = False  # and each pixel of an image likewise, in the deviations of that pixel
     normalise_returns: bool = False  # the critic estimates returns less their mean, in standard deviations
 
     # the objective
@@ -120,6 +121,11 @@ class Settings(Checked):
         self.check_share(("gamma_start", "gamma_end", "lam"))
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
         self.check_least(("kl_stop", "kl_target", "lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
+
+    @property
+    def normalises(self) -> bool:
+        """Whether the network has moments of observations."""
+        return self.normalise_obs or self.normalise_images
 
     def schedule(self, env_steps: int) -> Schedule:
         """Interpolate the settings `*_start` and `*_end` after so many env steps."""

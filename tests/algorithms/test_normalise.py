@@ -55,7 +55,7 @@ def test_ten_million_rows_keep_what_they_know() -> None:
 
 
 def test_observations_are_scaled_cut_and_left_alone() -> None:
-    observations = Observations(FIELDS)
+    observations = Observations(FIELDS, BOTH)
     rows = torch.tensor([[0.0, 5.0, 1e6], [2.0, 5.0, 1e6 + 8]])
     obs = {"state": rows, "legal": torch.ones(2, 2, dtype=torch.bool), "card": torch.tensor([3, 4])}
     observations.learn(obs)
@@ -65,9 +65,31 @@ def test_observations_are_scaled_cut_and_left_alone() -> None:
     assert seen["card"] is obs["card"]
 
 
+def test_images_are_scaled_pixel_by_pixel_if_asked_for() -> None:
+    """Against one pass in float64; a pixel that never changed says nothing, one that has not before is cut."""
+    fields = {**FIELDS, "screen": Field((40, 40, 1), "uint8")}
+    settings = dataclasses.replace(BOTH, normalise_obs=False, normalise_images=True)
+    draw = np.random.default_rng(0)
+    rows = draw.integers(0, 256, (300, 40, 40, 1), np.uint8)
+    rows[:, 7, 9] = 87
+    observations = Observations(fields, settings)
+    for part in np.split(rows, [100, 101]):
+        observations.learn({"screen": torch.from_numpy(part)})
+    shown = rows[:2].copy()
+    shown[1, 7, 9] = 88
+    obs = {"state": torch.ones(2, 3), "screen": torch.from_numpy(shown)[:, None]}  # with an axis of frames
+    seen = observations(obs)
+    assert seen["state"] is obs["state"]
+    assert seen["screen"].dtype == torch.float32
+    known = rows.astype(np.float64)
+    exact = np.divide(shown - known.mean(0), known.std(0), where=known.std(0) > 0, out=np.zeros(shown.shape))
+    exact[1, 7, 9] = 10
+    np.testing.assert_allclose(seen["screen"][:, 0], exact, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_named_and_not_learned(value: float) -> None:
-    observations = Observations(FIELDS)
+    observations = Observations(FIELDS, BOTH)
     rows = torch.zeros(4, 3)
     rows[2, 1] = value
     with pytest.raises(ValueError, match=rf"observation state\[1\] is {value}, it must be finite"):
