@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +27,7 @@ from realm.config.load import RunConfig
 from realm.config.plan import Machine, Plan, decide, make_plan, this_machine
 from realm.errors import ConfigError, UserError
 from realm.user import hyper_of, hyper_table, load_preferences
+from realm.watch.tensorboard import without_tensorflow
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "conf" / "configure_app.toml"
@@ -274,8 +274,7 @@ class Event(NamedTuple):
 
 def read_events(run: Path) -> Iterator[Event]:
     """Read what a run has written for TensorBoard, in order; each start of the run has a file."""
-    # as in realm/watch: without this, tensorboard imports TensorFlow where that is installed
-    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+    without_tensorflow()
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     for start, path in enumerate(sorted((run / "log" / "tensorboard").glob("events.out.tfevents.*"))):
