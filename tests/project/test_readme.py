@@ -1,6 +1,8 @@
 """What README and docs say is true: the example trains; files, commands, names and links exist; languages agree."""
 
 import ast
+import csv
+import dataclasses
 import json
 import os
 import re
@@ -15,13 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from realm import contract as realm_contract
 from realm import returns
 from realm.commands import main as cli
-from realm.config.load import load_config
+from realm.config.load import HINTS, load_config
 from realm.config.plan import Machine, decide, make_plan
 from realm.contract import SampleInfo, chunk_to_arrays
 from realm.learn.trainer import Trainer
-from realm.user import load_hyper
+from realm.user import load_config_class, load_hyper
 from realm.watch.meters import Meters
 from tests.cluster import PATIENCE_S, ROOT
 from tests.diy.test_agent import SPEC, make_agent, play
@@ -31,7 +34,14 @@ DOCUMENTS = [README, CHINESE, ARCHITECTURE]
 PAGES = [README, CHINESE, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 EXAMPLE = ROOT / "realm" / "zoo" / "cartpole"
 WRITTEN_BY_RUNS = {"eval.json", "config.toml", "run.json", "summary.json", "supervisor.log", "realm/builtin"}
-GIVEN_BY_USERS = {"requirements.local.txt", "map_1.json", "crab.yaml", "pip.conf", "PIP_EXTRA_INDEX_URL"}
+GIVEN_BY_USERS = {
+    "requirements.local.txt",
+    "map_1.json",
+    "crab.yaml",
+    "pip.conf",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_INDEX_URL",
+}
 
 
 def text_of(document):
@@ -106,6 +116,37 @@ def realm(folder, *arguments):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_words_of_other_libraries_lead_to_keys_that_exist():
+    rows = re.findall(r"^\| .*\| (.+) \|$", text_of("docs/recipes.md").partition("## Words of")[2], re.MULTILINE)
+    packages = ("ppo", "td3", "sac", "dqn")
+    keys = {one.name for name in packages for one in dataclasses.fields(load_config_class(f"realm.zoo.{name}"))}
+    keys |= {*HINTS, *realm_contract.__all__, "realm.load_policy", "act", "callbacks.py", "realm record"}
+    named = [name.partition(" = ")[0] for row in rows[1:] for name in re.findall(r"`([^`]+)`", row)]
+    assert len(named) > 30
+    assert [name for name in named if name not in keys] == []
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_the_curriculum_and_the_network_of_the_recipes_train(tmp_path):
+    """The page's own code, for a few updates."""
+    lock, flow, network = [
+        content for _, content in blocks(text_of("docs/recipes.md")) if "\nclass " in content or "workflow" in content
+    ]
+    (tmp_path / "lock.py").write_text(lock)
+    realm(tmp_path, "init", "mine", "--env", "lock:Lock-v0")
+    (tmp_path / "mine/train_workflow.py").write_text(flow)
+    agent = tmp_path / "mine/algorithm/agent.py"
+    written = (
+        agent.read_text().replace("ActorCritic(*of)", "Net(*of)").replace("class Agent:", f"{network}\n\nclass Agent:")
+    )
+    assert "Net(*of)" in written
+    agent.write_text(written)
+    realm(tmp_path, "start", "--config", "mine.toml", "--set", "max_env_steps=3000", "run_name=lock")
+    with open(tmp_path / "train/lock/progress.csv") as file:
+        assert max(float(row["episode/return"] or 0) for row in csv.DictReader(file)) > 0  # no chance finds 12 digits
 
 
 @pytest.mark.system

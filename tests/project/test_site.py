@@ -44,12 +44,15 @@ def test_the_reference_has_every_key(site: ModuleType) -> None:
     assert [row for row in text.splitlines() if row.startswith("|") and len(re.findall(r"(?<!\\)\|", row)) != 4] == []
 
 
-@pytest.mark.parametrize("name", ["concepts.md", "runs.md", "your-own.md", "from-kaiwu.md", "game.md", "machines.md"])
+PAGES_IN_CHINESE = ("concepts", "runs", "your-own", "from-kaiwu", "game", "machines", "recipes", "first-change")
+
+
+@pytest.mark.parametrize("name", PAGES_IN_CHINESE)
 def test_a_chinese_page_has_the_structure_of_the_english_one(name: str) -> None:
     def structure(text: str) -> list[str]:
         return re.findall(r"^(#+ |!\[|\||- |\d\. )", text, re.MULTILINE)
 
-    assert structure((DOCS / "zh" / name).read_text()) == structure((DOCS / name).read_text())
+    assert structure((DOCS / f"zh/{name}.md").read_text()) == structure((DOCS / f"{name}.md").read_text())
 
 
 @pytest.mark.slow
