@@ -36,7 +36,7 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
             exit 2
         fi
     done
-    echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes) ..."
+    echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes, 3 GB with reverb) ..."
     rm -rf .venv
     mkdir .venv
     touch .venv/made-by-realm # first: whatever happens now, the next call may begin again
@@ -47,18 +47,27 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     log=.venv/install.log
     # PIP_USER=0: a pip.conf that asks for --user would install outside of the environment
     install() { PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input "$@" >> "$log" 2>&1; }
+    shows="" # the process that shows how much is there, in a terminal
+    if [ -t 1 ]; then
+        while sleep 2 && kill -0 $$ 2> /dev/null; do
+            printf '\r%s MB ' "$(du -sm .venv 2> /dev/null | cut -f1)"
+        done 9>&- &
+        shows=$!
+    fi
     # The lock names every file by its hash, and everything that a package needs. Torch has no hash: its CPU build and its
     # CUDA build have one number, and pip would take a build that is listed before a better one in a folder of wheels.
     for wheels in "requirements.lock --require-hashes --no-deps" requirements.torch.lock; do
         # shellcheck disable=SC2086 # a file and its options
         if ! install -r $wheels; then
+            if [ -n "$shows" ]; then kill "$shows"; fi
             tail -n 20 "$log" >&2
             echo "error: installing ${wheels%% *} failed (the last lines are above, all of it in $log)" >&2
             exit 2
         fi
     done
     echo "$wanted" > .venv/made-from
-    echo "installed"
+    if [ -n "$shows" ]; then kill "$shows" && printf '\r'; fi
+    echo "installed: $(du -sm .venv | cut -f1) MB in $SECONDS s"
 fi
 if [ ! -e .venv/locked.txt ]; then # without hashes, as pip takes constraints: what is locked keeps its version
     sed -nE '/^[a-z0-9]/{s/ *\\$//;p;}' requirements.lock requirements.torch.lock > .venv/locked.txt
