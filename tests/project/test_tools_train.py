@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from diy.algorithm.model import ReferenceModel, SmallModel
 from realm.config.load import load_config
 from realm.config.plan import Machine, this_machine
 from realm.errors import ConfigError
-from realm.user import load_hyper
+from realm.user import load_callbacks, load_hyper
 from realm.watch.tensorboard import TensorBoard
 from tools import common as tools_common
 from tools.bench import train
@@ -45,10 +46,10 @@ def test_rows_are_ours_those_asked_for_and_the_peers():
     tuner = train.tuner_settings(load_config(path).app, this_machine())
     extra = ["many=aisrv_count=4 aisrv_connect_to_kaiwu_env_count=16", "wide=diy.hidden=512", "few=aisrv_count=7"]
     rows = train.all_rows(path, (), tuner, extra)
-    assert [row.name for row in rows] == ["plain", "local", "tuner", "pufferlib", "many", "wide", "few"]
+    assert [row.name for row in rows] == ["plain", "local", "tuner", "hooks", "pufferlib", "many", "wide", "few"]
     for row in rows:
         load_config(path, row.settings)
-    assert train.chosen_rows(rows, [], extra) == rows
+    assert train.chosen_rows(rows, [], extra) == [row for row in rows if row.name != "hooks"]
     some = train.chosen_rows(rows, ["tuner", "pufferlib"], ["wide=x"])
     assert [row.name for row in some] == ["tuner", "pufferlib", "wide"]
     with pytest.raises(ConfigError, match="--rows d: there is no such row"):
@@ -97,6 +98,14 @@ def test_a_peer_has_the_threads_it_is_given_and_no_row_those_of_the_caller(tmp_p
         start = train.start_of(row, SMOKE, plan, tmp_path / "run", 1)
         assert start.environment["KEPT"] == "7"
         assert not [name for name, value in start.environment.items() if name != "KEPT" and value == "7"]
+
+
+def test_the_row_of_hooks_has_the_agent_with_each_hook(tmp_path, monkeypatch):
+    plan = tools_common.plan_of(load_config(SMOKE).app)
+    start = train.start_of(Row("hooks", "", "hooks"), SMOKE, plan, tmp_path / "run", 1)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.move(start.folder / "diy", tmp_path / "hooked_agent")
+    assert sorted(load_callbacks("hooked_agent")) == ["on_end", "on_evaluation", "on_start", "on_update"]
 
 
 # ---- what is read ----

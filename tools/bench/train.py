@@ -4,9 +4,11 @@
     python tools/bench/train.py --out train/bench.json
     python tools/bench/train.py --rows plain tuner pufferlib --to-score 1150
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
+    python tools/bench/train.py --rows tuner hooks --rounds 5   # what hooks, a logger and log_info cost
     python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
 
-Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), pufferlib.
+Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), hooks (the same
+with every hook), pufferlib.
 `--row NAME='KEY=VALUE ...'` adds the tuner's cluster with these changes. All train the same environments with the
 features, network, chunk length, minibatch and epochs of `--config`. Each round starts every row once, from scratch;
 what counts begins after its first updates and lasts `--seconds`. Our rows are seen every two seconds: take 60 for the
@@ -64,6 +66,24 @@ LOOK_S = 2.0  # between two looks at a score: as often as a run writes its curve
 MEMORY_S = 2.0  # between two looks at memory, which cost more than those at CPU time
 STOP_S = 60.0  # an update of the reference's network takes some seconds, and is finished first
 
+HOOKS = '''"""Every hook: each writes all curves, as a logger does, and looks at the score."""
+
+import json
+
+from realm.contract import stop_at_score
+
+stop = stop_at_score(1e9)
+
+
+def on_update(progress):
+    with open(progress.run_dir / "hooks.jsonl", "a") as file:
+        file.write(json.dumps({**progress.metrics, "env_steps": progress.env_steps}) + "\\n")
+    return stop(progress)
+
+
+on_start = on_evaluation = on_end = on_update
+'''
+
 Figures = dict[str, Any]
 Results = dict[str, Any]
 """{about, setup, rows: {name: entry}}; entry: of `new_entry`"""
@@ -72,7 +92,7 @@ Results = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """One line of the table. kind: plain, local, cluster or peer; settings: what follows each --set."""
+    """One line of the table. kind: plain, local, cluster, hooks or peer; settings: what follows each --set."""
 
     name: str
     says: str
@@ -100,6 +120,7 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
     one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
     rows = [Row("plain", "plain loop", "plain"), Row("local", "one process", "local", one)]
     rows.append(Row("tuner", "cluster as the tuner chooses", "cluster", tuner))
+    rows.append(Row("hooks", "the same with every hook", "hooks", (*tuner, 'log_info=["sold"]')))
     rows.append(Row("pufferlib", "PufferLib: PuffeRL; action masks", "peer"))
     for text in extra:
         name, equals, words = text.partition("=")
@@ -112,11 +133,12 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
 
 
 def chosen_rows(rows: Sequence[Row], names: Sequence[str], extra: Sequence[str]) -> list[Row]:
-    """Those named, without names all; those of --row in any case."""
+    """Those named, without names all but hooks; those of --row in any case."""
     if unknown := [name for name in names if name not in {row.name for row in rows}]:
         raise ConfigError(f"--rows {unknown[0]}: there is no such row, only {', '.join(row.name for row in rows)}")
     added = {text.partition("=")[0] for text in extra}
-    return [row for row in rows if row.name in added or row.name in (names or [row.name])]
+    wanted = names or [row.name for row in rows if row.kind != "hooks"]
+    return [row for row in rows if row.name in added or row.name in wanted]
 
 
 # ---- starting a row ----
@@ -155,7 +177,13 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, threads: 
         command = [str(PEER / "bin" / "python"), "-m", "tools.bench.peers.pufferlib", *same, "--threads", str(threads)]
         return Start(command, environment, run)  # it writes where it is
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
-    return Start(common.start_command(config, [*row.settings, *place]), environment)
+    command = common.start_command(config, [*row.settings, *place])
+    if row.kind != "hooks":
+        return Start(command, environment)
+    code = run.with_name(f"{run.name}-code")  # `diy` is looked up where the command stands
+    shutil.copytree(common.ROOT / "diy", code / "diy", dirs_exist_ok=True)
+    (code / "diy" / "callbacks.py").write_text(HOOKS)
+    return Start(command, environment | {"PYTHONPATH": str(common.ROOT)}, code)
 
 
 # ---- what is read from it ----
