@@ -240,35 +240,28 @@ def verdict(study: Study, seeds: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result], out: Path) -> None:
-    """A picture with one plot for each algorithm and environment, and a line for each run."""
+    """A picture with a plot for each study that has curves, and a line for each run."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    titles = list(dict.fromkeys(one.task.study.says.partition(":")[0] for one in results if one.points))
-    columns = min(4, max(1, len(titles)))
-    rows = max(1, -(-len(titles) // columns))
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.7 * rows), squeeze=False, layout="constrained")
-    for axis in axes.flat[len(titles) :]:
+    studies = list(dict.fromkeys(one.task.study for one in results if one.points))
+    columns = min(3, max(1, len(studies)) if len(studies) != 4 else 2)
+    rows = max(1, -(-len(studies) // columns))
+    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 3.1 * rows), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(studies) :]:
         axis.remove()
-    for title, axis in zip(titles, axes.flat, strict=False):
-        of_title = [one for one in results if one.task.study.says.partition(":")[0] == title and one.points]
-        colours = {study: f"C{n}" for n, study in enumerate(dict.fromkeys(one.task.study.name for one in of_title))}
-        labelled: set[str] = set()
-        for one in of_title:
-            study, name = one.task.study, one.task.study.says.partition(": ")[2]
-            label = name if len(colours) > 1 and name not in labelled else None
-            labelled.add(name)
-            curve = np.array([(point.env_steps, point.score) for point in one.points])
-            axis.plot(curve[:, 0] / 1000, curve[:, 1], color=colours[study.name], linewidth=0.9, label=label)
-        axis.axhline(of_title[0].task.study.at_least, color="black", linestyle="--", linewidth=0.8)
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("thousand env steps", fontsize=8)
-        axis.tick_params(labelsize=8)
+    for study, axis in zip(studies, axes.flat, strict=False):
+        for one in results:
+            if one.task.study == study and one.points:
+                curve = np.array([(point.env_steps, point.score) for point in one.points])
+                axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C0", linewidth=1.1)
+        axis.axhline(study.at_least, color="black", linestyle="--", linewidth=0.9)
+        axis.set_title(study.says, fontsize=12)
+        axis.set_xlabel("thousand env steps", fontsize=11)
+        axis.tick_params(labelsize=11)
         axis.grid(alpha=0.3)
-        if len(colours) > 1:
-            axis.legend(fontsize=6)
     figure.savefig(out, dpi=110)
     plt.close(figure)
 
