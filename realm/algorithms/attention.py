@@ -68,7 +68,9 @@ def places(first: Tensor, age: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Which places each step may look at, bool [k, K, S], and how far back these are, i64 [K, S]. Its own is one of
     them, so no row is masked wholly. first: bool [k, K]; age: i64 [k]"""
     step = torch.arange(first.shape[1], device=first.device)
-    begins = torch.where(first, step, -age[:, None]).cummax(1).values  # the step where the episode of each began
+    begins = torch.where(first, step, -age[:, None])  # the step where the episode of each began
+    if first.shape[1] > 1:  # ONNX knows no cummax, and exports one step
+        begins = begins.cummax(1).values
     place = torch.cat((torch.arange(-steps, 0, device=first.device), step))
     back = step[:, None] - place
     return (back >= 0) & (back <= steps) & (place >= begins[:, :, None]), back

@@ -23,6 +23,7 @@ from realm.algorithms.distributions import Distribution
 from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Schedule, Settings
+from realm.errors import ConfigError
 
 Metrics = dict[str, Tensor]  # of a gradient step: f32 [] each, or f32 [n], which `means` reduces
 
@@ -89,7 +90,7 @@ def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer
     """One, or two that share no weights. losses: besides those of PPO; layer: the name of a parameter, or empty"""
     every, names = [*ppo_losses(settings), *losses], dict(network.named_parameters())
     if layer and layer not in names:
-        raise ValueError(f"the network has no parameter {layer!r}; it has {', '.join(names)}")
+        raise ConfigError(f"the network has no parameter {layer!r}; it has {', '.join(names)}")
     parts = []
     for critic in (False,) if settings.shared_trunk else (False, True):
         own = [x for name, x in names.items() if settings.shared_trunk or name.startswith("critic") == critic]

@@ -88,7 +88,7 @@ class OneProcess:
         _tell(prepared, self.trainer.origin)
         kept = prepared.run_dir / "replay" if app.save_replay else None
         self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
-        self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest)
+        self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest, self._played.count)
         self._context = WorkflowContext(
             spec, hyper_of(config), seed, 0, 1, self._played, self._tick, self.add, self._save, self._update,
             env_steps=lambda: self.board.env_steps, evaluation=lambda: self.board.evaluation,

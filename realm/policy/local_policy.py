@@ -36,11 +36,19 @@ class LocalPolicy:
     refresh: called before each prediction.
     """
 
-    def __init__(self, agent: Agent, spec: Spec, num_envs: int, refresh: Refresh) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        spec: Spec,
+        num_envs: int,
+        refresh: Refresh,
+        count: Callable[[str, float], None] = lambda name, amount: None,
+    ) -> None:
+        """count: takes `cleared_memories`."""
         self.agent, self.refresh = agent, refresh
         self._fields = reply_fields(spec)
         self._slot = np.arange(num_envs)
-        self._state = PolicyState(spec.state, num_envs)
+        self._state = PolicyState(spec.state, num_envs, count)
         self.actions = 0
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:

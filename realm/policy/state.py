@@ -5,7 +5,10 @@ Used by both policies (`policy/local_policy.py`, `wire/predict.py`), by evaluati
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from loguru import logger
 
 from realm.contract import Array, Arrays, Fields
 
@@ -13,7 +16,11 @@ from realm.contract import Array, Arrays, Fields
 class PolicyState:
     """The memory of a policy (`Spec.state`) for environments that are numbered from 0."""
 
-    def __init__(self, fields: Fields, num_envs: int) -> None:
+    def __init__(
+        self, fields: Fields, num_envs: int, count: Callable[[str, float], None] = lambda name, amount: None
+    ) -> None:
+        """count: takes `cleared_memories`."""
+        self._count, self._warned = count, False
         self._fields = fields
         self._arrays = {name: np.zeros((num_envs, *field.shape), field.dtype) for name, field in fields.items()}
 
@@ -29,6 +36,17 @@ class PolicyState:
         return state
 
     def after(self, slot: Array, state: Arrays) -> None:
-        """Remember what `predict` gave for these environments."""
+        """Remember what `predict` gave for these environments. A memory with NaN or infinity, which would stay for the
+        rest of an episode, is cleared."""
+        spoiled = np.zeros(len(slot), np.bool_)
         for name, array in self._arrays.items():
             array[slot] = state[name]
+            if array.dtype.kind == "f" and not np.isfinite(state[name].sum()):  # the sum alone costs little
+                spoiled |= ~np.isfinite(state[name].reshape(len(slot), -1)).all(1)
+        if spoiled.any():
+            self._count("cleared_memories", int(spoiled.sum()))
+            if not self._warned:
+                logger.warning("the memory that Agent.predict gave has NaN or infinity, and is cleared where it has")
+            self._warned = True
+            for array in self._arrays.values():
+                array[slot[spoiled]] = 0

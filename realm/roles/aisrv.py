@@ -92,7 +92,7 @@ def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple
         job.link.meters.totals["models_loaded"] = models.loaded
         return version, models.env_steps, models.memory_size
 
-    return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, refresh), to_pool
+    return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, refresh, job.link.meters.count), to_pool
 
 
 def _policy_at_actor(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[RemotePolicy, Client]:
@@ -104,5 +104,5 @@ def _policy_at_actor(job: Job, gate: VersionGate, tick: Callable[[], None]) -> t
         meters.timing("predict", seconds)
         meters.count("predict_wait_s", seconds)
 
-    policy = RemotePolicy(to_actor, job.spec, job.index, job.plan.envs_per_worker, gate, tick, predicted)
+    policy = RemotePolicy(to_actor, job.spec, job.index, job.plan.envs_per_worker, gate, tick, predicted, meters.count)
     return policy, to_actor

@@ -41,8 +41,10 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
 
 def environment_faults(board: Board) -> dict[str, int]:
-    """What failures of environments have cost in all workers: restarts, what was thrown away (`rollout/rounds.py`)."""
-    return {name: int(board.total("aisrv", name)) for name in ("env_restarts", "dropped_episodes", "dropped_chunks")}
+    """What failures of environments have cost in all workers: restarts, what was thrown away (`rollout/rounds.py`); and
+    memories of a policy that were (`policy/state.py`)."""
+    names = ("env_restarts", "dropped_episodes", "dropped_chunks", "cleared_memories")
+    return {name: int(board.total("aisrv", name)) for name in names}
 
 
 def shares(board: Board, ran: Mapping[str, str]) -> dict[str, dict[str, float]]:
@@ -84,7 +86,9 @@ def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str, ran: Mapp
 def warn_of_faults(board: Board) -> None:
     """Say what failures of environments have cost, if there were any."""
     faults = environment_faults(board)
-    if any(faults.values()):
+    if faults["cleared_memories"]:
+        logger.warning("{:,} memories of the policy had NaN or infinity and were cleared", faults["cleared_memories"])
+    if any(faults[name] for name in ("env_restarts", "dropped_episodes", "dropped_chunks")):
         logger.warning(
             "environments failed and were made again {:,} times; {:,} episodes and {:,} chunks were thrown away",
             faults["env_restarts"], faults["dropped_episodes"], faults["dropped_chunks"],

@@ -32,14 +32,15 @@ class RemotePolicy:
         gate: VersionGate,
         tick: Callable[[], None],
         timing: Callable[[float], None],
+        count: Callable[[str, float], None] = lambda name, amount: None,
     ) -> None:
         """client: asks for a line. tick: called while waiting; raises to give up. timing: gets each answer's delay in
-        seconds."""
+        seconds. count: takes `cleared_memories`."""
         self._client, self._gate, self._tick, self._worker = client, gate, tick, worker
         self._timing = timing
         self._questions, self._answers = Layout(request_fields(spec)), Layout(reply_fields(spec))
         self._slot = np.arange(num_envs)
-        self._state = PolicyState(spec.state, num_envs)
+        self._state = PolicyState(spec.state, num_envs, count)
         self._question = Frame(self._questions, num_envs)
         self._line: Line | None = None
         self._seq = self._failed = 0

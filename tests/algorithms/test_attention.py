@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm.algorithms.attention import AttentionNetwork, Shape, places
@@ -32,6 +32,7 @@ def network(detached: bool = False) -> AttentionNetwork:
 firsts = st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH)
 
 
+@settings(max_examples=40, deadline=None)
 @given(firsts, st.integers(0, STEPS))
 def test_a_step_sees_itself_and_what_its_episode_had_before(first: list[bool], age: int) -> None:
     allowed, back = places(torch.tensor([first]), torch.tensor([age]), STEPS)
@@ -49,6 +50,7 @@ def test_a_step_sees_itself_and_what_its_episode_had_before(first: list[bool], a
         assert back[step].tolist() == [STEPS + step - place for place in range(STEPS + LENGTH)]
 
 
+@settings(max_examples=40, deadline=None)
 @given(firsts, st.integers(0, STEPS), st.integers(0, LENGTH - 1))
 def test_no_gradient_comes_from_a_masked_step(first: list[bool], age: int, step: int) -> None:
     """With one layer: a step of a second one sees what the steps that it sees have seen."""

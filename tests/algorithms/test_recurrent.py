@@ -113,3 +113,18 @@ def test_a_continuous_policy_has_a_memory_too() -> None:
         assert batch.valid is not None
         torch.testing.assert_close(batch.proximal_log_prob[batch.valid], batch.log_prob[batch.valid], rtol=0, atol=1e-5)
         assert training.learn(chunk)["skipped"] == 0
+
+
+def test_a_memory_that_is_not_finite_is_cleared_and_counted() -> None:
+    counted: list[tuple[str, float]] = []
+    fields = {"memory": Field((2,), "float32"), "age": Field((), "int64")}
+    memory = PolicyState(fields, 3, lambda name, amount: counted.append((name, amount)))
+    everyone, none = np.arange(3), np.zeros(3, np.bool_)
+    memory.after(everyone, {"memory": np.float32([[1, 2], [np.nan, 3], [4, 5]]), "age": np.array([1, 2, 3])})
+    state = memory.before(everyone, none)
+    assert state["memory"].tolist() == [[1, 2], [0, 0], [4, 5]]
+    assert state["age"].tolist() == [1, 0, 3]
+    huge = np.full((3, 2), np.finfo(np.float32).max)  # its sum is no float32, it is
+    memory.after(everyone, {"memory": huge, "age": np.array([1, 2, 3])})
+    assert (memory.before(everyone, none)["memory"] == huge).all()
+    assert counted == [("cleared_memories", 1)]

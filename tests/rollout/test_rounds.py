@@ -652,7 +652,7 @@ def test_a_run_goes_on_after_a_failure(tmp_path, mode):
         assert f"made again {count} times; {count} episodes and {count} chunks were thrown away" in text, text
         if mode == "cluster":
             names = ("env_restarts", "dropped_episodes", "dropped_chunks")
-            assert run.summary()["environments"] == dict.fromkeys(names, 6)
+            assert run.summary()["environments"] == {**dict.fromkeys(names, 6), "cleared_memories": 0}
             assert [name for name in run.summary()["processes"] if name.startswith("aisrv")] == ["aisrv-0.1"]
             # the terminal says it, too, and once
             assert len(re.findall(r"WARNING aisrv-0: .* reward None; it must be a number", run.output.read_text())) == 1

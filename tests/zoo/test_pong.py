@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm.config.load import load_config
@@ -90,6 +90,7 @@ def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None
         ({"reconstruction_coef": 0.1}, "reconstruction_coef is 0.1, it must be 0.0, since the network 'conv' has"),
         ({"network": "patches", "frames": 2}, "frames is 2"),
         ({"memory_steps": 8}, "memory_steps is 8"),
+        ({"normalise_returns": True}, "normalise_returns is True, it must be false"),
         ({"network": "transformer"}, "minibatch_size is 64, it must be chunk_length, 256, or more with a memory"),
         ({"network": "transformer", "memory_width": 100, "minibatch_size": 256}, "a multiple of memory_heads, 16"),
     ],
@@ -315,6 +316,7 @@ def test_attention_gets_the_features_of_its_episode_alone(past: int) -> None:
         assert not seen["has_next"][:, -2:].any()
 
 
+@settings(max_examples=40, deadline=None)
 @given(age=st.lists(st.integers(0, 6), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age: list[int], seed: int) -> None:
     torch.manual_seed(seed)

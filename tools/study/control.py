@@ -4,8 +4,9 @@
     python tools/study/control.py --jobs 2              # all: HalfCheetah and Hopper take hours each, on a core each
     python tools/study/control.py --jobs 0              # starts nothing: only the page, from the runs that are there
     python tools/study/control.py --studies tools/study/ppo.toml --jobs 2
+    python tools/study/control.py --studies tools/study/pong.toml --jobs 2 --seeds 1 --only norm_img std_only
 
-The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml. Each is the folder
+The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml and pong.toml. Each is the folder
 train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its checkpoint and its replay
 memory, and one that another process trains is left to it. At the end it writes docs/control.md or docs/ppo.md and the
 picture, and says what is missing. Sections of the page that have a heading of their own are kept. The curves are in a
@@ -61,7 +62,7 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What a run has shown so far. ended: it has made its env steps."""
+    """What a run has shown so far. ended: it has made its env steps, or its package has ended it."""
 
     points: list[Point]
     ended: bool
@@ -118,7 +119,7 @@ def curve_of(task: Task, known: Mapping[str, Curve]) -> Curve:
     if not task.folder.exists():
         return known.get(task.folder.name, Curve([], False))
     run = read_run(task.folder)
-    ended = run is not None and run.cause.startswith("max_env_steps")
+    ended = run is not None and run.cause.startswith(("max_env_steps", "on_evaluation"))
     return Curve(points(task.folder, task.config().app.eval_every_steps), ended)
 
 
@@ -165,7 +166,9 @@ def result(task: Task, curve: Curve) -> Result:
     study, app, found = task.study, task.config().app, curve.points
     share = found[-1].env_steps / app.max_env_steps if found else 0.0
     # the last evaluation is one interval before the end
-    done = bool(found) and found[-1].env_steps >= app.max_env_steps - 2 * app.eval_every_steps and curve.ended
+    last = bool(found) and found[-1].env_steps >= app.max_env_steps - 2 * app.eval_every_steps
+    stopped = bool(found) and study.measure == "first" and found[-1].score >= study.at_least
+    done = curve.ended and (last or stopped)
     figure = passed = None
     if study.measure == "first":
         reached = next((one for one in found if one.score >= study.at_least), None)
@@ -188,9 +191,9 @@ def _is_running(task: Task) -> bool:
 HEAD = """# {title}
 
 {algorithms} (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
-the mean return of ten greedy episodes (Pendulum: a hundred). *last* is the mean of the last ten
-evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation reached the mark,
-with the minutes until then. Later ones may be lower.
+the mean return of ten greedy episodes (Pendulum: a hundred; Pong: ten games with sampled actions). *last* is the mean
+of the last ten evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation
+reached the mark, with the minutes until then. Later ones may be lower.
 
 ![The curves of all runs: mean return of an evaluation against env steps]({picture})
 """
@@ -206,7 +209,7 @@ Other work ran on the same cores, so minutes are upper bounds.
 def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out: Path) -> str:
     names = list(dict.fromkeys(one.task.study.says.partition(",")[0] for one in results))
     algorithms = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    title = names[0] if len(names) == 1 else studies.stem.capitalize()
+    title = names[0] if names == [studies.stem.upper()] else studies.stem.capitalize()
     head = HEAD.format(title=title, algorithms=algorithms, picture=out.with_suffix(".png").name)
     lines = [head, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
     for study in dict.fromkeys(one.task.study for one in results):
