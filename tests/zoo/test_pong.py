@@ -222,6 +222,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "policy_from": "latent",
     },
     "attention": {"network": "attention", "shared_trunk": True, "past": 5, "positions": True, "predict_coef": 1.0},
+    "attention_broken": {"network": "attention", "shared_trunk": True, "past": 5, "broken_mask": True},
     "attention_far": {"network": "attention", "shared_trunk": True, "past": 40},
     "transformer": {"network": "transformer", **SMALL},
     "transformer_attached": {"network": "transformer", "memory_attached": True, **SMALL, "memory_steps": 30},
@@ -345,7 +346,7 @@ def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age
 
 
 @pytest.mark.skipif(any(find_spec(name) is None for name in ("onnx", "onnxruntime")), reason="needs the extra [onnx]")
-@pytest.mark.parametrize("name", ["difference", "attention", "transformer", "conv_patches"])
+@pytest.mark.parametrize("name", ["difference", "attention", "attention_broken", "transformer", "conv_patches"])
 def test_a_network_is_exported_with_its_memory(name: str, tmp_path: Path) -> None:
     agent, _ = playing(**NETWORKS[name])
     with torch.no_grad():
