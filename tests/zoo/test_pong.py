@@ -213,6 +213,7 @@ SMALL = {"memory_width": 16, "memory_steps": 5, "memory_layers": 2, "memory_head
 NETWORKS: dict[str, dict[str, Any]] = {
     "conv": {},
     "difference": {"frames": 2, "difference": True},
+    "stack": {"frames": 4},
     "shared": {"shared_trunk": True, "raw_pixels": True},
     "autoencoder": {"network": "autoencoder", "shared_trunk": True, "reconstruction_coef": 0.1},
     "autoencoder_bn": {
@@ -293,6 +294,13 @@ def test_batch_norm_acts_with_the_statistics_of_updates_or_of_each_call(when: st
         alone = torch.cat([agent.greedy({"state": frame[None]})["logits"] for frame in seen["state"]])
         together = agent.greedy(seen)["logits"]
     assert torch.allclose(alone, together, atol=1e-6) == (when == "updates")
+
+
+@pytest.mark.parametrize("network", ["autoencoder", "attention"])
+def test_a_trunk_that_is_shared_is_trained_by_the_critic_too(network: str) -> None:
+    agent, _ = playing(network=network)
+    (part,) = agent.ppo.parts
+    assert {loss.name for loss in part.losses} >= {"policy_loss", "value_loss"}
 
 
 def test_the_gradient_of_each_loss_at_a_layer_is_a_curve() -> None:
