@@ -4,6 +4,7 @@ Only root may make them, and the command `ip` is needed; `lan` skips a test with
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,8 +55,9 @@ class Machine:
     def start(self, command, out, stdin="", cwd=ROOT, **variables):
         """Start a program there."""
         enter = ["nsenter", "-t", str(self.pids()[0]), "-n", "-p", "-m", "-u", "--"]
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd)]  # a process that enters stands in /
         program = subprocess.Popen(
-            [*enter, *command], cwd=cwd, stdin=subprocess.PIPE, stdout=out.open("ab"), stderr=subprocess.STDOUT,
+            [*enter, *there, *command], stdin=subprocess.PIPE, stdout=out.open("ab"), stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "REALM_KEYS_DIR": str(self.keys), **variables},
         )  # fmt: skip
         with suppress(BrokenPipeError):
@@ -184,6 +186,8 @@ class Led(Run):
 
     def __init__(self, tmp_path, there, *overrides, hosts=None, **more):
         self.there, self.folder = there, tmp_path
+        before = tmp_path / "output.txt"  # a run that goes on writes behind the one before
+        self.begins = before.stat().st_size if before.exists() else 0
         hosts = len(there) if hosts is None else hosts
         keys = [f"hosts={hosts}", f"keys_dir={tmp_path / 'keys'}", f"bind_host={NET}.1"]
         super().__init__(tmp_path, *keys, *overrides, options=["--by-hand"], **more)
@@ -192,8 +196,11 @@ class Led(Run):
 
     def line(self):
         """What the start says that the others must be told."""
-        self.wait_for(lambda: "tcp://" in self.output.read_text(), "the start has said how to join")
-        return next(line for line in self.output.read_text().split("\n") if line.startswith("tcp://"))
+        found = self.wait_for(
+            lambda: re.search(r"^tcp://.*$", self.output.read_text()[self.begins :], re.MULTILINE),
+            "it has said how to join",
+        )
+        return found[0]
 
     def join(self, machine):
         return machine.join(self.line(), self.folder / f"{machine.name}.txt")

@@ -99,10 +99,10 @@ def this_host(algo: str) -> HostInfo:
 
 def _hash(folder: Path) -> str:
     """Of the sources in a folder."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    digest, paths = hashlib.sha256(), sorted(folder.rglob("*.py"))
+    for path in paths:
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    return digest.hexdigest()[:12] if paths else "missing"
 
 
 def serve(address: str, run_id: str, algo: str, keys: CurveKeys) -> None:

@@ -41,8 +41,6 @@ from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES, RunSoFar, parse_evaluation, parse_report
 from realm.wire.sockets import Server, wait_any
 
-_ON_CABLE = 1.05  # with the headers of Ethernet, IP and TCP
-
 
 class Supervisor:
     """One run of the cluster; `run` returns its exit code."""
@@ -194,14 +192,14 @@ class Supervisor:
             self._do(decisions.host_came(self.state, slot, info.name, info.cores, now))
 
     def _say_traffic(self) -> None:
-        """What each host puts on its cable."""
+        """What each host puts on its cable, without the headers of the network."""
         model = self.board.of_process("model_pool", 0, self.state.roles["model_pool", 0].incarnation)
         for slot, host in self._hosts.living.items() if self._hosts else ():
             logger.info(
                 "host {}: {} cores, {} workers; {:,.0f} bytes an env step go up, {:,.0f} bytes an update come down",
                 host.info.name, host.info.cores, sum(role.at == slot for role in self.state.workers),
-                _ON_CABLE * self.spec.sample_bytes / self.spec.steps_per_sample,
-                _ON_CABLE * model.get("model_bytes", 0),
+                self.spec.sample_bytes / self.spec.steps_per_sample,
+                model.get("model_bytes", 0),
             )  # fmt: skip
 
     def _look_at_processes(self) -> None:

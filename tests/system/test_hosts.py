@@ -69,7 +69,7 @@ def test_a_killed_agent_takes_its_roles_along(tmp_path, host):
         os.kill(host.agent(), signal.SIGKILL)
         until(lambda: host.realm() == [], "no role lives on there", 15)
         moved = run.wait_for(lambda: ready_at(run, "", old), "the worker starts here")
-        run.join(host)
+        host.start([sys.executable, "-m", "realm", "host"], tmp_path / "host1.txt", REALM_RUN=run.line())
         back = run.wait_for(lambda: ready_at(run, "host1", moved), "the worker is back")
         epoch, update = run.checkpoints()[-1]
         run.wait_trained(update + 40, epoch)
@@ -224,8 +224,7 @@ def test_what_is_wrong_is_a_sentence_and_leaves_nothing_behind(tmp_path):
             assert run.finish() == 2
             for told in (out, run.output):
                 assert "host1: the package tests.counting is " in told.read_text()
-            assert host.realm() == []
-            assert run.processes() == []
+            until(lambda: host.realm() == run.processes() == [], "nothing is left anywhere", 15)
 
 
 @pytest.mark.slow
@@ -245,7 +244,7 @@ def test_what_fails_there_alone_is_told_with_the_hosts_name(tmp_path, host):
         assert "aisrv-1 on host1: " in run.output.read_text()
         assert "own/train_workflow.py:" in run.output.read_text()
         assert program.wait(60) == 0
-        assert host.realm() == run.processes() == []
+        until(lambda: host.realm() == run.processes() == [], "nothing is left anywhere", 15)
 
 
 @pytest.mark.slow
