@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm.config.load import load_config
-from realm.contract import ActionSpec, Array, Chunk, Field, Prediction, Spec, Version, WorkflowContext
+from realm.contract import ActionSpec, Array, Chunk, Field, PredictContext, Prediction, Spec, Version, WorkflowContext
 from realm.errors import ConfigError
+from realm.learn.evaluation import predictor
+from realm.learn.export import OnnxPolicy, write_onnx
 from realm.policy.local_policy import LocalPolicy
 from realm.user import hyper_of, load_definition
 from realm.watch.meters import Meters
@@ -190,6 +192,7 @@ class Flicker:
     single_observation_space = spaces.Dict({"state": spaces.Box(0, 255, (84, 84, 1), np.uint8)})
 
     def __init__(self, num_envs: int, seed: int = 0) -> None:
+        self.unwrapped = self
         self.num_envs, self.random = num_envs, np.random.default_rng(seed)
         self.ended = np.zeros(num_envs, np.bool_)
 
@@ -210,6 +213,7 @@ SMALL = {"memory_width": 16, "memory_steps": 5, "memory_layers": 2, "memory_head
 NETWORKS: dict[str, dict[str, Any]] = {
     "conv": {},
     "difference": {"frames": 2, "difference": True},
+    "stack": {"frames": 4},
     "shared": {"shared_trunk": True, "raw_pixels": True},
     "autoencoder": {"network": "autoencoder", "shared_trunk": True, "reconstruction_coef": 0.1},
     "autoencoder_bn": {
@@ -219,6 +223,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "policy_from": "latent",
     },
     "attention": {"network": "attention", "shared_trunk": True, "past": 5, "positions": True, "predict_coef": 1.0},
+    "attention_broken": {"network": "attention", "shared_trunk": True, "past": 5, "broken_mask": True},
     "attention_far": {"network": "attention", "shared_trunk": True, "past": 40},
     "transformer": {"network": "transformer", **SMALL},
     "transformer_attached": {"network": "transformer", "memory_attached": True, **SMALL, "memory_steps": 30},
@@ -271,6 +276,16 @@ def test_a_network_trains(name: str) -> None:
     assert {key for key in same if not any(part in key for part in unused)} == set()
 
 
+@pytest.mark.parametrize("name", ["shared", "attention", "transformer"])
+def test_a_batch_without_a_valid_row_makes_no_step(name: str) -> None:
+    agent, chunks = playing(**NETWORKS[name])
+    chunk = next(chunks)
+    chunk.valid[:] = False
+    before = [x.clone() for x in agent.model.parameters()]
+    assert Training(agent).learn(chunk)["rows"] == 0
+    assert all(x.equal(y) for x, y in zip(agent.model.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("when", ["updates", "always"])
 def test_batch_norm_acts_with_the_statistics_of_updates_or_of_each_call(when: str) -> None:
     agent, chunks = playing(network="autoencoder", shared_trunk=True, batch_norm=when)
@@ -279,6 +294,13 @@ def test_batch_norm_acts_with_the_statistics_of_updates_or_of_each_call(when: st
         alone = torch.cat([agent.greedy({"state": frame[None]})["logits"] for frame in seen["state"]])
         together = agent.greedy(seen)["logits"]
     assert torch.allclose(alone, together, atol=1e-6) == (when == "updates")
+
+
+@pytest.mark.parametrize("network", ["autoencoder", "attention"])
+def test_a_trunk_that_is_shared_is_trained_by_the_critic_too(network: str) -> None:
+    agent, _ = playing(network=network)
+    (part,) = agent.ppo.parts
+    assert {loss.name for loss in part.losses} >= {"policy_loss", "value_loss"}
 
 
 def test_the_gradient_of_each_loss_at_a_layer_is_a_curve() -> None:
@@ -329,3 +351,21 @@ def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age
     assert past.grad is not None
     reached = past.grad.abs().sum(2) > 0
     assert reached.tolist() == [[place >= 6 - own for place in range(6)] for own in age]
+
+
+@pytest.mark.skipif(any(find_spec(name) is None for name in ("onnx", "onnxruntime")), reason="needs the extra [onnx]")
+@pytest.mark.parametrize("name", ["difference", "attention", "attention_broken", "transformer", "conv_patches"])
+def test_a_network_is_exported_with_its_memory(name: str, tmp_path: Path) -> None:
+    agent, _ = playing(**NETWORKS[name])
+    with torch.no_grad():
+        for weight in agent.model.parameters():
+            weight += 0.05 * torch.randn_like(weight)  # so that actions differ
+    envs, config = Flicker(8), Config(chunk_length=12, **NETWORKS[name])
+    spec = SHAPES(envs, config)
+    write_onnx(agent, spec, envs, tmp_path / "model.onnx")
+    exported, predict = OnnxPolicy(tmp_path / "model.onnx"), predictor(agent, spec, 0)
+    slot, first, none = np.arange(8), np.ones(8, np.bool_), np.zeros(8, np.float32)
+    for _ in range(8):
+        obs = envs.obs()
+        assert (exported.act(obs, first) == predict(obs, PredictContext(slot, first, none))[0]).all()
+        first = envs.random.random(8) < 0.3

@@ -23,7 +23,7 @@ OF_NETWORKS = {
     **dict.fromkeys(
         ("latent", "policy_from", "image_loss", "reconstruction_coef", "divergence_coef"), ("autoencoder",)
     ),
-    **dict.fromkeys(("past", "positions", "predict_coef"), ("attention",)),
+    **dict.fromkeys(("past", "positions", "broken_mask", "predict_coef"), ("attention",)),
     **dict.fromkeys(("memory_width", "memory_steps", "memory_layers"), ("transformer",)),
     **dict.fromkeys(("memory_heads", "memory_attached"), ("transformer",)),
     **dict.fromkeys(("patches", "where", "widths"), ("patches",)),
@@ -66,6 +66,7 @@ class Config(Settings):
     # network = "attention"
     past: int = 16  # frames whose features it looks back at
     positions: bool = False  # learned ones
+    broken_mask: bool = False  # what is masked, zeros, gets -1e-7 instead of minus infinity, as in the notebook
     predict_coef: float = 0.0  # of the error of the next frame's features, predicted from these and the action
 
     # network = "patches"

@@ -1,6 +1,7 @@
 """The agent: the network that the configuration names, and PPO that acts with it and trains it."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,16 +35,17 @@ class Agent:
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        of = config, torch.device(device), seed
+        place = torch.device(device), seed
         if config.network == "transformer":
             self.acting = ("",)
             self.model: nn.Module = transformer(config, spec.action).to(device)
-            self.ppo: PPO = RecurrentPPO(self.model, *of, layer=config.layer)
+            self.ppo: PPO = RecurrentPPO(self.model, config, *place, layer=config.layer)
             return
         self.model = model = heads(config, spec.action.n).to(device)
         ppo = PastPPO if config.network == "attention" else PPO
         cut = Windows if config.frames > 1 else model.cut
-        self.ppo = ppo(model, *of, losses=model.losses(), cut=cut, layer=config.layer)
+        settings = replace(config, shared_trunk=model.critic_trunk is None)
+        self.ppo = ppo(model, settings, *place, losses=model.losses(), cut=cut, layer=config.layer)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
         if isinstance(self.ppo, RecurrentPPO | PastPPO):

@@ -4,6 +4,7 @@ encoded again. They get no gradient.
 Axes: B chunks, T steps, K = T + 1, n rows, W features of `past`, N environments.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -78,16 +79,18 @@ class Attending(Trunk):
         super().__init__()
         self.conv = Conv(config)
         self.query, self.key, self.value = (nn.Linear(FEATURES, FEATURES) for _ in range(3))
+        self.broken_mask = config.broken_mask
         self.positions = nn.Parameter(torch.zeros(config.past + 1, FEATURES)) if config.positions else None
 
     def forward(self, obs: Obs) -> tuple[Tensor, Obs]:
         features, _ = self.conv(obs)
-        seen = torch.cat((obs["past"], features[:, None]), 1)  # its own is among them, so no row is masked wholly
+        back = torch.arange(obs["past"].shape[1], -1, -1, device=features.device)
+        allowed = back <= obs["age"][:, None]  # its own is among them, so no row is masked wholly
+        seen = torch.cat((torch.where(allowed[:, :-1, None], obs["past"], 0.0), features[:, None]), 1)
         placed = seen if self.positions is None else seen + self.positions
-        back = torch.arange(seen.shape[1] - 1, -1, -1, device=seen.device)
-        allowed = back <= obs["age"][:, None]
+        mask = torch.where(allowed, 0.0, -1e-7 if self.broken_mask else -math.inf)
         found = nn.functional.scaled_dot_product_attention(
-            self.query(features)[:, None], self.key(placed), self.value(placed), allowed[:, None]
+            self.query(features)[:, None], self.key(placed), self.value(placed), mask[:, None]
         )
         attended = found.squeeze(1)
         return torch.cat((features, attended), 1), {"features": features, "attended": attended}
