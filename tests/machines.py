@@ -76,14 +76,13 @@ class Machine:
     def mend(self):
         ip("link", "set", self.cable, "up")
 
-    def lose(self, lost, device):
-        """Whether what it sends is lost (device "eth0"), or what comes to it (device `bridge()`): by a wrong address on
-        the cable, which needs no module of the kernel."""
-        inside, to = (["-n", self.space], f"{NET}.1") if device == "eth0" else ([], self.address)
+    def lose(self, lost):
+        """Whether what it sends is lost: by a wrong address on the cable, which needs no module of the kernel."""
+        to = [f"{NET}.1", "dev", "eth0"]
         if lost:
-            ip(*inside, "neigh", "replace", to, "lladdr", "02:00:00:00:00:01", "dev", device, "nud", "permanent")
+            ip("-n", self.space, "neigh", "replace", *to, "lladdr", "02:00:00:00:00:01", "nud", "permanent")
         else:
-            ip(*inside, "neigh", "delete", to, "dev", device)
+            ip("-n", self.space, "neigh", "delete", *to)
 
     def agent(self):
         """The pid of `realm host` there."""
