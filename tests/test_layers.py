@@ -26,10 +26,11 @@ ALLOWED = {
     "watch": {"base", "contract", "config", "watch"},
     "wire": {"base", "contract", "config", "data", "policy", "watch", "wire"},
     "user": {"base", "contract", "config", "user"},
-    "algorithms": {"base", "contract", "algorithms"},
+    "algorithms": {"base", "contract", "algorithms", "group"},
+    "group": {"base", "contract", "algorithms"},  # a learner that is one of several
     "learn": {"base", "contract", "config", "policy", "watch", "user", "learn"},
     "roles": {"base", "contract", "config", "wire", "roles"},
-    "role": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles"},
+    "role": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles", "group"},
     # and a role, inside a function
     "launch": {"base", "contract", "config", "data", "policy", "watch", "wire", "user", "learn", "roles", "launch"},
     "commands": {
@@ -39,7 +40,7 @@ ALLOWED = {
     "game commands": {
         *("base", "contract", "config", "watch", "user", "learn", "commands", "game", "game commands", "kaiwu"),
     },
-    "tenant": {"base", "contract", "algorithms", "game", "tenant"},
+    "tenant": {"base", "contract", "algorithms", "group", "game", "tenant"},
     # a package like a tenant's; the command line finds it by name, to translate a configuration
     "kaiwu": {"base", "contract", "config", "learn", "game", "kaiwu"},
 }
@@ -88,6 +89,8 @@ def layer(module: str) -> str:
     room = parts[1] if len(parts) > 1 else ""
     if room == "roles":
         return "roles" if parts[2:3] in ([], ["WAITS"], ["job"], ["table"]) else "role"
+    if parts[1:3] == ["algorithms", "group"]:
+        return "group"
     if room == "env":
         return "game commands" if parts[2:3] in (["commands"], ["layouts"], ["report"]) else "game"
     if parts[1:3] == ["kaiwu", "commands"]:

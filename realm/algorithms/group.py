@@ -59,6 +59,7 @@ class Ranks(Group):
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
         distributed.init_process_group(backend, f"file://{meeting.absolute()}", wait, size, rank)
+        self.total(torch.zeros(1, device=device))  # all have met: from here on the file is not needed
 
     def total(self, x: Tensor) -> Tensor:
         distributed.all_reduce(x)

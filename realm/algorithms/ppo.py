@@ -33,6 +33,7 @@ from realm.algorithms.normalise import learn_observations, learn_returns, normal
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SideBySide, finished
 from realm.contract import Array, Arrays, Chunk, Learned, SampleInfo
+from realm.errors import UserCodeError
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see `batch.tensor`
 
@@ -68,7 +69,7 @@ class PPO:
     def join(self, group: Group) -> None:
         """Train as one of several learners, each of which gets its part of a batch in `update`."""
         if group.size > 1 and any(part.layer is not None for part in self.parts):
-            raise ValueError("PPO(layer=...) measures the gradients of one learner, so learner_count must be 1")
+            raise UserCodeError("PPO(layer=...) measures the gradients of one learner; learner_count must be 1")
         # two threads would ask the other ranks in an order of their own
         self.group, self.side = group, SideBySide(False)
 

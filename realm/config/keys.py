@@ -55,6 +55,8 @@ class AppConfig:
     """Seed of everything random; each worker derives its own seed from it and from its number."""
     device: Device = "auto"
     """Device of the learner's and the actor's model."""
+    learner_count: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Learners that train as one (PPO in a cluster), on a GPU each: a batch is shared out among them."""
 
     aisrv_count: Threads | Auto = "auto"
     """Worker processes (N)."""
@@ -164,6 +166,10 @@ class AppConfig:
             raise ValueError("preload_model = true needs a folder of checkpoints in preload_model_dir")
         if self.run_mode == "eval" and not (self.eval_model_dir or self.run_name):
             raise ValueError("run_mode = 'eval' needs a folder of checkpoints in eval_model_dir, or a run_name")
+        if self.learner_count > 1 and self.wrapper_type == "local":
+            raise ValueError(f"learner_count is {self.learner_count}, but one process has one learner; it must be 1")
+        if self.learner_count > 1 and self.algorithm_on_policy_or_off_policy == "off-policy":
+            raise ValueError(f"learner_count is {self.learner_count}, but off-policy training has one; it must be 1")
         if not (self.keys_dir or ipaddress.IPv4Address(self.bind_host).is_loopback):
             raise ValueError(
                 "without keys_dir, bind_host must be a loopback address, since other machines may reach "

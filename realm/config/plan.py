@@ -54,6 +54,7 @@ class Plan:
     learner_threads               torch threads of the learner
     device                        of the learner's and the actor's models
     hosts                         other machines, whose workers predict for themselves
+    learners                      processes that train as one, each on its part of a batch
     """
 
     workers: int
@@ -75,6 +76,7 @@ class Plan:
     cores: int
     learner_threads: int
     device: str
+    learners: int = 1
     free_running: bool = False
     rest_s: float = 0.0
     hosts: int = 0
@@ -194,6 +196,15 @@ def _check_machine(app: AppConfig, machine: Machine) -> None:
     if app.device.startswith("cuda:") and int(app.device[5:]) >= machine.gpus:
         raise ConfigError(
             f"device is {app.device}, but the GPUs here end with cuda:{machine.gpus - 1}; it must be auto or one"
+        )
+    if app.learner_count > max(1, machine.gpus) and app.device != "cpu":
+        raise ConfigError(
+            f"learner_count is {app.learner_count}, but there are {machine.gpus} GPUs, one for each; it must be at "
+            "most that, or device cpu, for tests"
+        )
+    if app.learner_count > 1 and app.device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(
+            f"device is {app.device}, but learner_count {app.learner_count} takes several; it must be auto"
         )
     if app.device == "mps" and sys.platform != "darwin":
         raise ConfigError("device is mps, which only macOS has; it must be auto, cpu or cuda")
@@ -376,6 +387,11 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             "learner_train_by_while_true is true, but on-policy training uses each sample once; it must be false, or "
             "training off-policy"
         )
+    if numbers.train_batch_size % app.learner_count:
+        raise ConfigError(
+            f"learner_count is {app.learner_count}, but a batch has {numbers.train_batch_size} chunks, which cannot be "
+            "shared out evenly; it must divide train_batch_size"
+        )
     check_warm_up(app.algorithm_on_policy_or_off_policy, app.max_env_steps, numbers.warm_up_steps)
     check_flow(
         policy=app.algorithm_on_policy_or_off_policy,
@@ -411,6 +427,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         learner_threads=numbers.torch_num_threads,
         device=app.device,
         hosts=app.hosts,
+        learners=app.learner_count,
     )
 
 
@@ -445,6 +462,10 @@ def slow_choices(app: AppConfig, plan: Plan, here: int | None = None) -> list[st
             here > 2 * plan.cores,
             f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers"
             + (f" here, which are {here}" if here != plan.workers else ""),
+        ),
+        (
+            plan.learners > 1 and not gpu,
+            f"learner_count is {plan.learners} without a GPU, which is for tests: one learner is quicker",
         ),
         (
             plan.learner_threads > plan.cores,

@@ -1,18 +1,37 @@
-"""Trains: takes batches from the buffer, runs the agent's `learn`, publishes weights, keeps checkpoints."""
+"""Trains: takes batches from the buffer, runs the agent's `learn`, publishes weights, keeps checkpoints.
+
+With `learner_count` W above 1 it is rank 0 of W processes that train as one. It alone talks to other roles, and starts
+the other ranks, which end with it. `Ranked` hands out the parts of a batch; `follow` is the loop that takes them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
+import multiprocessing
+import os
+import signal
 import time
+from collections.abc import Generator
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+import setproctitle
 from loguru import logger
 
-from realm.contract import Agent, Version
-from realm.errors import Stopped, UserCodeError
+from realm.algorithms.group import Ranks
+from realm.contract import Agent, Arrays, Chunk, Learned, SampleInfo, Version, arrays_to_chunk, chunk_to_arrays
+from realm.errors import ContractError, RunError, Stopped, UserCodeError
+from realm.learn.checkpoint import restore_snapshot, snapshot
 from realm.learn.trainer import begin
 from realm.roles import WAITS
 from realm.roles.job import Job
-from realm.user import make_agent
+from realm.user import enter, make_agent
+from realm.wire.codec import Message
 from realm.wire.models import ModelWriter
 from realm.wire.samples import BatchReader
 
@@ -20,9 +39,10 @@ from realm.wire.samples import BatchReader
 def run(job: Job) -> None:
     """Train until stopped, then save."""
     app, plan, link = job.config.app, job.plan, job.link
-    agent = make_agent(job.config, job.spec, plan.device, app.seed)
+    agent: Any = make_agent(job.config, job.spec, device_of(job, 0), app.seed)
     if plan.publish_early:
         check_yields(agent)
+    ranked = agent = Ranked(agent, job) if plan.learners > 1 else agent
     trainer = begin(agent, job.spec, app, job.run_dir, job.epoch, link.meters)
     to_pool, to_buffer = job.client("model_pool"), job.client("buffer")
     models = ModelWriter(to_pool)
@@ -30,6 +50,8 @@ def run(job: Job) -> None:
     def tick() -> None:
         models.tick()
         link.tick()
+        if plan.learners > 1:
+            ranked.check()
         for command in link.commands():
             if command.kind == "save":
                 trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
@@ -82,3 +104,157 @@ def check_yields(agent: Agent) -> None:
             "its weights cannot go out before an update is over; yield once in learn, or set max_version_lag to a "
             'number or "free"'
         )
+
+
+class Ranked:
+    """Rank 0's agent, and the processes of the other ranks, which it has learn what it learns.
+
+    It sends them a `state`, all that a checkpoint holds, or a `part` of a batch; and where `learn` yields, `on`.
+    Anything else there ends that update, and a state follows.
+    """
+
+    def __init__(self, agent: Any, job: Job) -> None:
+        self._file = inspect.getsourcefile(type(agent))
+        if not callable(getattr(agent, "join", None)):
+            raise UserCodeError(
+                f"{self._file}: Agent has no join(group), by which it trains as one of several learners; learner_count "
+                f"is {job.plan.learners}, it must be 1"
+            )
+        self._agent, self._codec, self.model = agent, job.codec, agent.model
+        self.learn = functools.wraps(agent.learn)(lambda *of: self._learn(*of))  # messages name the user's function
+        self._has_changed = True  # to what the other ranks do not know
+        self._others: list[tuple[Any, Connection]] = []
+        meeting_of(job).unlink(missing_ok=True)
+        spawn = multiprocessing.get_context("spawn")
+        os.environ["PYTHONSAFEPATH"] = "realm"  # a new Python must not take a module of the user's for one of its own
+        for rank in range(1, job.plan.learners):
+            ours, theirs = spawn.Pipe()
+            of = dataclasses.replace(job, link=cast(Any, None), server=None)  # what no other process can have
+            self._others.append((spawn.Process(target=follow, args=(rank, theirs, of), daemon=True), ours))
+            self._others[-1][0].start()
+            theirs.close()
+        del os.environ["PYTHONSAFEPATH"]
+        try:
+            for _, line in self._others:
+                line.recv_bytes()  # it is there
+        except EOFError:
+            self.check()
+            raise
+        self._group = join(agent, job, 0)
+        meeting_of(job).unlink(missing_ok=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        self._agent.load_model(state)
+        self._has_changed = True
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raise RunError if another rank has ended."""
+        for rank, (process, _) in enumerate(self._others, 1):
+            process.join(wait_s)
+            if process.exitcode is not None:
+                raise RunError(
+                    f"rank {rank} of {len(self._others) + 1} learners ended with exit code {process.exitcode}"
+                )
+
+    def _learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
+        try:
+            if self._has_changed:
+                weights, state = (np.frombuffer(one, np.uint8) for one in snapshot(self._agent))
+                self._tell("state", {}, {"weights": weights, "state": state})
+                self._has_changed = False
+            items = chunk_to_arrays(batch) | {name: getattr(info, name[5:]) for name in _EACH}
+            meta = {name: value for name, value in vars(info).items() if f"info.{name}" not in _EACH}
+            size = len(batch.worker) // self._group.size
+            self._tell("part", meta, items, size)
+            learned = self._agent.learn(*batch_of({name: array[:size] for name, array in items.items()}, meta))
+            if isinstance(learned, Generator):
+                learned = yield from self._in_step(learned)
+            differs = self._group.differs(self.model.state_dict().values())
+        except (RuntimeError, OSError):  # torch's where a connection ends
+            self.check(0.5)
+            raise
+        if differs:
+            raise UserCodeError(
+                f"{self._file}: the weights of the learners differ after update {info.version.update + 1}, since learn "
+                "depends on more than what all have; learner_count must be 1"
+            )
+        return cast(Learned, learned)
+
+    def _in_step(self, learning: Generator[None, None, Learned]) -> Generator[None, None, Learned]:
+        """Yield where it does; the others go on if this one does."""
+        with closing(learning):
+            try:
+                next(learning)
+                goes_on = False
+                try:
+                    yield
+                    goes_on = True
+                finally:
+                    self._tell("on" if goes_on else "off")
+                next(learning)
+            except StopIteration as end:
+                return cast(Learned, end.value)
+        raise ContractError("learn yielded twice in one update; it must yield once at most")
+
+    def _tell(self, kind: str, meta: dict[str, Any] | None = None, arrays: Arrays | None = None, size: int = 0) -> None:
+        """size: rows of the arrays that each rank gets; 0: all of them."""
+        for rank, (_, line) in enumerate(self._others, 1):
+            own = slice(rank * size, (rank + 1) * size) if size else slice(None)
+            part = {name: array[own] for name, array in (arrays or {}).items()}
+            frames = self._codec.encode(Message(kind, 0, meta or {}, part))
+            for frame in (str(len(frames)).encode(), *frames):
+                line.send_bytes(frame)
+
+
+def follow(rank: int, line: Connection, job: Job) -> None:
+    """Be another rank: learn from the parts that rank 0 sends, until it is gone."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # rank 0 hears them, and ends in order
+    setproctitle.setproctitle(f"realm learner-0 rank {rank} {job.run_dir}")
+    enter(job.config, "learner", job.run_dir)
+    agent = make_agent(job.config, job.spec, device_of(job, rank), job.config.app.seed)
+    line.send_bytes(b"")
+    group = join(agent, job, rank)
+
+    def receive() -> Message:
+        return job.codec.decode([line.recv_bytes() for _ in range(int(line.recv_bytes()))])
+
+    with suppress(EOFError):  # rank 0 has ended
+        while True:
+            message = receive()
+            if message.kind == "state":
+                restore_snapshot(agent, *(message.arrays[name].tobytes() for name in ("weights", "state")))
+            elif message.kind == "part":
+                agent.model.train()
+                learning, goes_on = agent.learn(*batch_of(message.arrays, message.meta)), True
+                if isinstance(learning, Generator):
+                    with closing(learning):
+                        goes_on = all(receive().kind == "on" for _ in learning)
+                agent.model.eval()
+                if goes_on:
+                    group.differs(agent.model.state_dict().values())  # rank 0 says so
+
+
+_EACH = ("info.key", "info.probability", "info.times_sampled")  # fields of SampleInfo with a number of each sample
+
+
+def batch_of(arrays: Arrays, meta: dict[str, Any]) -> tuple[Chunk, SampleInfo]:
+    each = {name[5:]: arrays[name] for name in _EACH}
+    chunk = arrays_to_chunk({name: array for name, array in arrays.items() if name not in _EACH})
+    return chunk, SampleInfo(**{**each, **meta, "version": Version(*meta["version"])})
+
+
+def join(agent: Any, job: Job, rank: int) -> Ranks:
+    group = Ranks(rank, job.plan.learners, meeting_of(job), device_of(job, rank), job.config.app.start_timeout_s)
+    agent.join(group)
+    return group
+
+
+def meeting_of(job: Job) -> Path:
+    return job.run_dir / ".learners"
+
+
+def device_of(job: Job, rank: int) -> str:
+    return f"cuda:{rank}" if job.plan.learners > 1 and job.plan.device == "cuda" else job.plan.device

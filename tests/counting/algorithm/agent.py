@@ -15,6 +15,7 @@ class Agent:
         self.env_steps = 0
         self.nans = 0
         self.calls = 0
+        self.group = None  # of several learners
         self.told = None  # env steps and size of the memory, as this process's last prediction heard of them
 
     def predict(self, obs, context):
@@ -29,10 +30,15 @@ class Agent:
             return count % 1000, {"echo": count.copy()}, {"steps": after}
         return count % 1000, {"echo": count.copy()}
 
+    def join(self, group):
+        self.group = group
+
     def learn(self, batch, info):
         self.check(batch, info)
         self.calls += 1
-        self.normalise(batch.obs["count"], moves=True)
+        if self.group:
+            self.check_parts(batch)
+        self.normalise(np.array(self.calls) if self.group else batch.obs["count"], moves=True)
         torch.nn.init.constant_(self.model[0].weight, self.calls)  # no two versions have the same weights
         if not self.config.nan_late:
             self.spoil()
@@ -77,6 +83,13 @@ class Agent:
             assert int(versions[0][1]) == info.version.update, (versions.tolist(), info.version)
         if self.config.once:
             assert (info.times_sampled == 1).all(), info.times_sampled
+
+    def check_parts(self, batch):
+        """The ranks have parts of equal size, in which no chunk is twice."""
+        own = np.stack([batch.worker, batch.incarnation, batch.env, batch.seq], 1)
+        every = self.group.rows(torch.from_numpy(own)).numpy()
+        assert len(every) == self.group.size * len(own)
+        assert len(np.unique(every, axis=0)) == len(every), "a chunk is in two parts"
 
     def _check_rows(self, batch):
         """Every row is what was played: n steps of one episode, or fewer where it ended."""
