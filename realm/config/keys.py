@@ -94,8 +94,6 @@ class AppConfig:
     """Selects the next sample to draw; auto is Fifo on-policy and Uniform off-policy."""
     reverb_remover: Selector = "Fifo"
     """Selects the sample that leaves a full buffer."""
-    priority_exponent: Annotated[float, Meta(ge=0, le=100)] = 0.6
-    """Power of the priority in a Prioritized selector; 0 is uniform."""
     max_version_lag: Annotated[int, Meta(ge=0, le=1_000_000)] | Literal["part", "free"] | Auto = "auto"
     """How many updates old the acting weights may be. 0 is strict on-policy; part publishes weights in the middle of an
     update, and workers play with them while the update finishes; free is no limit."""
@@ -253,6 +251,7 @@ IGNORED = {
     "copy_dir": "nothing is copied",
     "set_name": "there is one set of processes",
     "self_play": "the game has one player",
+    "priority_exponent": "a Prioritized selector takes the power 0.6 of a priority",
     "restart_window_s": "restarts longer ago than five minutes are forgotten",
 }
 """Keys that have no effect here, most of them KaiwuDRL's, with the reason. They load, and one warning names them."""

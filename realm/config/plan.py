@@ -197,14 +197,11 @@ def _check_machine(app: AppConfig, machine: Machine) -> None:
         raise ConfigError(
             f"device is {app.device}, but the GPUs here end with cuda:{machine.gpus - 1}; it must be auto or one"
         )
-    if app.learner_count > max(1, machine.gpus) and app.device != "cpu":
+    several = app.learner_count > 1 and app.device != "cpu"
+    if several and (app.learner_count > machine.gpus or app.device not in ("auto", "cuda")):
         raise ConfigError(
-            f"learner_count is {app.learner_count}, but there are {machine.gpus} GPUs, one for each; it must be at "
-            "most that, or device cpu, for tests"
-        )
-    if app.learner_count > 1 and app.device not in ("auto", "cuda", "cpu"):
-        raise ConfigError(
-            f"device is {app.device}, but learner_count {app.learner_count} takes several; it must be auto"
+            f"learner_count is {app.learner_count}, device {app.device}, and there are {machine.gpus} GPUs, one for a "
+            "learner; it must be at most that with device auto, or device cpu for tests"
         )
     if app.device == "mps" and sys.platform != "darwin":
         raise ConfigError("device is mps, which only macOS has; it must be auto, cpu or cuda")
@@ -413,7 +410,7 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         on_policy=app.algorithm_on_policy_or_off_policy == "on-policy",
         sampler=app.reverb_sampler,
         remover=app.reverb_remover,
-        priority_exponent=app.priority_exponent,
+        priority_exponent=0.6,  # of Schaul et al. 2015
         capacity=numbers.replay_buffer_capacity,
         preload=_preload(app),
         warm_up_steps=numbers.warm_up_steps,
@@ -463,10 +460,7 @@ def slow_choices(app: AppConfig, plan: Plan, here: int | None = None) -> list[st
             f"aisrv_count is {plan.workers}, but there are {plan.cores} cores for all workers"
             + (f" here, which are {here}" if here != plan.workers else ""),
         ),
-        (
-            plan.learners > 1 and not gpu,
-            f"learner_count is {plan.learners} without a GPU, which is for tests: one learner is quicker",
-        ),
+        (plan.learners > 1 and not gpu, "learner_count is above 1 without a GPU, where one learner is quicker"),
         (
             plan.learner_threads > plan.cores,
             f"torch_num_threads is {plan.learner_threads}, but there are {plan.cores} cores",

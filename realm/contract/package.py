@@ -112,8 +112,9 @@ class Agent(Protocol):
     def load_model(self, state: dict[str, Any]) -> None:
         """Take back what `save_model` gave.
 
-        Two more methods are called if there are: `saved(path)` after each checkpoint, to write files of the agent's own
-        into it, and `saved_last(path)` with the one that a run ends with.
+        Three more methods are called if there are: `saved(path)` after each checkpoint, to write files of the agent's
+        own into it; `saved_last(path)` with the one that a run ends with; and with several learners once `join(group)`,
+        which makes `learn` get a part of a batch and train as one (`algorithms/group.py`).
         """
         ...
 

@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 from loguru import logger
 
-from realm.contract import NO_VERSION, Agent, Version
+from realm.contract import Agent, Version
 from realm.errors import CheckpointError, UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, check_archive, read_bytes, read_json
 from realm.learn.results import models_in
@@ -117,19 +117,6 @@ def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = 
     return list(found.missing_keys)
 
 
-def snapshot(agent: Agent, parts: tuple[str, ...] = WHOLE) -> tuple[bytes, bytes]:
-    """What a checkpoint holds of an agent: weights, and all other state with the process's random numbers."""
-    stream = io.BytesIO()
-    torch.save({"agent": agent.save_model(), **_generators()}, stream)
-    return to_bytes(agent.model, parts), stream.getvalue()
-
-
-def restore_snapshot(agent: Agent, weights: bytes, state: bytes) -> None:
-    """Restore what `snapshot` gave in another process of this run."""
-    loaded = torch.load(io.BytesIO(state), weights_only=True, map_location="cpu")
-    restore(agent, Checkpoint(Path(), NO_VERSION, 0, "", weights, loaded))
-
-
 def save(
     folder: Path,
     agent: Agent,
@@ -143,7 +130,9 @@ def save(
 
     parts: how the names of the weights to write begin.
     """
-    bodies = dict(zip(_PARTS, snapshot(agent, parts), strict=True))
+    stream = io.BytesIO()
+    torch.save({"agent": agent.save_model(), **_generators()}, stream)
+    bodies = {"model.safetensors": to_bytes(agent.model, parts), "state.pt": stream.getvalue()}
     manifest = {
         "version": list(version),
         "env_steps": env_steps,

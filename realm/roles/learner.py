@@ -16,17 +16,15 @@ import time
 from collections.abc import Generator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import setproctitle
 from loguru import logger
 
 from realm.algorithms.group import Ranks
 from realm.contract import Agent, Arrays, Chunk, Learned, SampleInfo, Version, arrays_to_chunk, chunk_to_arrays
-from realm.errors import ContractError, RunError, Stopped, UserCodeError
-from realm.learn.checkpoint import restore_snapshot, snapshot
+from realm.errors import RunError, Stopped, UserCodeError
+from realm.learn.checkpoint import load_newest, restore
 from realm.learn.trainer import begin
 from realm.roles import WAITS
 from realm.roles.job import Job
@@ -109,8 +107,8 @@ def check_yields(agent: Agent) -> None:
 class Ranked:
     """Rank 0's agent, and the processes of the other ranks, which it has learn what it learns.
 
-    It sends them a `state`, all that a checkpoint holds, or a `part` of a batch; and where `learn` yields, `on`.
-    Anything else there ends that update, and a state follows.
+    It sends them a `part` of each batch, and `on` where `learn` yields; anything else there ends that update. Before
+    that, and where this one has gone back to it, they `restore` the newest checkpoint.
     """
 
     def __init__(self, agent: Any, job: Job) -> None:
@@ -122,9 +120,9 @@ class Ranked:
             )
         self._agent, self._codec, self.model = agent, job.codec, agent.model
         self.learn = functools.wraps(agent.learn)(lambda *of: self._learn(*of))  # messages name the user's function
-        self._has_changed = True  # to what the other ranks do not know
+        self._restored = True  # from a checkpoint, from which the others have yet to begin
         self._others: list[tuple[Any, Connection]] = []
-        meeting_of(job).unlink(missing_ok=True)
+        (job.run_dir / _MEETING).unlink(missing_ok=True)
         spawn = multiprocessing.get_context("spawn")
         os.environ["PYTHONSAFEPATH"] = "realm"  # a new Python must not take a module of the user's for one of its own
         for rank in range(1, job.plan.learners):
@@ -138,17 +136,17 @@ class Ranked:
             for _, line in self._others:
                 line.recv_bytes()  # it is there
         except EOFError:
-            self.check()
+            self.check(5.0)
             raise
         self._group = join(agent, job, 0)
-        meeting_of(job).unlink(missing_ok=True)
+        (job.run_dir / _MEETING).unlink(missing_ok=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
     def load_model(self, state: dict[str, Any]) -> None:
         self._agent.load_model(state)
-        self._has_changed = True
+        self._restored = True
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raise RunError if another rank has ended."""
@@ -161,12 +159,11 @@ class Ranked:
 
     def _learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         try:
-            if self._has_changed:
-                weights, state = (np.frombuffer(one, np.uint8) for one in snapshot(self._agent))
-                self._tell("state", {}, {"weights": weights, "state": state})
-                self._has_changed = False
-            items = chunk_to_arrays(batch) | {name: getattr(info, name[5:]) for name in _EACH}
-            meta = {name: value for name, value in vars(info).items() if f"info.{name}" not in _EACH}
+            if self._restored:
+                self._tell("restore")
+                self._restored = False
+            items = chunk_to_arrays(batch) | {name: getattr(info, name) for name in _EACH}
+            meta = {name: value for name, value in vars(info).items() if name not in _EACH}
             size = len(batch.worker) // self._group.size
             self._tell("part", meta, items, size)
             learned = self._agent.learn(*batch_of({name: array[:size] for name, array in items.items()}, meta))
@@ -187,23 +184,21 @@ class Ranked:
         """Yield where it does; the others go on if this one does."""
         with closing(learning):
             try:
-                next(learning)
-                goes_on = False
-                try:
-                    yield
-                    goes_on = True
-                finally:
-                    self._tell("on" if goes_on else "off")
-                next(learning)
+                while True:
+                    next(learning)
+                    goes_on = False
+                    try:
+                        yield
+                        goes_on = True
+                    finally:
+                        self._tell("on" if goes_on else "off")
             except StopIteration as end:
                 return cast(Learned, end.value)
-        raise ContractError("learn yielded twice in one update; it must yield once at most")
 
     def _tell(self, kind: str, meta: dict[str, Any] | None = None, arrays: Arrays | None = None, size: int = 0) -> None:
-        """size: rows of the arrays that each rank gets; 0: all of them."""
+        """size: rows of the arrays that each rank gets."""
         for rank, (_, line) in enumerate(self._others, 1):
-            own = slice(rank * size, (rank + 1) * size) if size else slice(None)
-            part = {name: array[own] for name, array in (arrays or {}).items()}
+            part = {name: array[rank * size :][:size] for name, array in (arrays or {}).items()}
             frames = self._codec.encode(Message(kind, 0, meta or {}, part))
             for frame in (str(len(frames)).encode(), *frames):
                 line.send_bytes(frame)
@@ -224,8 +219,8 @@ def follow(rank: int, line: Connection, job: Job) -> None:
     with suppress(EOFError):  # rank 0 has ended
         while True:
             message = receive()
-            if message.kind == "state":
-                restore_snapshot(agent, *(message.arrays[name].tobytes() for name in ("weights", "state")))
+            if message.kind == "restore" and (newest := load_newest(job.run_dir / "ckpt")[0]):
+                restore(agent, newest)
             elif message.kind == "part":
                 agent.model.train()
                 learning, goes_on = agent.learn(*batch_of(message.arrays, message.meta)), True
@@ -237,23 +232,20 @@ def follow(rank: int, line: Connection, job: Job) -> None:
                     group.differs(agent.model.state_dict().values())  # rank 0 says so
 
 
-_EACH = ("info.key", "info.probability", "info.times_sampled")  # fields of SampleInfo with a number of each sample
+_MEETING = ".learners"  # in a run's folder, while ranks start
+_EACH = ("key", "probability", "times_sampled")  # fields of SampleInfo with a number of each sample
 
 
 def batch_of(arrays: Arrays, meta: dict[str, Any]) -> tuple[Chunk, SampleInfo]:
-    each = {name[5:]: arrays[name] for name in _EACH}
     chunk = arrays_to_chunk({name: array for name, array in arrays.items() if name not in _EACH})
+    each = {name: arrays[name] for name in _EACH}
     return chunk, SampleInfo(**{**each, **meta, "version": Version(*meta["version"])})
 
 
 def join(agent: Any, job: Job, rank: int) -> Ranks:
-    group = Ranks(rank, job.plan.learners, meeting_of(job), device_of(job, rank), job.config.app.start_timeout_s)
+    group = Ranks(rank, job.plan.learners, job.run_dir / _MEETING, device_of(job, rank), job.config.app.start_timeout_s)
     agent.join(group)
     return group
-
-
-def meeting_of(job: Job) -> Path:
-    return job.run_dir / ".learners"
 
 
 def device_of(job: Job, rank: int) -> str:

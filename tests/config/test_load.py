@@ -298,7 +298,6 @@ def test_wrong_overrides(tmp_path: Path, override: str, start: str) -> None:
         ("[app]\nlog_dir = ''", "2: key 'log_dir': got \"\"; must be the name of a folder, ", ""),
         ("[app]\nbase_port = 70000", "2: key 'base_port': got 70000; must be a whole number at least 1024", "or 0"),
         ("[app]\neval_cpu_share = nan", "2: key 'eval_cpu_share': got nan; must be a finite number", ", or 0"),
-        ("[app]\npriority_exponent = -1", "2: key 'priority_exponent': got -1; must be a number at least 0", ""),
         ("[app]\nproduction_consume_ratio = 0", "2: key 'production_consume_ratio': got 0; ", "above 0"),
         ("[app]\naisrv_count = 'many'", "2: key 'aisrv_count': got \"many\"; must be a whole number", 'or "auto"'),
         ("[app]\naisrv_count = 0", "2: key 'aisrv_count': got 0; must be a whole number at least 1", 'or "auto"'),

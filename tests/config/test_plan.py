@@ -237,6 +237,30 @@ def test_gpus_that_are_hidden_do_not_count(
     assert plan_module.gpus() == there
 
 
+@pytest.mark.parametrize(
+    ("gpus", "keys", "text"),
+    [
+        (1, {}, r"^learner_count is 2, device auto, and there are 1 GPUs, one for a learner; it must be at most that"),
+        (0, {}, r"there are 0 GPUs.*or device cpu for tests$"),
+        (2, {"device": "cuda:1"}, r"device cuda:1, and .*with device auto"),
+        (
+            2,
+            {"aisrv_count": 1, "aisrv_connect_to_kaiwu_env_count": 9},
+            r"a batch has 9 chunks.*divide train_batch_size$",
+        ),
+        (2, {"aisrv_count": 1, "aisrv_connect_to_kaiwu_env_count": 1}, r"a batch has 1 chunks"),
+    ],
+)
+def test_learners_that_cannot_train_as_one(gpus: int, keys: dict[str, Any], text: str) -> None:
+    machine = dataclasses.replace(SMALL, gpus=gpus)
+    with pytest.raises(ConfigError, match=text):
+        plan(machine, learner_count=2, **keys)
+    assert plan(dataclasses.replace(SMALL, gpus=2), learner_count=2).learners == 2
+    for other in ({"wrapper_type": "local"}, {"algorithm_on_policy_or_off_policy": "off-policy"}):
+        with pytest.raises(ValueError, match=r"^learner_count is 2, but .*; it must be 1$"):
+            AppConfig(learner_count=2, **other)  # type: ignore[arg-type]
+
+
 def test_devices_that_are_not_here() -> None:
     with pytest.raises(ConfigError, match=r"^device is cuda:1, but the GPUs here end with cuda:0"):
         decide(AppConfig(device="cuda:1"), GPU)
