@@ -73,7 +73,7 @@ def test_one_that_hangs_is_ended_with_the_others(tmp_path, rank):
 @pytest.mark.parametrize("late", ["true", "false"])
 def test_weights_that_are_not_finite_send_all_back(tmp_path, late):
     nan = "counting.nan_from=30", f"counting.nan_late={late}", "counting.nan_times=2"
-    with Run(tmp_path, *TWO, *FLOWS["part"], *nan, "max_env_steps=15000") as run:
+    with Run(tmp_path, *TWO, "max_version_lag=part", "counting.learn_s=0.01", *nan, "max_env_steps=8000") as run:
         assert run.finish() == 0, run.text()
         assert run.totals("learner")["restored_updates"] == 2
         assert run.processes() == []
