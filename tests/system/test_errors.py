@@ -203,7 +203,7 @@ WRONG = "count.copy()}", "count.astype('float32')}", "the result of Agent.predic
 STOPS = (
     'count = obs["count"]',
     'breakpoint(); count = obs["count"]',
-    "agent.py:24: breakpoint() or input() wants a terminal",
+    "agent.py:25: breakpoint() or input() wants a terminal",
 )
 
 

@@ -84,6 +84,9 @@ def test_a_killed_agent_takes_its_roles_along(tmp_path, host):
         check_once(run)
 
 
+ROUNDS = int(os.environ.get("ROUNDS", "1"))  # of each fault; more for the figures in docs/reliability.md
+
+
 def power(host):
     host.lose_power()
 
@@ -111,7 +114,7 @@ def test_a_lost_host(tmp_path, fault):
     with lan(tmp_path, 2) as machines, Led(tmp_path, machines[:1], *FREE, hosts=1) as run:
         run.wait_running()
         here, spare = machines
-        for _ in range(3):
+        for _ in range(ROUNDS):
             old = ready_at(run, here.name)
             time.sleep(random.random())
             mend, since = fault(here), time.monotonic()
