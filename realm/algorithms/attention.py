@@ -17,6 +17,7 @@ from realm.algorithms.batch import STATE
 from realm.algorithms.networks import Encoder, Obs
 from realm.algorithms.recurrent import MemoryNetwork
 from realm.algorithms.settings import NetworkSettings
+from realm.algorithms.windows import begins
 from realm.contract import ActionSpec, Fields
 
 
@@ -68,12 +69,9 @@ def places(first: Tensor, age: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Which places each step may look at, bool [k, K, S], and how far back these are, i64 [K, S]. Its own is one of
     them, so no row is masked wholly. first: bool [k, K]; age: i64 [k]"""
     step = torch.arange(first.shape[1], device=first.device)
-    begins = torch.where(first, step, -age[:, None])  # the step where the episode of each began
-    if first.shape[1] > 1:  # ONNX knows no cummax, and exports one step
-        begins = begins.cummax(1).values
     place = torch.cat((torch.arange(-steps, 0, device=first.device), step))
     back = step[:, None] - place
-    return (back >= 0) & (back <= steps) & (place >= begins[:, :, None]), back
+    return (back >= 0) & (back <= steps) & (place >= begins(first, age[:, None])[:, :, None]), back
 
 
 class _Layer(nn.Module):
@@ -81,14 +79,10 @@ class _Layer(nn.Module):
         super().__init__()
         width, self.shape = shape.width, shape
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.query, self.key_value, self.out = (
-            nn.Linear(width, width),
-            nn.Linear(width, 2 * width),
-            nn.Linear(width, width),
-        )
-        self.distance = nn.Parameter(
-            torch.zeros(shape.heads, shape.steps + 1)
-        )  # what a step back is worth to each head
+        self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        # what a step back is worth to each head
+        self.distance = nn.Parameter(torch.zeros(shape.heads, shape.steps + 1))
         self.dense = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
         self.gates = nn.ModuleList(_Gate(width) for _ in range(2))
 

@@ -80,9 +80,8 @@ class GRUNetwork(MemoryNetwork):
 
     def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:
         first, memory = obs["first"], obs[STATE + "memory"]
-        some = (
-            first[:, 1:].any(0).nonzero().flatten().add(1).tolist()
-        )  # the GRU runs on until some sequence begins again
+        # the GRU runs on until some sequence begins again
+        some = first[:, 1:].any(0).nonzero().flatten().add(1).tolist()
         after = []
         for begin, end in pairwise((0, *some, first.shape[1])):
             memory = memory.masked_fill(first[:, begin, None], 0.0)

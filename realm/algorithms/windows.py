@@ -44,15 +44,21 @@ class Windows(Rows):
         return result.view(*obs["first"].shape, *result.shape[1:])
 
 
+def begins(first: Tensor, before: int | Tensor) -> Tensor:
+    """The step where the episode of each step began, i64 [B, K]; below 0 if it began in the `before` steps, an int or
+    i64 [B, 1], that lie before the chunk. first: bool [B, K]"""
+    began = torch.where(first, torch.arange(first.shape[1], device=first.device), -before)
+    return began if first.shape[1] == 1 else began.cummax(1).values  # ONNX knows no cummax, and exports one step
+
+
 def places(obs: Obs) -> Tensor:
     """Where the frames of each row are, i64 [B * K, frames], in the frames of all chunks, which lie one after another.
     obs: of `Windows.inputs`"""
     first = obs["first"]
     before = max(x.shape[1] for x in obs.values()) - first.shape[1]
     rows = torch.arange(first.shape[1], device=first.device)
-    begins = torch.where(first, rows, -before).cummax(1).values  # the row where the episode of each row began
     back = torch.arange(-before, 1, device=first.device)
-    place = torch.maximum(rows[:, None] + back, begins[:, :, None]) + before  # [B, K, frames]
+    place = torch.maximum(rows[:, None] + back, begins(first, before)[:, :, None]) + before  # [B, K, frames]
     chunks = torch.arange(len(first), device=first.device) * (before + first.shape[1])
     return (place + chunks[:, None, None]).flatten(0, 1)
 

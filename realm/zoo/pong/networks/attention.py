@@ -15,6 +15,7 @@ from realm.algorithms.batch import FORWARD_ROWS, STATE, Batch, Rows, tensor
 from realm.algorithms.losses import Loss, Network, Outputs
 from realm.algorithms.networks import MLP, Obs
 from realm.algorithms.ppo import PPO
+from realm.algorithms.windows import begins
 from realm.contract import Array, Arrays, Chunk, PredictContext
 from realm.zoo.pong.config import FEATURES, Config
 from realm.zoo.pong.networks.conv import Conv
@@ -37,12 +38,11 @@ class Past(Rows):
         """Frames [B, K, ...], features [B, W + T, 256], from those before the chunk on, and `age` [B, K]."""
         first, steps = tensor(chunk.first, device), torch.arange(chunk.first.shape[1], device=device)
         before = tensor(chunk.state["age"], device)[:, None]
-        begins = torch.where(first, steps, -before).cummax(1).values  # the row where the episode of each row began
         features = (chunk.state["features"], chunk.extra["features"])
         return {
             "state": tensor(chunk.obs["state"], device),
             "features": torch.cat([tensor(x, device) for x in features], 1),
-            "age": (steps - begins).clamp(max=chunk.state["features"].shape[1]),
+            "age": (steps - begins(first, before)).clamp(max=chunk.state["features"].shape[1]),
         }
 
     @staticmethod
