@@ -52,11 +52,11 @@ def both_values(network: ActorCritics, obs: Obs, action: Tensor) -> Tensor:
 class TwinCritics:
     """Trains the two critics of a network."""
 
-    def __init__(self, network: ActorCritics, lr: float) -> None:
-        self._network, self.lr = network, lr
+    def __init__(self, network: ActorCritics) -> None:
+        self._network = network
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
 
-    def step(self, rows: Drawn, goal: Tensor) -> Metrics:
+    def step(self, rows: Drawn, goal: Tensor, lr: float) -> Metrics:
         """A gradient step of each towards goal f32 [n]."""
         errors, values = [], []
         for number, adam in enumerate(self._adams):
@@ -64,7 +64,7 @@ class TwinCritics:
             error = value.detach() - goal
             adam.zero_grad()
             value.backward(2 / len(error) * error)  # type: ignore[no-untyped-call]  # of the mean squared error
-            adam.step(self.lr)
+            adam.step(lr)
             errors.append(error)
             values.append(value.detach())
         return {"critic_loss": torch.stack(errors).square().mean(1).sum(), "value": torch.stack(values).mean()}

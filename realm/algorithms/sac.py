@@ -65,7 +65,7 @@ class SAC:
         self.log_temperature = nn.Parameter(torch.tensor(math.log(settings.temperature or 1.0), device=device))
         self.entropy_target = settings.entropy_target or -float(len(action.low))
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critics, self.lr = TwinCritics(network, settings.lr), settings.lr
+        self.critics, self.lr = TwinCritics(network), settings.lr
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
         self.weights = list(network.critic_nets.parameters())
         self.target_weights = list(self.target.critic_nets.parameters())
@@ -91,14 +91,14 @@ class SAC:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         means = Means()
-        self.lr = self.critics.lr = self.settings.lr_at(info.env_steps)
+        self.lr = self.settings.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             follow(self.target_weights, self.weights, 1.0)
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
         for part in rows.parts(self.settings.minibatch_size):
             minibatch = rows.at(part)
-            means.add(self.critics.step(minibatch, self.goals(minibatch, noise[0, part])))
+            means.add(self.critics.step(minibatch, self.goals(minibatch, noise[0, part]), self.lr))
             means.add(self.step_actor(minibatch.obs, noise[1, part]))
             follow(self.target_weights, self.weights, self.settings.tau)
             self.steps += 1

@@ -50,7 +50,7 @@ class TD3:
         self.target = frozen_copy(network)
         self.weights, self.target_weights = _weights(network), _weights(self.target)
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critics, self.lr = TwinCritics(network, settings.lr), settings.lr
+        self.critics, self.lr = TwinCritics(network), settings.lr
         self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
         self.steps = 0  # gradient steps of the critics
 
@@ -73,7 +73,7 @@ class TD3:
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
         own, means = self.settings, Means()
-        self.lr = self.critics.lr = own.lr_at(info.env_steps)
+        self.lr = own.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             follow(self.target_weights, self.weights, 1.0)
         rows = to_rows(batch, self.scale.back(batch.action), self.device)
@@ -86,7 +86,7 @@ class TD3:
             goal = self.goals(ahead, noise[begin:end])
             for part in ahead.parts(own.minibatch_size):
                 minibatch = ahead.at(part)
-                means.add(self.critics.step(minibatch, goal[part]))
+                means.add(self.critics.step(minibatch, goal[part], self.lr))
                 self.steps += 1
                 if self.steps % own.policy_delay == 0:
                     means.add(self.step_actor(minibatch.obs))
