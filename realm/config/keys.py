@@ -168,13 +168,12 @@ class AppConfig:
             raise ValueError(f"learner_count is {self.learner_count}, but one process has one learner; it must be 1")
         if self.learner_count > 1 and self.algorithm_on_policy_or_off_policy == "off-policy":
             raise ValueError(f"learner_count is {self.learner_count}, but off-policy training has one; it must be 1")
-        if not (self.keys_dir or ipaddress.IPv4Address(self.bind_host).is_loopback):
+        loopback = ipaddress.IPv4Address(self.bind_host).is_loopback
+        if not (self.keys_dir or loopback):
             raise ValueError(
                 "without keys_dir, bind_host must be a loopback address, since other machines may reach "
                 f"{self.bind_host}: call `.venv/bin/python -m realm keys new` and set keys_dir = keys"
             )
-
-        loopback = ipaddress.IPv4Address(self.bind_host).is_loopback
         if self.hosts and (loopback or not self.keys_dir or self.wrapper_type == "local"):
             raise ValueError(
                 f'hosts = {self.hosts}: other machines join, so this wants keys_dir, wrapper_type = "remote", and a '

@@ -212,8 +212,9 @@ class _Agent:
             except (ConfigError, OSError) as error:
                 logger.warning("{} cannot be started: {}", label, error)
                 self._ended.append((*which, 1))
+        stay = {role[:3] for role in wanted.roles}
         for which, handle in self._roles.items():
-            if which not in [tuple(role[:3]) for role in wanted.roles]:
+            if which not in stay:
                 handle.kill()
             elif which in wanted.dump:
                 handle.write_stacks()
