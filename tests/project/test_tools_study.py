@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -84,6 +85,11 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     runs.refuse_other_setting(tmp_path, config("run_name=a", "max_seconds=7", "max_env_steps=9"))
     with pytest.raises(ConfigError, match="max_version_lag"):
         runs.refuse_other_setting(tmp_path, config("run_name=a", "max_version_lag=4"))
+    made = (tmp_path / "config.toml").read_text()
+    older, came_since = re.subn(r"(?m)^adam_eps.*\n", "", made)
+    assert came_since == 1
+    (tmp_path / "config.toml").write_text(re.sub(r"its (\d+) keys", lambda n: f"its {int(n[1]) - 1} keys", older))
+    runs.refuse_other_setting(tmp_path, config("run_name=a"))
 
 
 def test_a_process_is_ended_where_something_goes_wrong():

@@ -33,7 +33,8 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
     """Refuse a run's folder of another configuration, its limits apart: its curve would be of both."""
     if not (run / "config.toml").exists():
         return
-    then, now = (_without_limits(one) for one in (load_config(run / "config.toml"), common.effective(config)))
+    # with its defaults, too: a setting that is new since then is no other configuration
+    then, now = (_without_limits(common.effective(one)) for one in (load_config(run / "config.toml"), config))
     if then != now:
         lines = [to_toml(one).splitlines() for one in (then, now)]
         differ = [f"{a[:80]!r}, now {b[:80]!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
