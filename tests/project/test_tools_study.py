@@ -277,8 +277,10 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     shutil.rmtree(tasks[2].folder)  # as on another machine
     assert control.curve_of(tasks[2], curves).ended
     assert control.curve_of(tasks[2], {}) == control.Curve([], False)
+    none = control.Task(last._replace(name="c", says="C, E-v1"), 1, tmp_path / "c-1")
+    curves["c-1"] = control.Curve([], False)
     text = control.page(
-        [control.result(task, curves[task.folder.name]) for task in (*tasks, late)],
+        [control.result(task, curves[task.folder.name]) for task in (*tasks, late, none)],
         common.about(),
         Path("ppo.toml"),
         Path("page.md"),
@@ -288,6 +290,8 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
         in text
     )
     assert "| last: at least 10 | 14 (10) / *0% done* | - | - | not known yet |" in text
+    assert "C, E-v1" not in text
+    assert "have not begun: 1." in text
     assert control.by_hand(tmp_path / "none.md") == ""
     (tmp_path / "page.md").write_text(text + "\n## Speed\n\nfast\n")
     assert control.by_hand(tmp_path / "page.md") == "\n## Speed\n\nfast\n"

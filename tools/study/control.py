@@ -192,15 +192,15 @@ HEAD = """# {title}
 
 {algorithms} (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
 the mean return of ten greedy episodes (Pendulum: a hundred; Pong: ten games with sampled actions). *last* is the mean
-of the last ten evaluations of a run, and in brackets the worst of them. *first* is the env steps until an evaluation
-reached the mark, with the minutes until then. Later ones may be lower.
+of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps, and the minutes,
+until an evaluation reached the mark; later ones may be lower.
 
 ![The curves of all runs: mean return of an evaluation against env steps]({picture})
 """
 
 FOOT = """
 
-In italics: runs that are not finished. They go on with the same command, from their checkpoint and their replay memory.
+In italics: runs that are not finished; the same command goes on with them. Studies that have not begun: {waiting}.
 Hyper-parameters: `conf/` and `tools/study/{studies}`. Written by `tools/study/control.py` ({date}, {machine}).
 Other work ran on the same cores, so minutes are upper bounds.
 """
@@ -212,8 +212,12 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out:
     title = names[0] if names == [studies.stem.upper()] else studies.stem.capitalize()
     head = HEAD.format(title=title, algorithms=algorithms, picture=out.with_suffix(".png").name)
     lines = [head, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
+    waiting = 0  # studies of which no run has an evaluation
     for study in dict.fromkeys(one.task.study for one in results):
         seeds = [one for one in results if one.task.study is study]
+        if not any(one.points for one in seeds):
+            waiting += 1
+            continue
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
         mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
         mark += f" and {study.minutes:g} min" if np.isfinite(study.minutes) else ""
@@ -222,7 +226,7 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out:
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
             f"| {study.known or '-'} | {verdict(study, seeds)} |"
         )
-    return "\n".join(lines) + FOOT.format(studies=studies.name, **machine)
+    return "\n".join(lines) + FOOT.format(waiting=waiting, studies=studies.name, **machine)
 
 
 def by_hand(out: Path) -> str:
