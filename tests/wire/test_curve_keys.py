@@ -1,4 +1,4 @@
-"""Keys for sockets that leave the loopback (fault F25): who may connect, and what each side says when not."""
+"""Keys for sockets that leave the loopback: who may connect, and what each side says when not."""
 
 from __future__ import annotations
 
