@@ -29,7 +29,7 @@ class Machine:
     def __init__(self, number, keys):
         self.name, self.address, self.keys = f"host{number}", f"{NET}.{number + 1}", keys
         self.space, self.cable = f"realm-{os.getpid()}-{number}", f"rl{os.getpid() % 100000}n{number}"
-        self.programs = []
+        self.programs, self.variables = [], {}
         ip("netns", "add", self.space)
         ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.space)
         ip("link", "set", self.cable, "master", bridge(), "up")
@@ -58,7 +58,8 @@ class Machine:
         there = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd)]  # a process that enters stands in /
         program = subprocess.Popen(
             [*enter, *there, *command], stdin=subprocess.PIPE, stdout=out.open("ab"), stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "REALM_KEYS_DIR": str(self.keys), **variables},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "REALM_KEYS_DIR": str(self.keys),
+                 **self.variables, **variables},
         )  # fmt: skip
         with suppress(BrokenPipeError):
             program.stdin.write(stdin.encode())

@@ -109,7 +109,10 @@ def serve(address: str, run_id: str, algo: str, keys: CurveKeys) -> None:
     """Run this machine's share of a run with the package `algo`, until it ends. Raises ConfigError or RunError."""
     wishes = Wishes()
     listen(wishes.hear)
-    start_fork_server(role_environment("aisrv", None))
+    environment = role_environment("aisrv", None)
+    start_fork_server(environment)
+    # a role that is placed later must not wait for its imports, as no report is sent meanwhile
+    place(int, 0, environment, Path(os.devnull), "fork server", imports_torch=True).join()
     client = Client(Codec(run_id, "", AGENT, secrets.randbits(60), CONTROL_MAX_BYTES), address, keys)
     with tempfile.TemporaryDirectory(prefix="realm-host-") as folder:
         agent = _Agent(client, address, keys, Path(folder), wishes)

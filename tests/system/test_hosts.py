@@ -136,7 +136,10 @@ def test_a_lost_host(tmp_path, fault):
 
 @pytest.mark.slow
 def test_a_short_fault_restarts_nothing(tmp_path, host):
-    """R2: the cable cut for 5 s, again and again."""
+    """R2: the cable cut for 5 s, again and again. And a machine that takes long to import torch."""
+    slow = "import sys, time\n\nif 'forkserver' in ' '.join(sys.orig_argv):\n    time.sleep(12)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    host.variables["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
     with Led(tmp_path, [host], *FREE) as run:
         run.wait_running()
         old = ready_at(run, "host1")
