@@ -1,7 +1,8 @@
-"""`realm record`: an episode of a trained model as a film, for any environment that renders pictures.
+"""`realm record` and `realm play`: an episode of a trained model as a film, or in the terminal, of any environment that
+renders pictures or text.
 
-A game may have a `record` of its own; that of the realm calls `record` here where a run plays another environment. The
-environments are those of the run's package, made with the option render_mode = "rgb_array".
+A game may have its own of both; those of the realm call `record` and `play` here where a run plays another environment.
+The environments are those of the run's package, made with the option render_mode = "rgb_array" or "ansi".
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -30,11 +32,15 @@ from realm.commands.parser import Commands, check_file, writing
 from realm.config.load import RunConfig
 from realm.contract import Array
 from realm.errors import ConfigError, UserCodeError, UserError, one_line, pip_here, place_of, to_install
-from realm.learn.evaluation import load_player, steps_of
+from realm.learn.evaluation import Player, load_player, steps_of
 from realm.rollout.rounds import close
 from realm.user import calling, make_envs
 from realm.watch.progress import busy, counting
 from realm.watch.status import say
+
+if TYPE_CHECKING:
+    from realm.commands.screen import Screen
+    from realm.learn.checkpoint import Checkpoint
 
 FILMS = (".gif", ".html", ".mp4")
 _MOST_STEPS = 1000
@@ -49,55 +55,129 @@ class Frame(NamedTuple):
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `record`."""
-    text = "film an episode of a trained model"
-    parser = commands.add_parser("record", help=text, example="realm record my-run --out film.gif")
+    """Add `record` and `play`, those of them that no game has added."""
+    if "record" not in commands.choices:
+        text = "film an episode of a trained model"
+        parser = commands.add_parser("record", help=text, example="realm record my-run --out film.gif")
+        parser.add_argument("--out", type=Path, default=Path("episode.gif"), help=" or ".join(FILMS))
+        _add_episode(parser)
+        parser.set_defaults(run=lambda given: record(given, *model_of(given)))
+    if "play" not in commands.choices:
+        text = "show an episode of a trained model in the terminal"
+        parser = commands.add_parser("play", help=text, example="realm play my-run --id best")
+        text = "default: that of its films"
+        parser.add_argument("--speed", type=float, metavar="STEPS_PER_S", help=text)
+        _add_episode(parser)
+        parser.set_defaults(run=lambda given: play(given, *model_of(given)))
+
+
+def _add_episode(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
-    parser.add_argument("--out", type=Path, default=Path("episode.gif"), help=" or ".join(FILMS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-step", type=int, metavar="STEPS", help=f"the end of the film (default {_MOST_STEPS})")
+    parser.add_argument("--max-step", type=int, metavar="STEPS", help=f"where it is cut (default {_MOST_STEPS})")
     parser.add_argument("--stochastic", action="store_true", help="sampled actions instead of greedy ones")
-    parser.set_defaults(run=lambda given: record(given, *model_of(given)))
 
 
 def record(given: argparse.Namespace, config: RunConfig, folder: Path, model: int | Literal["latest"]) -> int:
     """Film an episode that a checkpoint of `folder` plays. given: the options that `add_commands` adds.
 
-    Raises ConfigError, before the model is loaded, if the environments render no pictures or a package is missing.
+    Raises ConfigError, before the model is loaded, if the environments render nothing or a package is missing.
     """
-    out, most = given.out.absolute(), _MOST_STEPS if given.max_step is None else given.max_step
+    out, frames = given.out.absolute(), list[Frame]()
     ending = out.suffix.lower()
     check_file("--out", given.out, FILMS)
-    if most < 1:
-        raise ConfigError(f"--max-step {most}: must be a number from 1")
     if ending == ".mp4" and (lacking := [name for name in ("imageio", "imageio_ffmpeg") if find_spec(name) is None]):
         raise ConfigError(f"--out {given.out}: {lacking[0]} is not installed; {to_install('imageio imageio-ffmpeg')}")
-    config = replace(config, env={**config.env, "render_mode": "rgb_array"})
-    with apart(over=True):
-        os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")  # pygame looks for no screen
-        if "DISPLAY" not in os.environ:
-            os.environ.setdefault("MUJOCO_GL", "egl")
-        _check_pictures(config, given.seed)
-        from realm.learn.checkpoint import find  # late: torch
+    with _played(given, config, folder, model, ("rgb_array", "ansi")) as (checkpoint, config, player, steps):
+        from realm.commands.screen import as_picture  # late: rich
 
-        checkpoint = find(folder, model)
-        player = load_player(config, checkpoint, config.env, 1, given.seed)
-        fps = float(player.envs.metadata.get("render_fps") or 30)
+        fps = _fps(player.envs)
         every = math.ceil(fps / _MOST_FRAMES_PER_S)
-        frames = list[Frame]()
-        with counting("recording", most) as show:
-            for step, returned, over in _steps(player, float(given.stochastic), given.seed, most):
+        with counting("recording", most := _most(given)) as show:
+            for step, returned, over in steps:
                 if step % every == 0 or over:
-                    frames.append(Frame(step, returned, _packed(_picture(config, player.envs), ending)))
-                show(step, step)
-        close(player.envs)
-    name, what = title_of(checkpoint), f"{frames[-1].step:,} steps, return {frames[-1].returned:,.1f}"
+                    seen = _rendered(config, player.envs)
+                    picture = seen if isinstance(seen, np.ndarray) else as_picture(seen)
+                    frames.append(Frame(step, returned, _packed(picture, ending)))
+                show(min(step, most), step)
+    name, what = title_of(checkpoint), _told(frames[-1].step, frames[-1].returned)
     with busy("writing"), writing(given.out):
         write = {".gif": _write_gif, ".html": _write_page, ".mp4": _write_video}[ending]
         write(frames, out, fps / every, f"{name}: {what}")
     say(name)
     say(f"{what}, filmed in {given.out} ({len(frames):,} frames, {out.stat().st_size / 1e6:.1f} MB)")
     return 0
+
+
+def play(given: argparse.Namespace, config: RunConfig, folder: Path, model: int | Literal["latest"]) -> int:
+    """Show it in the terminal while it is played: the text that the environment renders, or else its pictures.
+
+    given and errors as in `record`. Where no terminal is, only the end is told.
+    """
+    if given.speed is not None and not 0 < given.speed < math.inf:
+        raise ConfigError(f"--speed {given.speed:g}: must be a number above 0")
+    told = ""
+    try:
+        with _played(given, config, folder, model, ("ansi", "rgb_array")) as (checkpoint, config, player, steps):
+            from rich.console import Console  # late: `--help` does not need it
+
+            from realm.commands.screen import Screen, can_show, of_picture, show, with_caption
+
+            def drawn(columns: int, lines: int) -> Screen:
+                seen = _rendered(config, player.envs)
+                seen = seen if isinstance(seen, Screen) else of_picture(seen, columns, lines - 1)
+                return with_caption(seen, told, columns, lines)
+
+            def moments() -> Iterator[Any]:
+                nonlocal told
+                for step, returned, _ in steps:
+                    told = _told(step, returned)
+                    yield drawn
+
+            console = Console(highlight=False)
+            if can_show(console):
+                show(console, moments(), given.speed or _fps(player.envs))
+            else:
+                for _ in moments():
+                    pass
+    except KeyboardInterrupt:
+        return 130  # as shells have it
+    say(title_of(checkpoint))
+    say(told)
+    return 0
+
+
+@contextmanager
+def _played(
+    given: argparse.Namespace, config: RunConfig, folder: Path, model: int | Literal["latest"], modes: Sequence[str]
+) -> Iterator[tuple[Checkpoint, RunConfig, Player, Iterator[tuple[int, float, bool]]]]:
+    """The checkpoint, the configuration with the first of the modes that renders, the player, and what `_steps` gives.
+    What the environments change in this process is set back afterwards."""
+    if _most(given) < 1:
+        raise ConfigError(f"--max-step {given.max_step}: must be a number from 1")
+    with apart(over=True):
+        os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")  # pygame looks for no screen
+        if "DISPLAY" not in os.environ:
+            os.environ.setdefault("MUJOCO_GL", "egl")
+        config = _rendering(config, given.seed, modes)
+        from realm.learn.checkpoint import find  # late: torch
+
+        checkpoint = find(folder, model)
+        player = load_player(config, checkpoint, config.env, 1, given.seed)
+        yield checkpoint, config, player, _steps(player, float(given.stochastic), given.seed, _most(given))
+        close(player.envs)
+
+
+def _most(given: argparse.Namespace) -> int:
+    return _MOST_STEPS if given.max_step is None else int(given.max_step)
+
+
+def _fps(envs: Any) -> float:
+    return float(envs.metadata.get("render_fps") or 30)
+
+
+def _told(step: int, returned: float) -> str:
+    return f"{step:,} steps, return {returned:,.1f}"
 
 
 def _steps(player: Any, explore: float, seed: int, most: int) -> Iterator[tuple[int, float, bool]]:
@@ -114,38 +194,57 @@ def _steps(player: Any, explore: float, seed: int, most: int) -> Iterator[tuple[
             return
 
 
-def _check_pictures(config: RunConfig, seed: int) -> None:
-    """Refuse environments that render no pictures, before torch is loaded."""
+def _rendering(config: RunConfig, seed: int, modes: Sequence[str]) -> RunConfig:
+    """The configuration with the first of the modes in which its environments render. Raises what "rgb_array" raised,
+    before torch is loaded."""
+    errors = dict[str, UserError]()
+    for mode in modes:
+        tried = replace(config, env={**config.env, "render_mode": mode})
+        try:
+            _try_rendering(tried, seed)
+            return tried
+        except UserError as error:
+            errors[mode] = error
+    raise errors["rgb_array"]
+
+
+def _try_rendering(config: RunConfig, seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # gymnasium warns of what is refused here
         try:
             envs = make_envs(config, 1, seed)
         except UserError as error:
-            if "render_mode" in str(error):  # the constructor has no such argument
-                raise _no_pictures(config) from error
+            if "render_mode" in str(error):  # the constructor has no such argument, or not this mode
+                raise _nothing(config) from error
             raise
         try:
             with calling(config, "reset"):
                 envs.reset(seed=seed)
-            _picture(config, envs)
+            _rendered(config, envs)
         finally:
             close(envs)
 
 
-def _picture(config: RunConfig, envs: Any) -> Array:
-    """What one environment looks like now, u8 [H, W, 3]."""
+def _rendered(config: RunConfig, envs: Any) -> Array | Screen:
+    """What one environment looks like now: u8 [H, W, 3], or text as a grid."""
     try:
-        picture = np.asarray(envs.render())
+        given = envs.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"{_name(config)} needs a package to render: {pip_here(str(error))}") from error
     except NotImplementedError as error:
-        raise _no_pictures(config) from error
+        raise _nothing(config) from error
     except Exception as error:
         text = f"{place_of(error) or _name(config)}: {type(error).__name__}: {one_line(error)}"
         raise UserCodeError(f"{text} (while rendering)") from error
+    given = given[0] if isinstance(given, Sequence) and given and not isinstance(given, str) else given
+    if isinstance(given, str):
+        from realm.commands.screen import of_text
+
+        return of_text(given)
+    picture = np.asarray(given)
     picture = picture[0] if picture.ndim == 4 else picture  # of a vector environment
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] not in (3, 4):
-        raise _no_pictures(config)
+        raise _nothing(config)
     return picture[..., :3]
 
 
@@ -153,9 +252,9 @@ def _name(config: RunConfig) -> str:
     return str(config.env.get("id", config.app.algo))
 
 
-def _no_pictures(config: RunConfig) -> ConfigError:
-    text = 'with render_mode="rgb_array", its render() must give uint8[height, width, 3]'
-    return ConfigError(f"{_name(config)} renders no pictures, so there is nothing to record; {text}")
+def _nothing(config: RunConfig) -> ConfigError:
+    text = 'with render_mode="rgb_array", its render() must give uint8[height, width, 3], or with "ansi" text'
+    return ConfigError(f"{_name(config)} renders nothing, so there is nothing to see; {text}")
 
 
 # ---- files ----
@@ -173,9 +272,12 @@ def _packed(picture: Array, ending: str) -> bytes:
 
 
 def _images(frames: list[Frame]) -> Iterator[Any]:
+    """All as large as the largest: text may grow."""
     from PIL import Image
 
-    return (Image.open(BytesIO(frame.picture)) for frame in frames)
+    images = [Image.open(BytesIO(frame.picture)) for frame in frames]  # read when they are cropped
+    width, height = (max(sides) for sides in zip(*(image.size for image in images), strict=True))
+    return (image.crop((0, 0, width, height)) for image in images)
 
 
 def _write_gif(frames: list[Frame], out: Path, fps: float, title: str) -> None:

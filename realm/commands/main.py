@@ -1,6 +1,6 @@
 """The commands of `python -m realm` and of the scripts in `tools/`: those for all games, and a game's own.
 
-`games.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, `play`, a `record`).
+`games.py` says how a game brings commands of its own (those of the realm are `map`, `oracle`, a `record` and a `play`).
 Every error with a sentence for the user (`realm/errors.py`) ends here as one line on stderr and its exit code.
 """
 
@@ -89,8 +89,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         evaluate.add_commands(commands, game)
         if game is not None:
             game.add_commands(commands)
-        if "record" not in commands.choices:  # the game's own films other environments, too
-            film.add_commands(commands)
+        film.add_commands(commands)
     configuration.add_commands(commands, parser)
     doctor.add_commands(commands)
     if kaiwu := load_game(KAIWU):

@@ -5,7 +5,7 @@ from here. Axes: E environments of one worker, N rows of a forward pass, T steps
 """
 
 from realm.contract.arrays import Array, Arrays, Field, Fields, check_arrays, check_finite
-from realm.contract.callbacks import Progress, mlflow_logger, stop_at_score, wandb_logger
+from realm.contract.callbacks import Progress, film_best, mlflow_logger, stop_at_score, wandb_logger
 from realm.contract.messages import Book, Evaluation, Report, curve_name
 from realm.contract.package import Agent, Learned, Monitor, Policy, PredictContext, Prediction, WorkflowContext
 from realm.contract.samples import (
@@ -54,6 +54,7 @@ __all__ = [
     "chunk_to_arrays",
     "count_env_steps",
     "curve_name",
+    "film_best",
     "mlflow_logger",
     "row_fields",
     "stop_at_score",

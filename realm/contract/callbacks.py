@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,6 +52,25 @@ def stop_at_score(score: float, curve: str = "") -> Hook:
         return f"{name} = {value:g} has reached {score:g}" if value is not None and value >= score else None
 
     return stop
+
+
+def film_best(file: str = "best.gif") -> Hook:
+    """Make an `on_end` that films an episode of the best model, of the newest where none was evaluated: `realm record`
+    in a process of its own, which a run does not wait for longer than `stop_timeout_s` and which then goes on.
+
+    file: in the run's folder, .gif, .html or .mp4. Raises RuntimeError with what the command said if it failed.
+    """
+
+    def film(progress: Progress) -> None:
+        out = progress.run_dir / file
+        record = [sys.executable, "-m", "realm", "record", str(progress.run_dir), "--out", str(out), "--id"]
+        for model in ("best", "latest"):
+            done = subprocess.run([*record, model], capture_output=True, start_new_session=True)
+            if done.returncode == 0:
+                return
+        raise RuntimeError(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+
+    return film
 
 
 def wandb_logger(**options: Any) -> tuple[Hook, Hook, Hook, Hook]:

@@ -372,4 +372,5 @@ def action_spec(envs: VectorEnv[Any, Any, Any], kind: type[spaces.Space[Any]] | 
     box = "a Box of a float or more, whose bounds are finite and not the greatest there are"
     wanted = f"{discrete}, or {box}" if kind is None else discrete if kind is spaces.Discrete else box
     own: Any = getattr(envs.unwrapped, "single_action_space", space)
-    raise ConfigError(f"the action space is {own}; it must be {wanted}; wrap the environment into one that has it")
+    wrap = "gymnasium.wrappers.TransformAction makes one of it (docs/your-own.md)"
+    raise ConfigError(f"the action space is {own}; it must be {wanted}; {wrap}")

@@ -1,4 +1,4 @@
-"""`realm record` of any environment that renders pictures."""
+"""`realm record` and `realm play` of any environment that renders pictures or text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("pygame")
 class Drawn(gymnasium.Env[Any, Any]):
     """Eleven steps, 120 a second; its picture has another colour at each. given: what it shows instead, or raises."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 120}  # noqa: RUF012 - as gymnasium has it
+    metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 120}  # noqa: RUF012 - as gymnasium has it
     observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
 
     def __init__(self, render_mode: str | None = None, given: Any = None) -> None:
@@ -42,6 +42,8 @@ class Drawn(gymnasium.Env[Any, Any]):
     def render(self) -> Any:
         if isinstance(self.given, Exception):
             raise self.given
+        if isinstance(self.given, str):
+            return f"step {self.steps}\n \x1b[41mA\x1b[0m|\n" if self.render_mode == "ansi" else None
         return np.full((17, 21, 3), 20 * self.steps, np.uint8) if self.given is None else self.given
 
 
@@ -112,7 +114,7 @@ def test_what_cannot_be_filmed_is_a_sentence_before_the_model_is_loaded(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("realm.learn.checkpoint.find", never)
     missing = gymnasium.error.DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[box2d]"`')
-    nothing = "renders no pictures, so there is nothing to record; with render_mode="
+    nothing = "renders nothing, so there is nothing to see; with render_mode="
     for env, text in (
         (f"env.id={registered(Drawn.observation_space, Drawn.action_space)}", nothing),  # it takes no render_mode
         (drawn(np.zeros((4, 4))), nothing),
@@ -123,9 +125,10 @@ def test_what_cannot_be_filmed_is_a_sentence_before_the_model_is_loaded(
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         run = str(make_run(folder, "cartpole.toml", "algo=realm.zoo.ppo", env))
-        assert main(["record", run, "--out", str(tmp_path / "a.gif")]) == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert text in said
+        for command in (["record", "--out", str(tmp_path / "a.gif")], ["play"]):
+            assert main([*command, run]) == 2
+            (said,) = capsys.readouterr().err.splitlines()
+            assert text in said
     monkeypatch.setattr("realm.commands.film.find_spec", lambda name: None)
     for options, text in (
         (["--out", "a.mp4"], f"imageio is not installed; {to_install('imageio imageio-ffmpeg')}"),
@@ -137,3 +140,46 @@ def test_what_cannot_be_filmed_is_a_sentence_before_the_model_is_loaded(
         (said,) = capsys.readouterr().err.splitlines()
         assert text in said
     assert not list(tmp_path.glob("a.*"))
+
+
+def test_text_on_film_and_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    run = str(make_run(tmp_path, "cartpole.toml", "algo=realm.zoo.ppo", drawn("text")))
+    assert main(["record", run, "--out", str(tmp_path / "a.gif")]) == 0
+    with Image.open(tmp_path / "a.gif") as file:
+        assert file.size == (2 * 6 * len("step 11"), 2 * 11 * 2)
+        red = np.asarray(file.convert("RGB"))[22:, 12:24]
+        assert (red == red[0, 0]).all(-1).mean() > 0.5
+        assert red[0, 0, 0] > 100 > red[0, 0, 1]
+    capsys.readouterr()
+    assert main(["play", run]) == 0  # no terminal
+    assert capsys.readouterr().out.splitlines()[1:] == ["11 steps, return 5.5"]
+    shown = in_terminal(monkeypatch, capsys, "play", run, "--speed", "1000")
+    assert shown[-5].rstrip().endswith("step 11")
+    assert [line.strip() for line in shown[-4:-2]] == ["A|", shown[-1]]
+    assert "100 env steps" in shown[-2]
+
+
+def test_pictures_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    run = str(make_run(tmp_path, "cartpole.toml", "algo=realm.zoo.ppo", drawn()))
+    shown = in_terminal(monkeypatch, capsys, "play", run, "--max-step", "3", "--speed", "1000")
+    *picture, caption, _, last = shown
+    assert caption.strip() == last == "3 steps, return 1.5"
+    assert {line.strip() for line in picture[-20:]} == {"▀" * 51}  # 17 by 21 pixels, in 21 lines of two
+    assert main(["play", run, "--speed", "0"]) == 2
+    assert "--speed 0: must be a number above 0" in capsys.readouterr().err
+
+
+def in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What a command leaves in a terminal of 25 lines and 80 columns."""
+    monkeypatch.setattr("realm.commands.screen.can_show", lambda console: True)
+    for name, value in {"COLUMNS": "80", "LINES": "25"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("realm.commands.screen.HOLD_S", 0)
+    assert main(list(words)) == 0
+    return re.sub(r"\x1b\[[\d;]*[mHJ]", "", capsys.readouterr().out).splitlines()

@@ -242,6 +242,18 @@ def test_spaces_that_cannot_be_are_refused() -> None:
             made(spaces.Dict({keys[0]: FLOATS, keys[1]: spaces.Dict({"b": FLOATS}) if keys[1] else FLOATS}), choice)
 
 
+def test_the_wrappers_of_the_page() -> None:
+    kinds = {"Unbounded": spaces.Box(-np.inf, np.inf, (2,)), "Pairs": spaces.Tuple(map(spaces.Discrete, (3, 2)))}
+    for name, space in kinds.items():
+        own = {"obs": FLOATS, "action": space}
+        gymnasium.register(f"{name}-v0", entry_point=Odd, kwargs=own, disable_env_checker=True)
+    exec((ROOT / "docs" / "your-own.md").read_text().split("# wrapped.py")[1].partition("```")[0], {})
+    for name, action in (("Bounded", np.array([[4.5, -5]], np.float32)), ("Flat", np.array([[2, 1]]))):
+        envs = make_vec(1, {"id": f"{name}-v0"}, "")
+        envs.reset(seed=0)
+        assert envs.step(action)[1].tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("space", "given", "text"),
     [

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from rich.color import ColorSystem
 
+from realm.commands.screen import Screen, changes, lines
 from realm.env import draw
-from realm.env.draw import pen, terminal
-from realm.env.draw.terminal import PANEL, Screen, changes, lines, screen
+from realm.env.commands import terminal
+from realm.env.commands.terminal import PANEL, screen
+from realm.env.draw import pen
 from realm.env.map import EXTENT
 from realm.env.realm_env import RealmEnv
 

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from realm.contract import Evaluation, Progress, Version, stop_at_score
+from realm.contract import Evaluation, Progress, Version, film_best, stop_at_score
 from realm.errors import UserCodeError
 from realm.launch import hooks
 from realm.launch.hooks import Hooks
@@ -191,6 +191,18 @@ def test_a_missing_logger_is_a_sentence_before_the_run(package: Callable[[str], 
     package("from realm.contract import wandb_logger\n\nlogs = wandb_logger()\n")
     with pytest.raises(UserCodeError, match=r"callbacks\.py:3: .*wandb is not installed; call `.*pip install .*wandb`"):
         load_callbacks("hooked")
+
+
+def test_a_film_of_the_best_model_or_of_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Mock(side_effect=[Mock(returncode=2, stderr=b"error: none is the best\n"), Mock(returncode=0)])
+    monkeypatch.setattr("realm.contract.callbacks.subprocess.run", calls)
+    assert film_best("a.mp4")(progress()) is None
+    words = [call.args[0] for call in calls.call_args_list]
+    assert [one[-1] for one in words] == ["best", "latest"]
+    assert words[0][1:-2] == ["-m", "realm", "record", "/runs/one", "--out", "/runs/one/a.mp4"]
+    calls.side_effect = [Mock(returncode=2, stderr=b"so and\nerror: it renders nothing\n")] * 2
+    with pytest.raises(RuntimeError, match=r"^error: it renders nothing$"):
+        film_best()(progress())
 
 
 # --- whole runs

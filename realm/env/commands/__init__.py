@@ -10,7 +10,7 @@ import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from realm.commands.locate import add_model_options, model_of
 from realm.commands.parser import Commands, check_file
@@ -18,6 +18,7 @@ from realm.errors import ConfigError
 
 if TYPE_CHECKING:
     from realm.commands.evaluate import Candidate, Request
+    from realm.config.load import RunConfig
     from realm.env.draw import Recording
 
 MAP_HELP = "default, generated:SEED, a folder with map_1.json and crab.yaml, or the json file"
@@ -51,7 +52,8 @@ def add_commands(commands: Commands) -> None:
         "play", help="show an episode of a trained model in the terminal", example="realm play my-run --id best"
     )
     _add_player(play)
-    play.add_argument("--speed", type=float, default=20.0, metavar="STEPS_PER_S", help="default 20")
+    text = "default 20; of other environments that of their films"
+    play.add_argument("--speed", type=float, metavar="STEPS_PER_S", help=text)
     play.set_defaults(run=_play)
 
 
@@ -174,32 +176,50 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.oracle:
         _refuse_model(arguments)
         return _oracle(arguments)
-    from realm.env.commands.episodes import PICTURES, is_realm, summary, write_recording
+    from realm.env.commands.episodes import PICTURES, summary, write_recording
 
     model = model_of(arguments)
-    if not is_realm(model[0], arguments.seed):
+    if not _plays_the_realm(arguments, model[0]):
         from realm.commands import film
 
-        if any(getattr(arguments, name) is not None for name in ("treasures", "random", "map", "start", "end")):
-            raise ConfigError(f"{model[0].app.algo}: its episodes have no map, points and treasures to choose")
         return film.record(arguments, *model)
     check_file("--out", arguments.out, PICTURES)
-    recording = _agent_episode(arguments)
+    recording = _agent_episode(arguments, *model)
     print(summary(recording))
     write_recording(recording, arguments.out, arguments.model or "the newest model")
     return 0
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    if not 0 < arguments.speed < math.inf:
+    if arguments.speed is not None and not 0 < arguments.speed < math.inf:
         raise ConfigError(f"--speed {arguments.speed:g}: must be a number above 0")
     try:
-        from realm.env.commands.live import play
+        from realm.env.commands.terminal import play
 
-        play(_oracle_episode(arguments) if arguments.oracle else _agent_episode(arguments), arguments.speed)
+        if arguments.oracle:
+            recording = _oracle_episode(arguments)
+        else:
+            model = model_of(arguments)
+            if not _plays_the_realm(arguments, model[0]):
+                from realm.commands import film
+
+                return film.play(arguments, *model)
+            recording = _agent_episode(arguments, *model)
+        play(recording, arguments.speed or 20.0)
     except KeyboardInterrupt:
         return 130  # as shells have it
     return 0
+
+
+def _plays_the_realm(arguments: argparse.Namespace, config: RunConfig) -> bool:
+    """Whether it does; if not, the realm's own options are refused."""
+    from realm.env.commands.episodes import is_realm
+
+    if is_realm(config, arguments.seed):
+        return True
+    if any(getattr(arguments, name) is not None for name in ("treasures", "random", "map", "start", "end")):
+        raise ConfigError(f"{config.app.algo}: its episodes have no map, points and treasures to choose")
+    return False
 
 
 def _oracle_episode(arguments: argparse.Namespace) -> Recording:
@@ -220,11 +240,12 @@ def _refuse_model(arguments: argparse.Namespace) -> None:
         raise ConfigError("--oracle: it plays without a model, --id, --stochastic, --set and --log-dir")
 
 
-def _agent_episode(arguments: argparse.Namespace) -> Recording:
+def _agent_episode(
+    arguments: argparse.Namespace, config: RunConfig, folder: Path, model: int | Literal["latest"]
+) -> Recording:
     """The recording of the episode that a model plays."""
     from realm.env.commands.episodes import agent_episode
 
-    config, folder, model = model_of(arguments)
     config = replace(config, env={**config.env, **_episode(arguments)})
     treasures, random = _treasures(arguments), arguments.random
     return agent_episode(config, folder, model, treasures, random, arguments.seed, arguments.stochastic)

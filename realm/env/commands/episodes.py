@@ -23,10 +23,6 @@ from realm.rollout.rounds import close
 from realm.user import folder_of, make_envs
 from realm.watch.progress import busy
 
-_OTHERS = (
-    "its environments are not those of Back to the Realm, which is all that `realm play` can show; `realm record` "
-    "films any environment that renders pictures"
-)
 PICTURES = (".gif", ".png", ".html")
 
 
@@ -78,8 +74,6 @@ def agent_episode(
     The model plays the environments of its own package; a `RealmEnv` plays the same actions for the picture, which
     gives the same episode, since with treasures fixed nothing in it is random.
     """
-    if not is_realm(config, seed):
-        raise ConfigError(f"{config.app.algo}: {_OTHERS}")
     if isinstance(names := config.env.get("map"), list):
         raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     env = fixed_options(config.env, treasures, random, seed)
@@ -124,7 +118,8 @@ def _agent_plays(
         player = load_player(config, find(folder, model), env, 1, seed)
     except UserError as error:
         if isinstance(error.__cause__, TypeError):  # the constructor has no such arguments
-            raise ConfigError(f"{config.app.algo}: {_OTHERS}") from error
+            text = "its environments take no options of Back to the Realm, as whose episode they shall be shown"
+            raise ConfigError(f"{config.app.algo}: {text}") from error
         raise
     logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
     envs = player.envs

@@ -2,8 +2,8 @@
 
 For `env.render()`, `realm map`, `realm record`, `realm play`, the picture of `realm eval`, and everybody who has a
 `State`. `moment` copies from a state what a picture shows and `record` plays an episode; `draw` and `ansi` make a
-picture of it, `frames` an animation; `write_png` and `write_gif` write files. `terminal.py` shows an episode live,
-`regrets.py` draws an evaluation; `page.py` makes a page that plays an episode in a browser.
+picture of it, `frames` an animation; `write_png` and `write_gif` write files. `regrets.py` draws an evaluation;
+`page.py` makes a page that plays an episode in a browser.
 """
 
 from realm.env.draw.page import page

@@ -1,48 +1,40 @@
 """An episode in a terminal: the map in coloured half blocks, with the figures next to it or above it.
 
-For `realm play`. Pure functions: `screen` draws one moment of a recording as a grid of characters and colours, as large
-as the terminal allows; `changes` says what to write to get from one grid to the next, `lines` writes a grid as text.
+For `realm play`. `screen` draws one moment of a recording as a grid of characters and colours, as large as the terminal
+allows; `realm/commands/screen.py` shows it.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from rich.color import Color, ColorSystem
+from rich.console import Console
 
-from realm.env.draw import pen
+from realm.commands.screen import Screen, can_show, show
+from realm.env.commands.episodes import summary
+from realm.env.draw import Moment, Recording, Route, ansi, pen
 from realm.env.draw.pen import Colour
-from realm.env.draw.recording import Moment, Recording, Route
 from realm.env.map import EXTENT, POINTS, SIZE, Map
 
-SYSTEMS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
-"""By the name that rich's console gives to what its terminal can show."""
 PANEL = 27  # columns next to the map: a gap, a name, and "605 steps away"
 STATUS = 2  # lines above it, where there is no room next to it
 ROOMY = 96  # pixels of the map from which on marks are drawn wider
-RESET = "\x1b[0m"
 
 
-class Screen(NamedTuple):
-    """What a terminal of L lines and C columns shows."""
+def play(recording: Recording, speed: float) -> None:
+    """Show an episode in the terminal, `speed` steps a second, and at last its end and summary.
 
-    text: NDArray[np.str_]  # [L, C], one character each
-    ink: NDArray[np.uint8]  # [L, C, 3]
-    paper: NDArray[np.uint8]  # [L, C, 3]
-
-    def put(self, line: int, column: int, text: str, ink: Colour, paper: Colour | None = None) -> int:
-        """Write, as far as there is room; returns the column behind it."""
-        end = min(column + len(text), self.text.shape[1])
-        if 0 <= line < len(self.text) and column < end:
-            self.text[line, column:end] = list(text[: end - column])
-            self.ink[line, column:end] = ink
-            if paper is not None:
-                self.paper[line, column:end] = paper
-        return end
+    Only these two, without colours, where there is no terminal that could show it.
+    """
+    console = Console(highlight=False)
+    if can_show(console):
+        show(console, (partial(screen, recording, k) for k in range(len(recording.moments))), speed)
+    else:
+        print(ansi(recording.map, recording.moments[-1]), end="")
+    print(summary(recording))
 
 
 def screen(recording: Recording, k: int, columns: int, lines: int) -> Screen:
@@ -169,42 +161,3 @@ def _panel(drawn: Screen, left: int, now: Moment) -> None:
     for i, (text, (ink, paper), meaning) in enumerate(marks if bottom > line else ()):
         column = drawn.put(bottom + i // 2, left + 12 * (i % 2), f" {text} ", ink, paper)
         drawn.put(bottom + i // 2, column + 1, meaning, pen.QUIET)
-
-
-# ---- to the terminal ----
-
-
-def changes(now: Screen, before: Screen | None, system: ColorSystem) -> str:
-    """What to write so that a terminal that shows `before` (None: anything) shows `now`."""
-    if before is None or before.text.shape != now.text.shape:
-        changed, parts = np.ones(now.text.shape, np.bool_), ["\x1b[2J"]
-    else:
-        changed, parts = now.text != before.text, []
-        changed |= (now.ink != before.ink).any(-1) | (now.paper != before.paper).any(-1)
-    for line in np.flatnonzero(changed.any(1)):
-        edges = np.flatnonzero(np.diff(changed[line], prepend=False, append=False))
-        for first, end in zip(edges[::2], edges[1::2], strict=True):
-            parts.append(f"\x1b[{line + 1};{first + 1}H{_written(now, line, first, end, system)}")
-    return "".join(parts)
-
-
-def lines(drawn: Screen, system: ColorSystem) -> str:
-    """The whole of it as lines of text, without empty ones at the bottom."""
-    used = 1 + max(np.flatnonzero((drawn.text != " ").any(1)))
-    return "\n".join(_written(drawn, line, 0, drawn.text.shape[1], system) for line in range(used))
-
-
-def _written(drawn: Screen, line: int, first: int, end: int, system: ColorSystem) -> str:
-    """The characters of a line from `first` to before `end`, with their colours."""
-    parts, last = list[str](), ""
-    for column in range(first, end):
-        ink, paper = drawn.ink[line, column].tolist(), drawn.paper[line, column].tolist()
-        codes = f"\x1b[{_codes(*ink, True, system)};{_codes(*paper, False, system)}m"
-        parts.append(f"{codes if codes != last else ''}{drawn.text[line, column]}")
-        last = codes
-    return "".join([*parts, RESET])
-
-
-@lru_cache(maxsize=4096)
-def _codes(red: int, green: int, blue: int, foreground: bool, system: ColorSystem) -> str:
-    return ";".join(Color.from_rgb(red, green, blue).downgrade(system).get_ansi_codes(foreground))
