@@ -102,14 +102,16 @@ class Sequences(Rows):
         return net(obs)
 
 
-def of_a_pass(count: int, rows: int, settings: Settings, generator: torch.Generator) -> tuple[Tensor, ...]:
+def of_a_pass(
+    count: int, rows: int, settings: Settings, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, ...]:
     """What the minibatches of a pass hold: i64 [...] each, out of `count`. rows: of all of them, valid ones"""
     if not rows:
         return ()
     order = torch.randperm(count, generator=generator)
     if settings.minibatches == "drawn":
         order = torch.randint(count, (count,), generator=generator)
-    return order.tensor_split(min(count, max(1, round(rows / settings.minibatch_size))))
+    return order.to(device).tensor_split(min(count, max(1, round(rows / settings.minibatch_size))))
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:

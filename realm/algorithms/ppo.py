@@ -151,7 +151,8 @@ class PPO:
         rows all ranks have. rows: of them, this rank's. All ranks draw the same order of what all have."""
         every = self.group.rows(torch.tensor([[count, rows]]))
         begin, (total, valid) = int(every[: self.group.rank, 0].sum()), every.sum(0).tolist()
-        passes = [[*of_a_pass(total, valid, self.settings, self.generator)] for _ in range(self.settings.epochs)]
+        of = total, valid, self.settings, self.generator, self.device
+        passes = [[*of_a_pass(*of)] for _ in range(self.settings.epochs)]
         if self.group.size > 1:
             passes = [[x[(begin <= x) & (x < begin + count)] - begin for x in parts] for parts in passes]
         return passes, valid

@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def agent_of(case: dict[str, Any]) -> tuple[Agent, Spec]:
+def agent_of(case: dict[str, Any], device: str = "cpu") -> tuple[Agent, Spec]:
     own = {name: value for name, value in case.items() if name not in ("nan", "continuous")}
     config = dataclasses.replace(SMALL, **own)
     state = {"memory": Field((8,), "float64")} if config.memory == "gru" else {}
@@ -73,12 +73,13 @@ def agent_of(case: dict[str, Any]) -> tuple[Agent, Spec]:
     fields = FIELDS if action is DISCRETE else {"a": FIELDS["a"]}
     extra = {"log_prob": Field((), "float64")} | ({"drawn": Field((2,), "float64")} if action is CONTINUOUS else {})
     spec = Spec(fields, action, extra, T, state=state)
-    agent = Agent(spec, config, "cpu", 1)
+    agent = Agent(spec, config, device, 1)
     for part in agent.ppo.parts:
         part.adam._fused = not in_float64()  # torch's fused kernel wants the divisor as float32
-    assert bool(agent.ppo.nets) != in_float64()  # gradients by hand are in float32
+    assert not (agent.ppo.nets and in_float64())  # gradients by hand are in float32
     for parameter in agent.model.parameters():  # far from where all actions are equally likely
-        parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+        noise = 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+        parameter.data += noise.to(device)
     return agent, spec
 
 
@@ -130,6 +131,7 @@ def trained(name: str, group: Group) -> Any:
         with numbers_of(torch.float64):
             return trained(name, group)
     agent, spec = agent_of(CASES[name])
+    assert agent.ppo.nets or in_float64()
     agent.join(group)
     metrics = []
     for update in range(3 if in_float64() else 10):

@@ -517,14 +517,14 @@ def test_advantages_are_normalised_over_the_batch_or_each_minibatch() -> None:
 
 
 def test_a_pass_takes_each_row_once_or_draws_as_many() -> None:
-    settings, generator = dataclasses.replace(TINY, minibatch_size=30), torch.Generator().manual_seed(1)
+    settings, by = dataclasses.replace(TINY, minibatch_size=30), (torch.Generator().manual_seed(1), torch.device("cpu"))
     for minibatches, once in (("permuted", True), ("drawn", False)):
-        parts = of_a_pass(100, 100, dataclasses.replace(settings, minibatches=minibatches), generator)
+        parts = of_a_pass(100, 100, dataclasses.replace(settings, minibatches=minibatches), *by)
         assert [len(part) for part in parts] == [34, 33, 33]
         assert (len(torch.cat(parts).unique()) == 100) == once
         agent = make_agent(dataclasses.replace(TINY, minibatches=minibatches))
         assert learn(agent, recorded(1)[0])["skipped"] == 0
-    assert [len(part) for part in of_a_pass(3, 100, settings, generator)] == [1, 1, 1]  # of chunks there are fewer
+    assert [len(part) for part in of_a_pass(3, 100, settings, *by)] == [1, 1, 1]  # of chunks there are fewer
 
 
 @pytest.mark.parametrize(("kl_stop", "passes"), [(0.0, 4), (1e-9, 1), (100.0, 4)])
