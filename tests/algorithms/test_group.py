@@ -35,6 +35,7 @@ from realm.zoo.ppo.algorithm.agent import Agent
 from realm.zoo.ppo.config import Config
 from tests.corridor import complete
 
+pytestmark = pytest.mark.xdist_group("ranks")  # they share what four processes have made
 B, T = 8, 6  # chunks of a batch, steps of each
 PATIENCE_S = 120.0
 DISCRETE, CONTINUOUS = ActionSpec(n=4), ActionSpec(low=(-1.0, 0.0), high=(1.0, 4.0))
@@ -202,6 +203,7 @@ def to_1e_5(one: Any, other: Any) -> None:
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_make_the_updates_of_one_learner(folder: Path, name: str) -> None:
     alone = torch.load(folder / "alone")[name]

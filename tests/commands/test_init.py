@@ -597,6 +597,7 @@ gymnasium.register("Follow-v0", entry_point=Follow)
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_ppo_learns_continuous_actions(tmp_path: Path) -> None:
     (tmp_path / "follow.py").write_text(FOLLOW)

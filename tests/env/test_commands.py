@@ -184,6 +184,7 @@ def test_another_environment_is_refused_before_its_model_is_looked_for(
         assert "its episodes have no map, points and treasures to choose" in said
 
 
+@pytest.mark.slow
 def test_record_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny", "--set", "env.max_step=60",
                   "--set", "max_env_steps=1000")  # fmt: skip

@@ -164,7 +164,7 @@ def test_wrong_code_ends_the_run_with_one_sentence(
     assert old in text
     file.write_text(text.replace(old, new))
     where = ["predict_local_or_remote=remote"] if "shape" in sentence else []
-    done = realm(tmp_path, str(project), *where, test=test)
+    done = realm(tmp_path, str(project), "buffer_backend=native", *where, test=test)
     assert done.returncode == 2, done.stderr
     assert re.search(sentence, done.stderr), done.stderr
 

@@ -309,8 +309,9 @@ def test_a_hook_that_fails_and_one_that_sleeps_cost_no_training(tmp_path: Path, 
     assert run.file()["state"] == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.system
-@pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", MODES)
 def test_progress_csv_after_a_kill_and_a_resume(tmp_path: Path, mode: str) -> None:
     """It is read while the run lives, too. What the killed session trained after its last checkpoint is dropped."""
 

@@ -47,7 +47,7 @@ FLOWS["rows, of which the first comes late"] = [
 ]
 OFF_POLICY = ("off-policy",)
 REMEMBER = "counting.remember=true"  # a memory moves once a step, whoever dies and whatever is asked twice
-ENOUGH = "max_env_steps=30000"
+ENOUGH = "max_env_steps=12000"
 
 
 def check_accounts(run, samples_once, sent="items", of_one=1):
