@@ -8,11 +8,13 @@ the episodes of any environment. A game may print a report of its own (`game.Eva
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +48,7 @@ ROUNDS = {0.0: "greedy actions", 1.0: "sampled actions"}  # by `explore`
 _EXPORT_ENVS = 100
 ROWS = 10_000  # observations to compare an exported file and the model on; a multiple of _EXPORT_ENVS
 LEAST_EQUAL = 0.99  # hidden layers in bfloat16 round: the two may differ where two actions are as good as each other
+_BINS = 10
 TOLERANCE = 1e-4  # of continuous actions, as a part of their range
 
 
@@ -61,6 +64,7 @@ def add_commands(commands: Commands, game: Game | None) -> None:
     how.add_argument("--both", action="store_true", help="greedy actions, and sampled ones in a second round")
     evaluation.add_argument("--seed", type=int, default=EVAL_SEED, help=f"default {EVAL_SEED}")
     evaluation.add_argument("--json", type=Path, help="write every episode's statistics to this file")
+    evaluation.add_argument("--csv", type=Path, help="the same as a table, a line for each episode")
     evaluation.set_defaults(run=_eval, own_defaults=vars(own.parse_args([])))
 
     text = "write a trained model as an ONNX file"
@@ -76,6 +80,7 @@ def _eval(given: argparse.Namespace) -> int:
         explores=(0.0, 1.0) if given.both else (float(given.stochastic),),
         seed=given.seed,
         json=given.json,
+        csv=given.csv,
         options=given_options(given, given.own_defaults),
     )
     evaluate_model(*model_of(given), request)
@@ -95,6 +100,7 @@ class Request:
     explores: tuple[float, ...] = (0.0,)  # 0 for greedy actions, 1 for sampled ones; one round for each
     seed: int = EVAL_SEED
     json: Path | None = None
+    csv: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the game's own that were given, by name
 
     def check(self) -> None:
@@ -102,6 +108,7 @@ class Request:
         if self.episodes < 0:
             raise ConfigError(f"--episodes {self.episodes}: must be a number from 1, or 0 for eval_episodes")
         check_file("--json", self.json)
+        check_file("--csv", self.csv)
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,9 @@ class Candidate:
 
 def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
     """Play a checkpoint of `folder` (of checkpoints, or one itself), print the report, write the files."""
-    request = replace(request, json=request.json and request.json.absolute())
+    request = replace(
+        request, json=request.json and request.json.absolute(), csv=request.csv and request.csv.absolute()
+    )
     with apart(over=True):
         _evaluate(config, folder, model, request)
 
@@ -172,13 +181,23 @@ def _print_statistics(candidate: Candidate) -> None:
         columns.append({name: values.tolist() for name, values in statistics.items()})
         title = f"{title_of(candidate.checkpoint)}, {number} episodes, {ROUNDS[explore]}, seed {request.seed}"
         console.print(plain(title))
-        view = Table("statistic", "mean", "± s.e.", "least", "greatest")
+        view = Table("statistic", "mean", "± s.e.", "median", "deviation", "least", "greatest")
         for name, values in statistics.items():
             error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-            numbers = values.mean(), error, values.min(), values.max()
+            numbers = values.mean(), error, np.median(values), values.std(), values.min(), values.max()
             view.add_row(named(name), *(f"{number:,.2f}" for number in numbers))
         console.print(view)
+        console.print(histogram(main_statistic(statistics), statistics[main_statistic(statistics)]))
     write_json(candidate, columns, {})
+
+
+def histogram(name: str, values: Array) -> str:
+    """A line for each tenth of the range of one statistic's values [episodes]."""
+    counts, edges = np.histogram(values, bins=_BINS if np.ptp(values) else 1)
+    labels = [f"{low:,.2f} to {high:,.2f}" for low, high in pairwise(edges if np.ptp(values) else [values[0]] * 2)]
+    width, most = max(map(len, labels)), max(counts)
+    bars = [f"{label:>{width}}  {'#' * round(40 * n / most)} {n}" for label, n in zip(labels, counts, strict=True)]
+    return "\n".join([f"episodes by {named(name)}", *bars])
 
 
 # ---- for games, too ----
@@ -202,19 +221,22 @@ def title_of(checkpoint: Checkpoint) -> str:
 
 
 def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], more: dict[str, Any]) -> None:
-    """Write every episode to the file of --json, if there is one, and `more` next to them.
+    """Write every episode to the file of --json, if there is one, and `more` next to them; and to that of --csv.
 
     columns: for each round, column name -> a value for each episode. The rounds stand one after the other, and the
     column `explore` tells them apart.
     """
     request, checkpoint = candidate.request, candidate.checkpoint
-    if request.json is None:
+    if request.json is None and request.csv is None:
         return
     episodes: dict[str, list[Any]] = {"explore": []}
     for explore, of_round in zip(request.explores, columns, strict=True):
         for name, values in of_round.items():
             episodes.setdefault(name, []).extend(values)
         episodes["explore"] += [explore] * len(next(iter(of_round.values())))
+    if request.csv is not None:
+        with writing(request.csv), request.csv.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([episodes, *zip(*episodes.values(), strict=True)])
     content = {
         "checkpoint": str(checkpoint.path),
         "version": list(checkpoint.version),
@@ -223,8 +245,9 @@ def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], mo
         **more,
         "episodes": episodes,
     }
-    with writing(request.json):
-        request.json.write_text(json.dumps(content))
+    if request.json is not None:
+        with writing(request.json):
+            request.json.write_text(json.dumps(content))
 
 
 # ---- export ----

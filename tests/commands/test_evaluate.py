@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -372,7 +373,8 @@ def test_eval_of_the_realm(tmp_path: Path) -> None:
     assert code == 0, err
     file, picture = tmp_path / "eval.json", tmp_path / "eval.png"
     code, out, err = realm("eval", tmp_path / "tiny", "--episodes", "5", "--both", "--worst", "2",
-                           "--json", file, "--out", picture, cwd=tmp_path)  # fmt: skip
+                           "--json", file, "--csv", rows := tmp_path / "eval.csv", "--out", picture,
+                           cwd=tmp_path)  # fmt: skip
     assert (code, err) == (0, "")
     assert "5 episodes as [env] has them, greedy actions and sampled actions, seed 2000000" in out
     assert "the oracle's bound" in out
@@ -382,6 +384,12 @@ def test_eval_of_the_realm(tmp_path: Path) -> None:
     assert episodes["explore"] == [0.0] * 5 + [1.0] * 5
     assert episodes["treasure_id"] == [[3, 7]] * 10
     assert {len(values) for values in episodes.values()} == {10}
+    names, *lines = csv.reader(rows.read_text().splitlines())
+    assert names == list(episodes)
+    assert [[float(line[names.index(name)]) for line in lines] for name in ("explore", "score")] == [
+        episodes["explore"],
+        episodes["score"],
+    ]
     assert [(row["explore"], row["treasures"], row["episodes"]) for row in table] == [(0.0, 2, 5), (1.0, 2, 5)]
     assert np.allclose(table[0]["score"], np.mean(episodes["score"][:5]))
     assert np.allclose(episodes["regret"], limit.score - episodes["score"])
