@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Evaluation, Version
+from realm.errors import ConfigError, did_you_mean
 from realm.files import read_json, replace_file, set_aside
 from realm.learn import checkpoint
 
@@ -24,17 +26,20 @@ _MOST_BYTES = 4 << 20  # the options of an environment may be long
 class BestModel:
     """Keeps the model with the greatest score so far.
 
+    by: statistics that decide before the score does, each where those before it are equal.
     setting: describes the evaluation (environment options, seed, episodes). Scores of different settings cannot be
     compared: a folder with a model of another setting is renamed to `best_ckpt.<n>`.
     """
 
-    def __init__(self, folder: Path, setting: dict[str, Any]) -> None:
-        self._folder, self._setting = folder, json.loads(json.dumps(setting, default=str))
+    def __init__(self, folder: Path, setting: dict[str, Any], by: Sequence[str] = ()) -> None:
+        self._folder, self._setting, self._by = folder, json.loads(json.dumps(setting, default=str)), by
         self.version, self.score = NO_VERSION, -math.inf
+        self._rank = [self.score]  # of its statistics
         self._few = True  # it has played few episodes: any model that has played all takes its place
         known = self._read()
         if known is not None and known["setting"] == self._setting:
             self.version, self.score, self._few = Version(*known["version"]), float(known["score"]), known["few"]
+            self._rank = [*(float(known["means"][name]) for name in by), self.score]
             logger.info("the best model so far is {} with {:.2f}", self.version, self.score)
         elif known is not None:
             aside = set_aside(folder)
@@ -48,8 +53,8 @@ class BestModel:
 
         extra: more entries for the JSON. few: it has played fewer episodes than the setting says.
         """
-        comparable = few == self._few
-        if not (evaluation.score > (self.score if comparable else -math.inf) and (comparable or self._few)):
+        comparable, rank = few == self._few, [*self._ranked(evaluation.means), evaluation.score]
+        if not (rank > (self._rank if comparable else [-math.inf]) and (comparable or self._few)):
             return False
         if spoiled := checkpoint.not_finite(agent.model.state_dict()):
             logger.warning("{} is not kept as the best model: {} is not finite", evaluation.version, spoiled)
@@ -65,11 +70,18 @@ class BestModel:
         kept = checkpoint.save(
             self._folder, agent, version, evaluation.env_steps, schema, keep=1, parts=checkpoint.acting(agent)
         )
-        self.version, self.score, self._few = version, evaluation.score, few
+        self.version, self.score, self._rank, self._few = version, evaluation.score, rank, few
         for left in [*self._folder.glob("model.ckpt-*.json"), *self._folder.glob(".*.json.*")]:
             if left.name != f"{kept.name}.json":
                 left.unlink()
         return True
+
+    def _ranked(self, means: dict[str, float]) -> list[float]:
+        """Raises ConfigError for a statistic that there is not."""
+        if unknown := [name for name in self._by if name not in means]:
+            near = did_you_mean(unknown[0], means)
+            raise ConfigError(f"best_by names {unknown[0]!r}, but an evaluation has {', '.join(sorted(means))}{near}")
+        return [means[name] for name in self._by]
 
     def _read(self) -> dict[str, Any] | None:
         """Setting, version and score of the model in the folder; None without a valid one."""
@@ -80,7 +92,8 @@ class BestModel:
         try:
             body = read_json(path, _MOST_BYTES)
             score, few = float(body["score"]), bool(body.get("few", False))
-            return {"setting": body["setting"], "version": list(newest.version), "score": score, "few": few}
+            own = {"setting": body["setting"], "means": body["means"]}
+            return {**own, "version": list(newest.version), "score": score, "few": few}
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             logger.warning("cannot read {}, so its model is ignored: {}", path, error)
             return None

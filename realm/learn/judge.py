@@ -22,7 +22,7 @@ from realm.learn.best import BestModel
 from realm.learn.evaluation import MOST_STEPS, evaluate, guarded, predictor
 from realm.learn.results import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic
 from realm.rollout.rounds import RestartingEnvs, close
-from realm.user import make_envs
+from realm.user import hyper_of, make_envs
 from realm.watch.status import named
 
 _MOST_ENVS = 128
@@ -54,7 +54,8 @@ class Judge:
         setting = {"env": config.env, "episodes": app.eval_episodes, "environments": num_envs, "seed": self._seed}
         if app.eval_actions != "greedy":
             setting["actions"] = app.eval_actions
-        self._best = BestModel(run_dir / BEST_FOLDER, setting)
+        by = getattr(hyper_of(config), "best_by", ())  # a package may say what comes before the score
+        self._best = BestModel(run_dir / BEST_FOLDER, {**setting, **({"by": by} if by else {})}, by)
 
     def close(self) -> None:
         """Close the environments."""

@@ -17,7 +17,7 @@ import torch
 
 from realm.config.load import load_config
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
-from realm.errors import RunError, Stopped, UserCodeError
+from realm.errors import ConfigError, RunError, Stopped, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
 from realm.learn.evaluation import EpisodeStatistics, evaluate, guarded
@@ -122,6 +122,25 @@ def offer(best: BestModel, version: tuple[int, int], score: float) -> bool:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_best_may_be_chosen_by_a_list_of_statistics(tmp_path: Path) -> None:
+    def shown(best: BestModel, update: int, cleared: float, least: float, score: float) -> bool:
+        means = {"cleared": cleared, "score_least": least, "score": score}
+        one = Evaluation(Version(1, update), update, "score", score, 0.0, Version(0, 0), means)
+        return best.offer(agent(update), one, "cafe", {})
+
+    by, folder = ("cleared", "score_least"), tmp_path / "best_ckpt"
+    best = BestModel(folder, SETTING, by)
+    assert shown(best, 1, 50.0, 3.0, 9.0)
+    assert not shown(best, 2, 40.0, 8.0, 99.0)
+    assert shown(best, 3, 50.0, 4.0, 5.0)
+    best = BestModel(folder, SETTING, by)  # a resume
+    assert not shown(best, 4, 50.0, 4.0, 5.0)
+    assert shown(best, 5, 50.0, 4.0, 6.0)
+    assert (best.version, best.score) == ((1, 5), 6.0)
+    with pytest.raises(ConfigError, match=r"names 'clear', but an evaluation has .*did you mean 'cleared'"):
+        shown(BestModel(tmp_path / "other", SETTING, ("clear",)), 1, 1.0, 1.0, 1.0)
 
 
 def test_the_best_is_kept_and_found(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class Config(NetworkSettings):
     total_env_steps: int = 200_000
     epochs: int = 10
     minibatch_size: int = 128
+    best_by: tuple[str, ...] = ()  # statistics of an evaluation that choose the best model before the score does
 
     def __post_init__(self) -> None:
         super().__post_init__()
