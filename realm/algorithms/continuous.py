@@ -1,9 +1,9 @@
-"""What TD3 and SAC share: the network, steps of its critics and its policy, the scale of actions, how to begin."""
+"""What TD3 and SAC share: the network, steps of its critics and its encoder, the scale of actions, how to begin."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,22 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.networks import Obs
+from realm.algorithms.networks import MLP, Critic, Encoder, Obs
 from realm.algorithms.rows import Drawn
-from realm.contract import ActionSpec, Array
+from realm.contract import ActionSpec, Array, Field, Fields
 from realm.errors import ContractError
 
 Metrics = dict[str, Tensor]  # f32 [] each
 
 
 class ActorCritics(Protocol):
-    """The network that TD3 and SAC train: a policy and two critics. No two of the three share a weight."""
+    """The network that TD3 and SAC train: a policy and two critics. What they share is in the encoder, which the
+    critics train."""
+
+    encoder: nn.Module | None
 
     @property
     def actor_net(self) -> nn.Module: ...
 
     @property
     def critic_nets(self) -> nn.ModuleList: ...
+
+    def encode(self, obs: Obs) -> Obs:
+        """What policy and critics take: by the encoder, or without one the observations."""
+        ...
 
     def actor(self, obs: Obs) -> Tensor:
         """For TD3 actions f32 [n, A], from -1 to 1; for SAC f32 [n, 2 A], mean and log of the standard deviation before
@@ -37,6 +44,35 @@ class ActorCritics(Protocol):
     def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
         """The values of critic 0 or 1, f32 [n]; actions f32 [n, A] from -1 to 1."""
         ...
+
+
+class Networks(nn.Module):
+    """MLPs as policy and critics. Images, and the frames before an observation, go through one encoder."""
+
+    def __init__(
+        self, fields: Fields, actions: int, outputs: int, hidden: int, frames: int = 1, channels: Sequence[int] = ()
+    ) -> None:
+        """outputs: of the policy; frames, channels: as in `Encoder`."""
+        super().__init__()
+        encoder = Encoder(fields, frames, channels)
+        self.encoder = encoder if encoder.cnns or frames > 1 else None
+        fields = {"features": Field((encoder.features,), "float32")} if self.encoder else fields
+        self.actor_net = nn.Sequential(Encoder(fields), MLP((encoder.features, hidden, hidden, outputs)))
+        self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))
+
+    def encode(self, obs: Obs) -> Obs:
+        return {"features": self.encoder(obs)} if self.encoder else obs
+
+    def actor(self, obs: Obs) -> Tensor:
+        return self.actor_net(obs)  # type: ignore[no-any-return]
+
+    def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
+        return self.critic_nets[number](obs, action)  # type: ignore[no-any-return]
+
+
+def weights_of(network: ActorCritics) -> list[nn.Parameter]:
+    """Of the critics, and then of the encoder."""
+    return [x for net in (network.critic_nets, network.encoder) if net for x in net.parameters()]
 
 
 def normal_log_density(noise: Tensor, log_std: Tensor) -> Tensor:
@@ -50,24 +86,34 @@ def both_values(network: ActorCritics, obs: Obs, action: Tensor) -> Tensor:
 
 
 class TwinCritics:
-    """Trains the two critics of a network."""
+    """Trains the two critics of a network, and its encoder."""
 
     def __init__(self, network: ActorCritics) -> None:
         self._network = network
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
+        weights = list(network.encoder.parameters()) if network.encoder else []
+        self._encoder = Adam(weights, 1e-8) if weights else None
 
-    def step(self, rows: Drawn, goal: Tensor, lr: float) -> Metrics:
-        """A gradient step of each towards goal f32 [n]."""
+    def step(self, rows: Drawn, goal: Tensor, lr: float) -> tuple[Metrics, Obs]:
+        """A gradient step of each towards goal f32 [n]. Returns the observations as the policy gets them, too: encoded,
+        before the step."""
         errors, values = [], []
+        encoded = self._network.encode(rows.obs)
+        seen = {name: x.detach().requires_grad_(x.requires_grad) for name, x in encoded.items()}
         for number, adam in enumerate(self._adams):
-            value = self._network.critic(number, rows.obs, rows.action)
+            value = self._network.critic(number, seen, rows.action)
             error = value.detach() - goal
             adam.zero_grad()
             value.backward(2 / len(error) * error)  # type: ignore[no-untyped-call]  # of the mean squared error
             adam.step(lr)
             errors.append(error)
             values.append(value.detach())
-        return {"critic_loss": torch.stack(errors).square().mean(1).sum(), "value": torch.stack(values).mean()}
+        if self._encoder:
+            self._encoder.zero_grad()
+            torch.autograd.backward(list(encoded.values()), [x.grad for x in seen.values()])
+            self._encoder.step(lr)
+        metrics = {"critic_loss": torch.stack(errors).square().mean(1).sum(), "value": torch.stack(values).mean()}
+        return metrics, {name: x.detach() for name, x in seen.items()}
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -82,11 +128,14 @@ class TwinCritics:
                 weight.requires_grad_(True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [adam.state_dict() for adam in self._adams]
+        return [adam.state_dict() for adam in self._all()]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        for adam, saved in zip(self._adams, state, strict=True):
+        for adam, saved in zip(self._all(), state, strict=True):
             adam.load_state_dict(saved)
+
+    def _all(self) -> list[Adam]:
+        return [*self._adams, self._encoder] if self._encoder else self._adams
 
 
 class Scale:

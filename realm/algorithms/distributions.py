@@ -3,6 +3,8 @@
 Categorical  one of A actions; outputs are its logits [n, A]
 Product      several numbers, each one of its own actions; outputs are their logits side by side
 Gaussian     A numbers; outputs are means and logs of standard deviations [n, 2 A]
+
+Of several numbers the log-probability is that of all of them, f32 [n], or with `each` that of each, f32 [n, A].
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ class Product:
     """Several numbers, of which each is drawn by itself: the policy is the product of a Categorical for each. A mask
     `legal` has those of all numbers side by side, as the logits are."""
 
-    def __init__(self, counts: Sequence[int]) -> None:
+    def __init__(self, counts: Sequence[int], each: bool = False) -> None:
         """counts: actions of each number."""
+        self._each = each
         ends = list(accumulate(counts))
         self._slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self._one = Categorical()
@@ -94,8 +97,9 @@ class Product:
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
         acted = [self._one.act(*part, explore, generator) for part in self._parts(outputs, obs)]
-        log_probs = [extra["log_prob"] for _, extra in acted]
-        return np.stack([action for action, _ in acted], -1), {"log_prob": np.sum(log_probs, 0, np.float32)}
+        log_probs = np.stack([extra["log_prob"] for _, extra in acted], -1)
+        log_prob = log_probs if self._each else log_probs.sum(-1)
+        return np.stack([action for action, _ in acted], -1), {"log_prob": log_prob}
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         greedy = [self._one.greedy(*part) for part in self._parts(outputs, obs)]
@@ -111,23 +115,23 @@ class Product:
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         parts = zip(self._parts(outputs, obs), raw_action.unbind(-1), strict=True)
         each = [self._one.log_prob_and_entropy(*part, action) for part, action in parts]
-        log_prob, entropy = (torch.stack(x).sum(0) for x in zip(*each, strict=True))
-        return log_prob, entropy
+        log_probs, entropy = (torch.stack(x, -1) for x in zip(*each, strict=True))
+        return log_probs if self._each else log_probs.sum(-1), entropy.sum(-1)
 
 
 class Gaussian:
     """A independent numbers, in units of half the action's range around its middle. The environment gets them cut to
     the range; what was drawn before the cut travels with the chunk as `drawn`, f32 [A]."""
 
-    def __init__(self, action: ActionSpec) -> None:
+    def __init__(self, action: ActionSpec, each: bool = False) -> None:
         """Raises ContractError for an action space that is not continuous, or has no bounds."""
-        self._scale = Scale(action)
+        self._scale, self._each = Scale(action), each
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
         mean, log_std = outputs.float().cpu().chunk(2, -1)
         noise = torch.randn(mean.shape, generator=generator) * torch.from_numpy(explore.astype(np.float32))[:, None]
         raw_action = mean + log_std.exp() * noise
-        log_prob = normal_log_density(noise, log_std).sum(-1)
+        log_prob = self._of_all(normal_log_density(noise, log_std))
         return self._scale.out(raw_action.clamp(-1, 1).numpy()), {
             "log_prob": log_prob.numpy(),
             "drawn": raw_action.numpy(),
@@ -141,16 +145,19 @@ class Gaussian:
 
     def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)
-        return normal_log_density((raw_action - mean) * torch.exp(-log_std), log_std).sum(-1)
+        return self._of_all(normal_log_density((raw_action - mean) * torch.exp(-log_std), log_std))
 
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         log_std = outputs.float().chunk(2, -1)[1]
         return self.log_prob(outputs, obs, raw_action), (log_std + _NORMAL_ENTROPY).sum(-1)
 
+    def _of_all(self, log_probs: Tensor) -> Tensor:
+        return log_probs if self._each else log_probs.sum(-1)
 
-def distribution_of(action: ActionSpec) -> Distribution:
-    """The one that fits an action space."""
-    return Gaussian(action) if action.low else Product(action.nvec) if action.nvec else Categorical()
+
+def distribution_of(action: ActionSpec, each: bool = False) -> Distribution:
+    """The one that fits an action space. each: of several numbers the log-probability of each, not of all."""
+    return Gaussian(action, each) if action.low else Product(action.nvec, each) if action.nvec else Categorical()
 
 
 def _at(log_probs: Tensor, action: Tensor) -> Tensor:

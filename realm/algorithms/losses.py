@@ -60,8 +60,8 @@ class Outputs:
 
     policy: Tensor = _NOTHING  # float [n, ...], of `Network.actor`
     entropy: Tensor = _NOTHING  # f32 [n], of the policy
-    log_ratio: Tensor = _NOTHING  # f32 [n], log-probability of the action, minus that of the policy that acted ...
-    proximal_log_ratio: Tensor = _NOTHING  # ... and minus that of the policy that the loss clips around
+    log_ratio: Tensor = _NOTHING  # f32 [n] or [n, A], log-probability of the action, less that of the policy that acted
+    proximal_log_ratio: Tensor = _NOTHING  # likewise, less that of the policy that the loss clips around
     value: Tensor = _NOTHING  # f32 [n]
     more: Obs = field(default_factory=dict)  # name -> [n, ...], what else a network with a shared trunk returns
 
@@ -119,7 +119,7 @@ def ppo_losses(settings: Settings) -> list[Loss]:
     """The clipped surrogate, the entropy bonus and the critic's error."""
 
     def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
-        log_ratio, advantage = outputs.proximal_log_ratio, minibatch.advantage
+        log_ratio, advantage = outputs.proximal_log_ratio.movedim(-1, 0), minibatch.advantage  # [n] or [A, n]; [n]
         if not settings.decoupled:
             return returns.clipped_policy_loss(log_ratio, advantage, settings.clip).mean()
         log_weight = minibatch.proximal_log_prob - minibatch.log_prob

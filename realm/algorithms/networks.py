@@ -116,9 +116,10 @@ class Encoder(nn.Module):
     network is that of Mnih et al. 2015, which smaller ones would leave with a single place; theirs has two layers.
     """
 
-    def __init__(self, fields: Fields, frames: int = 1) -> None:
+    def __init__(self, fields: Fields, frames: int = 1, channels: Sequence[int] = ()) -> None:
         """An observation named `legal` is a mask of actions and no input. frames: of each observation, which is then
-        [n, frames, ...]; they are stacked along its last axis, as channels of an image are."""
+        [n, frames, ...]; they are stacked along its last axis, as channels of an image are. channels: of the first
+        convolutions, in place of the network's own; further ones are left out."""
         super().__init__()
         self._frames = frames
         if frames > 1:
@@ -129,7 +130,7 @@ class Encoder(nn.Module):
         for number, name in enumerate(self.names):
             shape = fields[name].shape
             if is_image(fields[name]):
-                self.cnns[str(number)] = _cnn(shape, _IMAGE_FEATURES)
+                self.cnns[str(number)] = _cnn(shape, channels)
                 self.features += _IMAGE_FEATURES
             else:
                 self.features += fields[name].size
@@ -152,16 +153,16 @@ def is_image(field: Field) -> bool:
     return field.dtype == "uint8" and len(field.shape) == 3 and min(field.shape[:2]) >= 36
 
 
-def _cnn(shape: Sequence[int], features: int) -> nn.Sequential:
+def _cnn(shape: Sequence[int], channels: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    inputs = shape[2]
-    for outputs, kernel, stride in _LARGE if min(shape[:2]) >= 64 else _SMALL:
+    inputs, own = shape[2], _LARGE if min(shape[:2]) >= 64 else _SMALL
+    for outputs, (_, kernel, stride) in zip(channels or [layer[0] for layer in own], own, strict=False):
         layers += [nn.Conv2d(inputs, outputs, kernel, stride), relu()]
         inputs = outputs
     convolutions = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
         flat = convolutions(torch.zeros(1, shape[2], *shape[:2])).shape[1]
-    return nn.Sequential(convolutions, nn.Linear(flat, features), relu())
+    return nn.Sequential(convolutions, nn.Linear(flat, _IMAGE_FEATURES), relu())
 
 
 class Critic(nn.Module):

@@ -22,6 +22,7 @@ from realm.algorithms.continuous import (
     both_values,
     normal_log_density,
     uniform_at_first,
+    weights_of,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Drawn, Means, to_rows
@@ -67,8 +68,7 @@ class SAC:
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
         self.critics, self.lr = TwinCritics(network), settings.lr
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
-        self.weights = list(network.critic_nets.parameters())
-        self.target_weights = list(self.target.critic_nets.parameters())
+        self.weights, self.target_weights = weights_of(network), weights_of(self.target)
         self.generator = torch.Generator().manual_seed(seed)  # draws actions
         self.steps = 0  # gradient steps
 
@@ -77,7 +77,7 @@ class SAC:
         """Actions f32 [N, A]: drawn where explore f32 [N] is 1, the mean's where it is 0, uniform in the first
         `random_steps`."""
         seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
-        moments = self.network.actor(seen).cpu()
+        moments = self.network.actor(self.network.encode(seen)).cpu()
         noise = torch.randn((len(explore), moments.shape[1] // 2), generator=self.generator)
         action = squashed(moments, noise * torch.from_numpy(np.asarray(explore, np.float32))[:, None])[0].numpy()
         if env_steps < self.settings.random_steps:
@@ -86,7 +86,8 @@ class SAC:
 
     def greedy(self, obs: Obs) -> Obs:
         """The mean's action f32 [N, A], by torch alone (`contract.Agent`)."""
-        return {"action": self.scale.out_tensor(torch.tanh(self.network.actor(obs).chunk(2, dim=-1)[0]))}
+        moments = self.network.actor(self.network.encode(obs))
+        return {"action": self.scale.out_tensor(torch.tanh(moments.chunk(2, dim=-1)[0]))}
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
@@ -98,8 +99,9 @@ class SAC:
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
         for part in rows.parts(self.settings.minibatch_size):
             minibatch = rows.at(part)
-            means.add(self.critics.step(minibatch, self.goals(minibatch, noise[0, part]), self.lr))
-            means.add(self.step_actor(minibatch.obs, noise[1, part]))
+            metrics, seen = self.critics.step(minibatch, self.goals(minibatch, noise[0, part]), self.lr)
+            means.add(metrics)
+            means.add(self.step_actor(seen, noise[1, part]))
             follow(self.target_weights, self.weights, self.settings.tau)
             self.steps += 1
         return {**means.result(), "lr": self.lr}, None
@@ -107,12 +109,12 @@ class SAC:
     @torch.no_grad()
     def goals(self, rows: Drawn, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal. Eq. 5 of the paper."""
-        action, log_density = squashed(self.network.actor(rows.next_obs), noise)
-        values = both_values(self.target, rows.next_obs, action)
+        action, log_density = squashed(self.network.actor(self.network.encode(rows.next_obs)), noise)
+        values = both_values(self.target, self.target.encode(rows.next_obs), action)
         return targets(rows.reward, rows.discount, values, log_density, self.log_temperature.exp())
 
     def step_actor(self, obs: Obs, noise: Tensor) -> Metrics:
-        """One gradient step of the actor, eq. 7 and 9 of the paper, and of the temperature, eq. 18."""
+        """One gradient step of the actor, eq. 7 and 9 of the paper, and of the temperature, eq. 18. obs: encoded"""
         temperature = self.log_temperature.exp().detach()
         action, log_density = squashed(self.network.actor(obs), noise)
         with self.critics.held():

@@ -17,6 +17,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "normalise_advantage": ("none", "std", "mean_std"),
     "normalise_over": ("batch", "minibatch"),
     "minibatches": ("permuted", "drawn"),
+    "ratio": ("joint", "each"),
 }
 
 
@@ -42,6 +43,10 @@ class Checked:
     def check_share(self, names: Iterable[str]) -> None:
         for name in names:
             self.check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
+
+    def check_channels(self) -> None:
+        given: tuple[int, ...] = getattr(self, "channels", ())
+        self.check("channels", len(given) <= 3 and min(given, default=1) > 0, "up to three numbers from 1")
 
     def check_positive(self, names: Iterable[str]) -> None:
         for name in names:
@@ -76,6 +81,7 @@ class Settings(Checked):
 
     # the objective
     clip: float = 0.2  # PPO's clip range of the probability ratio
+    ratio: str = "joint"  # of the probabilities of an action of several numbers: of all ("joint"), or one of "each"
     decoupled: bool = False  # clip around the policy at the start of the update instead of the one that acted
     behaviour_weight_clip: float = 5.0  # decoupled: bound of the weight of a sample from an older policy
     normalise_advantage: str = "mean_std"  # "none", "std" (divide only) or "mean_std" ...
@@ -117,6 +123,8 @@ class Settings(Checked):
         of_learner = self.value_source == "learner"
         self.check("normalise_returns", not self.normalise_returns or of_learner, "false if value_source is 'actor'")
         self.check("decoupled", not vtrace or not self.decoupled, "false if advantage is 'vtrace'")
+        alone = self.ratio == "each" and (vtrace or self.decoupled)
+        self.check("ratio", not alone, "'joint' if advantage is 'vtrace' or decoupled is true")
         self.check_least(("total_env_steps", "epochs", "minibatch_size"), 1)
         self.check_share(("gamma_start", "gamma_end", "lam"))
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
@@ -126,6 +134,11 @@ class Settings(Checked):
     def normalises(self) -> bool:
         """Whether the network has moments of observations."""
         return self.normalise_obs or self.normalise_images
+
+    @property
+    def gamma(self) -> float:
+        """That of packages which give each step a discount of its own, which no schedule changes."""
+        return self.gamma_start
 
     def schedule(self, env_steps: int) -> Schedule:
         """Interpolate the settings `*_start` and `*_end` after so many env steps."""
@@ -161,6 +174,7 @@ class NetworkSettings(Settings):
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
     frames: int = 1  # observations that the network sees at once, the newest last
+    channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
     memory: str = "none"  # "gru" or "attention": policy and critic share one, which an episode begins without
     memory_steps: int = 32  # of "attention": how many steps it looks back ...
     memory_layers: int = 1  # ... and how often
@@ -168,6 +182,8 @@ class NetworkSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("hidden", "frames", "memory_steps", "memory_layers"), 1)
+        self.check_channels()
+        self.check("channels", not self.channels or self.memory == "none", "empty with a memory")
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")
         self.check("frames", self.frames == 1 or self.memory == "none", "1 with a memory, which has seen the others")

@@ -19,6 +19,7 @@ from realm.algorithms.continuous import (
     TwinCritics,
     both_values,
     uniform_at_first,
+    weights_of,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
 from realm.algorithms.rows import Drawn, Means, to_rows
@@ -59,7 +60,7 @@ class TD3:
         """Actions f32 [N, A]: with noise of `explore_noise` times explore f32 [N]; uniform ones in the first
         `random_steps`."""
         seen = {name: torch.as_tensor(array, device=self.device) for name, array in obs.items()}
-        action = self.network.actor(seen).cpu().numpy()
+        action = self.network.actor(self.network.encode(seen)).cpu().numpy()
         noise = torch.randn(action.shape, generator=self.generator).numpy() * self.settings.explore_noise
         action = np.clip(action + noise * explore[:, None], -1.0, 1.0)
         if env_steps < self.settings.random_steps:
@@ -68,7 +69,7 @@ class TD3:
 
     def greedy(self, obs: Obs) -> Obs:
         """The action f32 [N, A] without noise, by torch alone (`contract.Agent`)."""
-        return {"action": self.scale.out_tensor(self.network.actor(obs))}
+        return {"action": self.scale.out_tensor(self.network.actor(self.network.encode(obs)))}
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
         """Gradient steps over parts of the batch, in the order drawn."""
@@ -86,22 +87,24 @@ class TD3:
             goal = self.goals(ahead, noise[begin:end])
             for part in ahead.parts(own.minibatch_size):
                 minibatch = ahead.at(part)
-                means.add(self.critics.step(minibatch, goal[part], self.lr))
+                metrics, seen = self.critics.step(minibatch, goal[part], self.lr)
+                means.add(metrics)
                 self.steps += 1
                 if self.steps % own.policy_delay == 0:
-                    means.add(self.step_actor(minibatch.obs))
+                    means.add(self.step_actor(seen))
         return {**means.result(), "lr": self.lr}, None
 
     @torch.no_grad()
     def goals(self, rows: Drawn, noise: Tensor) -> Tensor:
         """What the critics should say of n rows, f32 [n]; noise f32 [n, A], standard normal."""
         own = self.settings
-        next_action = smoothed(self.target.actor(rows.next_obs), noise, own.target_noise, own.target_noise_clip)
-        return targets(rows.reward, rows.discount, both_values(self.target, rows.next_obs, next_action))
+        seen = self.target.encode(rows.next_obs)
+        next_action = smoothed(self.target.actor(seen), noise, own.target_noise, own.target_noise_clip)
+        return targets(rows.reward, rows.discount, both_values(self.target, seen, next_action))
 
     def step_actor(self, obs: Obs) -> Metrics:
         """One gradient step of the actor up the first critic, then the targets follow. The deterministic policy
-        gradient, as in algorithm 1 of the paper."""
+        gradient, as in algorithm 1 of the paper. obs: encoded"""
         with self.critics.held():
             loss = -self.network.critic(0, obs, self.network.actor(obs)).mean()
         self.actor_adam.descend(loss, self.lr)
@@ -129,4 +132,4 @@ class TD3:
 
 
 def _weights(network: ActorCritics) -> list[nn.Parameter]:
-    return [one for part in (network.actor_net, network.critic_nets) for one in part.parameters()]
+    return [*network.actor_net.parameters(), *weights_of(network)]

@@ -342,6 +342,12 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
     return {name: Field(part.shape or (), str(part.dtype)) for name, part in space.spaces.items()}
 
 
+def step_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
+    """`discount`, if an environment has a number `duration`: how long its last step took, in usual ones."""
+    one = getattr(envs.unwrapped, "envs", [None])[0]
+    return {"discount": Field((), "float32")} if one and one.has_wrapper_attr("duration") else {}
+
+
 def frames_before(obs: Fields, before: int) -> Fields:
     """The memory of a policy that looks back (`Spec.state`): the last `before` observations, but for the mask."""
     seen = {name: field for name, field in obs.items() if name != MASK} if before else {}

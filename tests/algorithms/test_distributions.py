@@ -10,7 +10,10 @@ import torch
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal
 
+from realm.algorithms.batch import Batch
 from realm.algorithms.distributions import Categorical, Distribution, Gaussian, distribution_of
+from realm.algorithms.losses import Outputs, ppo_losses
+from realm.algorithms.settings import Settings
 from realm.contract import ActionSpec, Array, Chunk
 
 LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 10.0, 1.0)
@@ -124,3 +127,47 @@ def test_several_numbers_are_drawn_by_themselves(masked: bool) -> None:
         assert all(part.gather(1, x[:, None]).all() for part, x in zip(legal.split(counts, 1), drawn.T, strict=True))
     share = (drawn[:, 1] == 0).float().mean()  # numbers do not follow each other's draws
     assert abs(float(each[1].probs[:, 0].mean() - share)) < 0.07
+
+
+@pytest.mark.parametrize("action", [ActionSpec(nvec=(2,) * 7), ActionSpec(low=LOW, high=HIGH)])
+def test_the_log_probability_of_each_number(action: ActionSpec) -> None:
+    """Of buttons and of durations, against a loop over rows and numbers."""
+    joint, each = distribution_of(action), distribution_of(action, each=True)
+    outputs = torch.randn(50, 14 if action.nvec else 6, generator=torch.Generator().manual_seed(0))
+    _, of_all, drawn = acted(joint, outputs, 1.0)
+    _, of_each, again = acted(each, outputs, 1.0)
+    assert torch.equal(drawn, again)
+    numbers = drawn.shape[1]
+    known = np.zeros((50, numbers))
+    for row in range(50):
+        for number in range(numbers):
+            if action.nvec:  # a button: its two logits are those of a Bernoulli
+                off, on = outputs[row, 2 * number : 2 * number + 2].tolist()
+                held = 1 / (1 + np.exp(off - on))
+                known[row, number] = np.log(held if drawn[row, number] else 1 - held)
+            else:
+                mean, log_std = float(outputs[row, number]), float(outputs[row, numbers + number])
+                error = (float(drawn[row, number]) - mean) / np.exp(log_std)
+                known[row, number] = -(error**2) / 2 - log_std - np.log(2 * np.pi) / 2
+    np.testing.assert_allclose(of_each, known, atol=1e-4)
+    np.testing.assert_allclose(of_all, known.sum(1), atol=1e-4)
+    log_prob, entropy = each.log_prob_and_entropy(outputs, {}, drawn)
+    np.testing.assert_allclose(log_prob, known, atol=1e-4)
+    assert torch.allclose(entropy, joint.log_prob_and_entropy(outputs, {}, drawn)[1])
+
+
+def test_a_ratio_of_each_number_is_clipped_by_itself() -> None:
+    draw = torch.Generator().manual_seed(0)
+    log_ratio, advantage = torch.randn(20, 7, generator=draw) / 3, torch.randn(20, generator=draw)
+    none = torch.zeros(20)
+    minibatch = Batch({}, None, none, none, none, none, advantage, none)
+    policy = ppo_losses(Settings(advantage="gae", ratio="each", clip=0.2))[0]
+    known = []
+    for row in range(20):
+        for number in range(7):
+            ratio, gain = float(log_ratio[row, number].exp()), float(advantage[row])
+            known.append(-min(ratio * gain, max(0.8, min(1.2, ratio)) * gain))
+    loss = policy.function(minibatch, Outputs(proximal_log_ratio=log_ratio))
+    assert float(loss) == pytest.approx(np.mean(known), abs=1e-6)
+    with pytest.raises(ValueError, match="ratio is 'each', it must be 'joint'"):
+        Settings(ratio="each")

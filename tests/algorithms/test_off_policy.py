@@ -538,3 +538,56 @@ def test_frames_are_the_same_where_it_acts_and_where_it_learns() -> None:
     assert {(0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (10.0, 10.0, 10.0), (12.0, 13.0, 14.0)} <= drawn
     stacked = Encoder({"x": x}, 3)({"x": torch.from_numpy(rows.obs["x"])})
     assert torch.equal(stacked, torch.from_numpy(rows.obs["x"].reshape(300, 6)))
+
+
+@pytest.mark.parametrize(("make", "config"), [(TD3Agent, TD3Config(policy_delay=1)), (SACAgent, SACConfig())])
+def test_images_go_through_one_encoder_that_the_critics_train(make: Any, config: Any) -> None:
+    """One gradient step of each, against torch's own, of two frames of a picture."""
+    config = dataclasses.replace(config, hidden=8, frames=2, channels=(4,), minibatch_size=ROWS, lr=1e-2)
+    picture = Field((40, 40, 1), "uint8")
+    own = dataclasses.replace(spec(False), obs={"state": picture}, draw=Draw(look_back=1))
+    agent = make(own, config, "cpu", 3)
+    literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
+    obs, then = ({"state": RNG.integers(0, 255, (ROWS, 2, 40, 40, 1), np.uint8)} for _ in range(2))
+    rows = dataclasses.replace(batch(False), obs=obs, next_obs=then)
+    agent.learn(rows, INFO)
+
+    drawn = torch.randn((1 if make is TD3Agent else 2, ROWS, 3), generator=torch.Generator().manual_seed(3))
+    of_critics = torch.optim.Adam([*literal.critic_nets.parameters(), *literal.encoder.parameters()], 1e-2)
+    of_actor, scale = plain_adam(literal.actor_net, 1e-2), Scale(own.action)
+    seen, after = ({"state": torch.from_numpy(one["state"])} for one in (obs, then))
+    with torch.no_grad():
+        if make is TD3Agent:
+            action = (target.actor(target.encode(after)) + (0.2 * drawn[0]).clamp(-0.5, 0.5)).clamp(-1, 1)
+            bonus: Any = 0.0
+        else:
+            action, bonus = sac.squashed(literal.actor(literal.encode(after)), drawn[0])
+        value = both_values(target, target.encode(after), action).min(0).values - bonus
+        goal = torch.tensor(rows.reward) + torch.tensor(rows.discount) * value
+    features = literal.encode(seen)
+    values = both_values(literal, features, torch.tensor(scale.back(rows.action)))
+    sum(((one - goal) ** 2).mean() for one in values).backward()
+    of_critics.step()
+    fixed = {name: x.detach() for name, x in features.items()}
+    if make is TD3Agent:
+        loss = -both_values(literal, fixed, literal.actor(fixed))[0].mean()
+    else:
+        action, density = sac.squashed(literal.actor(fixed), drawn[1])
+        loss = (density - both_values(literal, fixed, action).min(0).values).mean()
+    of_actor.zero_grad()
+    loss.backward()
+    of_actor.step()
+    near(agent.model, literal, 1e-5)
+    state, again = agent.save_model(), make(own, config, "cpu", 4)
+    again.model.load_state_dict(agent.model.state_dict())
+    again.load_model(state)
+    for one in (agent, again):
+        one.learn(rows, INFO)
+    near(again.model, agent.model, 0.0)
+    none, (before, now) = np.zeros(ROWS, np.float32), np.split(obs["state"], 2, 1)
+    context = PredictContext(np.arange(ROWS), none > 0, none, 10**6, {"state": before})
+    known, _, memory = agent.predict({"state": now[:, 0]}, context)
+    inputs = {"state": now[:, 0], "state.state": before, "first": none > 0}
+    greedy = agent.greedy({name: torch.from_numpy(x) for name, x in inputs.items()})
+    np.testing.assert_allclose(greedy["action"].detach(), known, atol=1e-5)
+    assert (memory["state"] == now).all()

@@ -1,5 +1,24 @@
-"""How experience is made: the loop that all of the zoo share."""
+"""How experience is made: step the environments, and yield their chunks. The loop that all of the zoo share."""
 
-from realm.zoo.cartpole.train_workflow import workflow
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["workflow"]
+import numpy as np
+
+from realm.chunk import ChunkBuilder
+from realm.contract import Chunk, Policy, WorkflowContext
+
+
+def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
+    obs, _ = envs.reset(seed=context.seed)
+    chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
+    gamma, added = context.config.gamma, {}
+    while True:
+        prediction = policy.predict(obs, chunks.first)
+        obs, reward, terminated, truncated, info = envs.step(prediction.action)
+        context.monitor.episodes(info)
+        if "discount" in context.spec.step:  # steps differ in duration
+            added["discount"] = gamma ** np.array(envs.unwrapped.get_attr("duration"), np.float32)
+        chunks.step(prediction, reward, terminated, truncated, obs, added)
+        if chunks.full:
+            yield chunks.take()

@@ -1,5 +1,5 @@
 """How experience is made: the loop that all of the zoo share."""
 
-from realm.zoo.cartpole.train_workflow import workflow
+from realm.zoo.ppo.train_workflow import workflow
 
 __all__ = ["workflow"]

@@ -23,7 +23,7 @@ class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         of = spec.obs, spec.action, config
-        own = config, torch.device(device), seed, distribution_of(spec.action)
+        own = config, torch.device(device), seed, distribution_of(spec.action, config.ratio == "each")
         self.acting: tuple[str, ...] = ("actor_net.", "trunk.", "observations.")  # the critic stays with the learner
         if config.memory != "none":
             self.acting = ("",)  # but not where it shares the memory

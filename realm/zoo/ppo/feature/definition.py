@@ -3,7 +3,7 @@
 from typing import Any
 
 from realm.contract import Field, Spec
-from realm.zoo.gym import action_spec, attention_memory, frames_before, make_vec, obs_fields
+from realm.zoo.gym import action_spec, attention_memory, frames_before, make_vec, obs_fields, step_fields
 from realm.zoo.ppo.config import Config
 
 
@@ -13,7 +13,8 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 def spec(envs: Any, config: Config) -> Spec:
     action = action_spec(envs)
-    extra = {"log_prob": Field((), "float32")}  # what `predict` returns besides the action
+    numbers = action.field.shape if config.ratio == "each" else ()
+    extra = {"log_prob": Field(numbers, "float32")}  # what `predict` returns besides the action
     if action.low:
         extra["drawn"] = Field((len(action.low),), "float32")  # before it was cut to the action space
     obs = obs_fields(envs)
@@ -22,4 +23,4 @@ def spec(envs: Any, config: Config) -> Spec:
         memory = {"memory": Field((config.hidden,), "float32")}
     if config.memory == "attention":
         memory = attention_memory(config.memory_layers, config.memory_steps, config.hidden)
-    return Spec(obs, action, extra, config.chunk_length, state=memory)
+    return Spec(obs, action, extra, config.chunk_length, step=step_fields(envs), state=memory)

@@ -3,41 +3,37 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from realm.algorithms.networks import MLP, Critic, Encoder, Obs
+from realm.algorithms.continuous import Networks
+from realm.algorithms.networks import Obs
 from realm.algorithms.td3 import TD3
-from realm.contract import Array, Arrays, Fields, Learned, PredictContext, SampleInfo, Spec, Transitions
+from realm.algorithms.windows import frames_of, with_frames
+from realm.contract import Array, Arrays, Learned, PredictContext, SampleInfo, Spec, Transitions
 from realm.zoo.td3.config import Config
 
 
-class Model(nn.Module):
-    def __init__(self, fields: Fields, actions: int, hidden: int) -> None:
-        super().__init__()
-        encoder = Encoder(fields)
-        self.actor_net = nn.Sequential(encoder, MLP((encoder.features, hidden, hidden, actions)))
-        self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))
-
+class Model(Networks):
     def actor(self, obs: Obs) -> Tensor:
-        return torch.tanh(self.actor_net(obs))
-
-    def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
-        return self.critic_nets[number](obs, action)  # type: ignore[no-any-return]
+        return torch.tanh(super().actor(obs))
 
 
 class Agent:
-    acting = ("actor_net.",)  # the critics stay with the learner
+    acting = ("actor_net.", "encoder.")  # the critics stay with the learner
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Model(spec.obs, spec.action.field.size, config.hidden).to(device)
+        actions = spec.action.field.size
+        self.model = Model(spec.obs, actions, actions, config.hidden, config.frames, config.channels).to(device)
         self.td3 = TD3(self.model, spec.action, config, torch.device(device), seed)
 
-    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
-        return self.td3.act(obs, context.explore, context.env_steps), {}
+    def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
+        seen, memory = with_frames(obs, context)
+        return self.td3.act(seen, context.explore, context.env_steps), {}, memory
 
     def greedy(self, obs: Obs) -> Obs:
-        return self.td3.greedy(obs)
+        seen, memory = frames_of(obs)
+        return self.td3.greedy(seen) | memory
 
     def learn(self, batch: Transitions, info: SampleInfo) -> Learned:
         return self.td3.update(batch, info)

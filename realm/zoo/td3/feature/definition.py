@@ -5,7 +5,7 @@ from typing import Any
 from gymnasium import spaces
 
 from realm.contract import Draw, Spec
-from realm.zoo.gym import action_spec, make_vec, obs_fields
+from realm.zoo.gym import action_spec, frames_before, make_vec, obs_fields, step_fields
 from realm.zoo.td3.config import Config
 
 
@@ -14,4 +14,7 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 
 def spec(envs: Any, config: Config) -> Spec:
-    return Spec(obs_fields(envs), action_spec(envs, spaces.Box), {}, config.chunk_length, draw=Draw(gamma=config.gamma))
+    obs, before = obs_fields(envs), config.frames - 1
+    action, step, memory = action_spec(envs, spaces.Box), step_fields(envs), frames_before(obs, before)
+    draw = Draw(gamma=config.gamma, look_back=before)
+    return Spec(obs, action, {}, config.chunk_length, step=step, state=memory, draw=draw)
