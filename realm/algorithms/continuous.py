@@ -24,7 +24,8 @@ class ActorCritics(Protocol):
     """The network that TD3 and SAC train: a policy and two critics. What they share is in the encoder, which the
     critics train."""
 
-    encoder: nn.Module | None
+    @property
+    def encoder(self) -> nn.Module | None: ...
 
     @property
     def actor_net(self) -> nn.Module: ...

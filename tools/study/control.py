@@ -6,11 +6,12 @@
     python tools/study/control.py --studies tools/study/ppo.toml --jobs 2
     python tools/study/control.py --studies tools/study/pong.toml --jobs 2 --seeds 1 --only norm_img std_only
 
-The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml and pong.toml. Each is the folder
-train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its checkpoint and its replay
-memory, and one that another process trains is left to it. At the end it writes docs/control.md or docs/ppo.md and the
-picture, and says what is missing. Sections of the page that have a heading of their own are kept. The curves are in a
-JSON file next to the page, too: a run that has ended on another machine is not trained again.
+The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml and pong.toml, Mario's in
+mario.toml. Each is the folder train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its
+checkpoint and its replay memory, and one that another process trains is left to it. At the end it writes
+docs/control.md or docs/ppo.md and the picture, and says what is missing. Sections of the page that have a heading of
+their own are kept. The curves are in a JSON file next to the page, too: a run that has ended on another machine is not
+trained again.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Study(NamedTuple):
     seeds: int = 3  # at most
     known: str = ""
     minutes: float = float("inf")
+    statistic: str = ""
 
 
 class Point(NamedTuple):
@@ -120,10 +122,10 @@ def curve_of(task: Task, known: Mapping[str, Curve]) -> Curve:
         return known.get(task.folder.name, Curve([], False))
     run = read_run(task.folder)
     ended = run is not None and run.cause.startswith(("max_env_steps", "on_evaluation"))
-    return Curve(points(task.folder, task.config().app.eval_every_steps), ended)
+    return Curve(points(task.folder, task.config().app.eval_every_steps, task.study.statistic), ended)
 
 
-def points(run: Path, every: int) -> list[Point]:
+def points(run: Path, every: int, statistic: str = "") -> list[Point]:
     """The evaluations of a run, one for each `every` env steps. Those that a restart took back are left out."""
     path = run / "evaluations.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
@@ -137,7 +139,8 @@ def points(run: Path, every: int) -> list[Point]:
         if epoch != now:  # a new session of the run
             minutes, began, now = max((one.minutes for one in good.values()), default=0.0), time_s, epoch
         if all(steps // every < begin for later, begin in begins.items() if later > epoch):
-            good.setdefault(steps // every, Point(steps, minutes + (time_s - began) / 60, line["score"]))
+            score = line["means"][statistic] if statistic else line["score"]
+            good.setdefault(steps // every, Point(steps, minutes + (time_s - began) / 60, score))
     return list(good.values())
 
 
@@ -191,9 +194,10 @@ def _is_running(task: Task) -> bool:
 HEAD = """# {title}
 
 {algorithms} (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
-the mean return of ten greedy episodes (Pendulum: a hundred; Pong: ten games with sampled actions). *last* is the mean
-of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps, and the minutes,
-until an evaluation reached the mark; later ones may be lower.
+the mean return of ten greedy episodes (Pendulum: a hundred; Pong: ten games with sampled actions; Mario: the share of
+20 sampled episodes that reached the flag, in percent). *last* is the mean of the last ten evaluations of a run, with
+the worst of them in brackets. *first* is the env steps, and the minutes, until an evaluation reached the mark; later
+ones may be lower.
 
 ![The curves of all runs: mean return of an evaluation against env steps]({picture})
 """

@@ -1,0 +1,193 @@
+"""Super Mario Bros. behind gymnasium: an action is one decision, which lasts some frames of the game.
+
+`[env]` of a run has the arguments of `Mario`. Observations are grey pictures of 84 x 84, u8 [84, 84] after a decision,
+or u8 [84, 84, shots] where decisions differ in length. A package that looks back (`frames`) stores each once.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from PIL import Image
+
+from realm.contract import Array
+from realm.errors import did_you_mean
+from realm.zoo.mario.nes import Nes
+from realm.zoo.mario.presses import BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
+from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
+
+SIDE = 84
+_STATUS = 32  # rows of the screen above the level
+_ACTIONS = (*SETS, "buttons", "durations")
+CAUSES = ("fall", "enemy", "clock")
+
+
+class Emulator(Protocol):
+    """One level, with one life."""
+
+    def picture(self) -> Image.Image:
+        """The screen, 256 x 240 in colour."""
+        ...
+
+    def reset(self) -> State: ...
+
+    def step(self, buttons: int) -> State: ...
+
+    def close(self) -> None: ...
+
+
+class Mario(gymnasium.Env[Array, Any]):
+    """One of its levels, each with one life.
+
+    `info` has the statistics of the episode so far, plain numbers: score, x (the farthest), cleared, clock, frames,
+    cause_fall, cause_enemy and cause_clock (what Mario died of), and of each term of the reward paid_<term>, the sum of
+    what it paid. What is or is not so is 100 or 0, so that means are rates in percent. `[app] log_info` makes curves of
+    them; models are compared by the score.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's)
+
+    def __init__(
+        self,
+        level: str | Sequence[str] = "1-1",
+        actions: str = "simple",
+        skip: int = 4,
+        reward: Sequence[Mapping[str, Any]] | None = None,
+        status_line: bool = False,
+        rom: str = "",
+        plan: str = PLANS[0],
+        signed: bool = False,
+        least: int = 1,
+        most: int = 60,
+        shots: int = 4,
+        emulator: Callable[[int, int, str], Emulator] = Nes,
+        render_mode: str | None = None,
+    ) -> None:
+        """level: "1-1" to "8-4", or a list, of which each episode draws one. actions: "right", "simple" or "complex",
+        one of 5, 7 or 12 combinations of buttons; "buttons", 7 that are held or not; "durations", 7 numbers of seconds.
+        skip: frames of a decision; with durations, of a step of the discount. reward: see `rewards.Term`. rom: the path
+        of one's own. plan, signed (numbers from -1 to 1 instead of from 0), least, most (frames of a press; most 0: no
+        bound but the second) and shots (pictures of a decision: first, last, random ones between): of durations.
+        """
+        self.render_mode = render_mode
+        levels = [level] if isinstance(level, str) else list(level)
+        _check("actions", actions, actions in _ACTIONS, f"one of {', '.join(_ACTIONS)}", _ACTIONS)
+        _check("plan", plan, plan in PLANS, f"one of {', '.join(map(repr, PLANS))}", PLANS)
+        _check("skip", skip, _whole(skip) and skip > 0, "a whole number from 1")
+        _check("least", least, _whole(least) and least > 0, "a whole number of frames from 1")
+        _check("most", most, _whole(most) and (most == 0 or most >= least), f"0, or at least `least`, {least} frames")
+        _check("shots", shots, _whole(shots) and shots >= 2, "at least 2: the first and the last")
+        ok = bool(levels) and all(re.fullmatch("[1-8]-[1-4]", str(one)) for one in levels)
+        _check("level", level, ok, "a world from 1 to 8 and a stage from 1 to 4, such as '1-1', or a list of these")
+        self._terms = terms_of(reward)
+        self._make, self._levels = partial(_made, emulator, rom), levels
+        self._emulators: dict[str, Emulator] = {}
+        self._shown = (0, 0 if status_line else _STATUS, 256, 240)  # of the screen
+        self._skip, self._durations = skip, actions == "durations"
+        self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
+        self._of_action = [bits_of(names) for names in SETS.get(actions, ())]
+        shape = (SIDE, SIDE, shots) if self._durations else (SIDE, SIDE)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = spaces.MultiBinary(len(BUTTONS))
+        if self._of_action:
+            self.action_space = spaces.Discrete(len(self._of_action))
+        elif self._durations:
+            self.action_space = spaces.Box(-1.0 if signed else 0.0, 1.0, (len(BUTTONS),))
+            self.duration = 1.0  # of the last decision, in those of `skip` frames: the discount goes by it
+        self._game = self._emulator(levels[0])  # what is missing is missed before a run begins
+
+    def _emulator(self, level: str) -> Emulator:
+        if level not in self._emulators:
+            self._emulators[level] = self._make(level)
+        return self._emulators[level]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._game = self._emulator(self._levels[int(self.np_random.integers(len(self._levels)))])
+        self._state = self._game.reset()
+        self._plan.reset()
+        self._farthest, self._frames = self._state.x, 0
+        self._paid = dict.fromkeys(TERMS, 0.0)
+        return self._seen([self._picture()] * self._shots), self._told()
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        held = self._held(action)
+        wanted = self._wanted(len(held))
+        states, pictures = [self._state], {}
+        for frame, buttons in enumerate(held):
+            states.append(self._game.step(buttons))
+            over = states[-1].dead or states[-1].flag
+            if over or frame in wanted:
+                pictures[frame] = self._picture()
+            if over:
+                break
+        last = len(states) - 2
+        self._state = states[-1]
+        self._frames += len(states) - 1
+        self._farthest = max(self._farthest, *(one.x for one in states))
+        if self._durations:
+            self.duration = (len(states) - 1) / self._skip
+        reward = paid(self._terms, values(states))
+        for name, amount in reward.items():
+            self._paid[name] += amount
+        obs = self._seen([pictures[min(frame, last)] for frame in wanted])
+        return obs, sum(reward.values()), self._state.dead or self._state.flag, False, self._told()
+
+    def _held(self, action: Any) -> list[int]:
+        """The buttons of each frame."""
+        if self._durations:
+            return self._plan.decide(np.asarray(action, np.float32))
+        return [self._of_action[int(action)] if self._of_action else bits(np.asarray(action) > 0)] * self._skip
+
+    def _wanted(self, frames: int) -> list[int]:
+        """The frames of a decision that are shown: the last; of several the first, too, and random ones between."""
+        if self._shots == 1:
+            return [frames - 1]
+        between = self.np_random.integers(frames, size=self._shots - 2)
+        return [0, *sorted(between.tolist()), frames - 1]
+
+    def _picture(self) -> Array:
+        """u8 [84, 84]."""
+        grey = self._game.picture().convert("L")
+        return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BOX, self._shown))
+
+    def _seen(self, pictures: list[Array]) -> Array:
+        return np.stack(pictures, -1) if self._durations else pictures[-1]
+
+    def _told(self) -> dict[str, Any]:
+        state = self._state
+        late = state.dead and state.clock == 0
+        cause = dict(zip(CAUSES, (state.below and not late, not state.below and not late, late), strict=True))
+        return {
+            "score": state.score, "x": self._farthest, "cleared": 100 * int(state.flag), "clock": state.clock,
+            "frames": self._frames,
+            **{f"cause_{name}": 100 * int(state.dead and is_it) for name, is_it in cause.items()},
+            **{f"paid_{name}": amount for name, amount in self._paid.items()},
+        }  # fmt: skip
+
+    def render(self) -> Array:
+        return np.array(self._game.picture())
+
+    def close(self) -> None:
+        for emulator in self._emulators.values():
+            emulator.close()
+        self._emulators.clear()
+
+
+def _made(emulator: Callable[[int, int, str], Emulator], rom: str, level: str) -> Emulator:
+    world, _, stage = level.partition("-")
+    return emulator(int(world), int(stage), rom)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check(name: str, value: Any, ok: bool, must_be: str, known: Sequence[str] = ()) -> None:
+    """Raise ValueError, one sentence, unless `ok`."""
+    if not ok:
+        raise ValueError(f"{name} is {value!r}, it must be {must_be}{did_you_mean(str(value), known) if known else ''}")

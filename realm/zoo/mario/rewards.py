@@ -1,0 +1,82 @@
+"""What a decision is paid: a list of terms, each with a weight and bounds. Pure functions; no emulator.
+
+The raw score is no part of it: it is a statistic of each episode, and what models are compared by.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from realm.errors import did_you_mean
+
+TERMS = ("progress", "clock", "death", "flag", "score", "standing")
+_FARTHEST = 5  # pixels of a frame; the package, too, takes more for a pipe or a new life, and pays nothing
+
+
+class State(NamedTuple):
+    """What the memory of the game says after a frame."""
+
+    x: int  # pixels from the start of the level
+    score: int
+    clock: int  # what is left of it
+    flag: bool  # the level is cleared
+    dead: bool  # or dying
+    below: bool  # the screen
+
+
+@dataclass(frozen=True)
+class Term:
+    """One entry of `[env] reward`. What it pays is weight times the term's value, cut to least and most."""
+
+    term: str
+    weight: float = 1.0
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.term not in TERMS:
+            near = did_you_mean(str(self.term), TERMS)
+            raise ValueError(f"reward has the term {self.term!r}, it must be one of {', '.join(TERMS)}{near}")
+        for name in ("weight", "least", "most"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or math.isnan(value):
+                raise ValueError(f"reward: {name} of {self.term!r} is {value!r}, it must be a number")
+        if not math.isfinite(self.weight) or self.least > self.most:
+            raise ValueError(f"reward: {self.term!r} needs a finite weight, and least not above most")
+
+
+DEFAULT = (Term("progress"), Term("clock"), Term("death", 15.0))
+"""That of gym-super-mario-bros."""
+
+
+def terms_of(given: Sequence[Mapping[str, Any]] | None) -> tuple[Term, ...]:
+    """The terms of a TOML file. Raises ValueError, one sentence."""
+    try:
+        terms = DEFAULT if given is None else tuple(Term(**entry) for entry in given)
+    except TypeError:
+        raise ValueError(f"reward is {given!r}, it must be a list of {{term, weight, least, most}}") from None
+    if len({one.term for one in terms}) < len(terms):
+        raise ValueError("reward names a term twice, it must have each once")
+    return terms
+
+
+def values(frames: Sequence[State]) -> dict[str, float]:
+    """The value of each term in one decision. frames: the state before it, and after each of its frames."""
+    before, after = frames[0], frames[-1]
+    pairs = list(pairwise(frames))
+    steps = [new.x - old.x for old, new in pairs]
+    return {
+        "progress": float(sum(step for step in steps if abs(step) <= _FARTHEST)),
+        "clock": float(sum(min(0, new.clock - old.clock) for old, new in pairs)),
+        "death": -float(after.dead),
+        "flag": float(after.flag),
+        "score": float(after.score - before.score),
+        "standing": -float(after.x == before.x),
+    }
+
+
+def paid(terms: Sequence[Term], found: Mapping[str, float]) -> dict[str, float]:
+    """What each term pays. found: of `values`."""
+    return {one.term: min(max(one.weight * found[one.term], one.least), one.most) for one in terms}

@@ -1,0 +1,344 @@
+"""Mario: decisions, rewards and presses on a small game of the same face, and the game itself where it is installed."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from realm.config.load import load_config
+from realm.contract import Array
+from realm.errors import ConfigError
+from realm.user import calling, hyper_of, load_definition, make_envs
+from realm.zoo.mario.game import Mario
+from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
+from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
+
+ROOT = Path(__file__).parents[2]
+RUNS = sorted(path for path in (ROOT / "conf" / "mario").glob("*.toml") if path.stem not in ("base", "off_policy"))
+FLAG, PIT, CLOCK = 120, 60, 400
+
+needs_game = pytest.mark.skipif(find_spec("gym_super_mario_bros") is None, reason="the game is not installed")
+
+
+class Street:
+    """A level of 120 pixels: right walks 2 a frame, at 60 is a pit that only A crosses; a coin for each 40."""
+
+    def __init__(self, world: int, stage: int, rom: str = "") -> None:
+        self.name, self.held = f"{world}-{stage}", list[int]()
+
+    def reset(self) -> State:
+        self.x = self.frame = 0
+        self.held.clear()
+        return self.state()
+
+    def step(self, buttons: int) -> State:
+        self.held.append(buttons)
+        self.frame += 1
+        self.x = max(0, self.x + 2 * bool(buttons & BITS[0]) - 2 * bool(buttons & BITS[1]))
+        self.over_pit = self.x == PIT and not buttons & BITS[6]
+        return self.state()
+
+    over_pit = False
+
+    def state(self) -> State:
+        clock = CLOCK - self.frame // 24
+        return State(self.x, 200 * (self.x // 40), clock, self.x >= FLAG, self.over_pit or clock == 0, self.over_pit)
+
+    status = 0
+
+    def picture(self) -> Image.Image:
+        """As bright as the number of the frame, but for the status line."""
+        screen = np.full((240, 256, 3), self.frame % 251, np.uint8)
+        screen[:32] = self.status
+        return Image.fromarray(screen)
+
+    def close(self) -> None:
+        pass
+
+
+def street(**options: Any) -> Mario:
+    env = Mario(**{"emulator": Street, **options})
+    env.reset(seed=1)
+    return env
+
+
+def played(env: Mario, action: Any) -> tuple[list[float], dict[str, Any]]:
+    """The rewards of an episode of one action, and what its last step tells."""
+    rewards = []
+    while True:
+        _, reward, terminated, _, info = env.step(action)
+        rewards.append(reward)
+        if terminated:
+            return rewards, info
+
+
+# ---- an episode ----
+
+
+def test_an_episode_ends_at_the_flag_in_a_pit_or_by_the_clock() -> None:
+    names = SETS["simple"]
+    rewards, info = played(street(), names.index("right A"))
+    assert (info["cleared"], info["x"], info["score"], info["frames"]) == (100, FLAG, 600, 60)
+    assert sum(rewards) == FLAG - 2  # two numbers of the clock
+    rewards, info = played(street(), names.index("right"))
+    assert (info["cause_fall"], info["x"], info["frames"]) == (100, PIT, 30)
+    assert rewards[-1] == 4 - 15
+    assert len(rewards) == 8
+    _, info = played(street(skip=100), names.index("left"))
+    assert (info["cause_clock"], info["cause_fall"], info["cleared"], info["clock"]) == (100, 0, 0, 0)
+
+
+def test_a_decision_shows_its_last_frame_without_the_status_line() -> None:
+    env = street(skip=3)
+    obs, *_ = env.step(1)
+    assert obs.shape == (84, 84)
+    assert obs.dtype == np.uint8
+    assert (obs == 3).all()
+    whole = street(skip=3, status_line=True)
+    whole._game.status = 99  # type: ignore[attr-defined]
+    obs, *_ = whole.step(1)
+    assert (obs[:11] == 99).all()
+    assert (obs[12:] == 3).all()
+
+
+def test_each_episode_draws_a_level() -> None:
+    env = street(level=["1-1", "1-2", "8-4"])
+    drawn = []
+    for _ in range(30):
+        env.reset()
+        drawn.append(env._game.name)  # type: ignore[attr-defined]
+    assert set(drawn) == {"1-1", "1-2", "8-4"}
+    again = street(level=["1-1", "1-2", "8-4"])
+    for name in drawn:
+        again.reset()
+        assert again._game.name == name  # type: ignore[attr-defined]
+
+
+# ---- rewards ----
+
+
+@st.composite
+def decisions(draw: st.DrawFn) -> list[State]:
+    x, score, clock, states = draw(st.integers(0, 3000)), 0, 400, []
+    for _ in range(draw(st.integers(2, 9))):
+        states.append(State(x, score, clock, draw(st.booleans()), draw(st.booleans()), draw(st.booleans())))
+        x, score = x + draw(st.integers(-40, 40)), score + draw(st.integers(0, 3)) * 100
+        clock = clock + draw(st.integers(-2, 1))
+    return states
+
+
+@given(decisions())
+@settings(max_examples=60, deadline=None)
+def test_the_terms_are_those_of_a_slow_version(frames: list[State]) -> None:
+    progress = clock = 0
+    for i in range(1, len(frames)):
+        if -5 <= frames[i].x - frames[i - 1].x <= 5:
+            progress += frames[i].x - frames[i - 1].x
+        if frames[i].clock < frames[i - 1].clock:
+            clock += frames[i].clock - frames[i - 1].clock
+    found = values(frames)
+    assert (found["progress"], found["clock"]) == (progress, clock)
+    assert found["score"] == frames[-1].score - frames[0].score
+    assert found["flag"] == frames[-1].flag
+    assert found["death"] == -frames[-1].dead
+    assert found["standing"] == -(frames[-1].x == frames[0].x)
+    given = [{"term": "progress", "weight": 0.5, "least": -1.0, "most": 3.0}, {"term": "score", "weight": 0.01}]
+    assert paid(terms_of(given), found) == {
+        "progress": max(-1.0, min(3.0, 0.5 * progress)), "score": pytest.approx(0.01 * found["score"]),
+    }  # fmt: skip
+
+
+def test_what_each_term_paid_adds_up_to_the_return() -> None:
+    given = [{"term": name, "weight": 1.0 + number} for number, name in enumerate(TERMS)]
+    rewards, info = played(street(reward=given), SETS["simple"].index("right A"))
+    assert sum(rewards) == pytest.approx(sum(info[f"paid_{name}"] for name in TERMS))
+    assert info["paid_flag"] == 4.0
+    assert info["paid_score"] == 5.0 * 600
+
+
+# ---- presses ----
+
+
+def slow_frames(seconds: float, least: int, most: int) -> int:
+    """How long a button is held."""
+    if seconds * 60 < 0.5:
+        return 0
+    frames = math.floor(seconds * 60 + 0.5)
+    return max(least, min(frames, most) if most else frames)
+
+
+numbers = st.lists(st.floats(-1, 1, width=32), min_size=7, max_size=7)
+
+
+@given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 5), st.sampled_from([0, 5, 20, 60]))
+@settings(max_examples=60, deadline=None)
+def test_a_press_to_the_end_is_as_long_as_its_number(several: list[list[float]], least: int, most: int) -> None:
+    plan = Plan("to the end", Bounds(least, most))
+    for seconds in several:
+        frames = [slow_frames(one, least, most) for one in seconds]
+        wanted = [
+            sum(bit for bit, long in zip(BITS, frames, strict=True) if frame < long)
+            for frame in range(max(frames) or least)
+        ]
+        assert plan.decide(np.array(seconds, np.float32)) == wanted
+        assert not plan.left.any()
+
+
+@given(st.lists(numbers, min_size=1, max_size=8), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_that_can_change_counts_down_and_lets_go(several: list[list[float]], least: int) -> None:
+    plan, left = Plan("can change", Bounds(least, 60)), [0] * 7
+    for seconds in several:
+        for button in range(7):
+            if left[button] and seconds[button] < 0:
+                left[button] = 0
+            elif not left[button]:
+                left[button] = slow_frames(seconds[button], least, 60)
+        wanted, held = [], [long for long in left if long]
+        for _ in range(min(held) if held else least):
+            wanted.append(sum(bit for bit, long in zip(BITS, left, strict=True) if long))
+            left = [max(0, long - 1) for long in left]
+        assert plan.decide(np.array(seconds, np.float32)) == wanted
+        assert plan.left.tolist() == left
+
+
+def test_sets_of_buttons_are_those_of_the_package() -> None:
+    assert [len(SETS[name]) for name in ("right", "simple", "complex")] == [5, 7, 12]
+    assert [bits_of(name) for name in SETS["simple"]] == [0, 128, 129, 130, 131, 1, 64]
+
+
+def press(**seconds: float) -> Array:
+    return np.array([seconds.get(name, 0.0) for name in BUTTONS], np.float32)
+
+
+def test_a_long_press_shows_its_first_and_last_frame_and_is_discounted_by_its_frames() -> None:
+    env = street(actions="durations", shots=5)
+    obs, *_ = env.step(press(right=0.4, A=0.1))
+    assert obs.shape == (84, 84, 5)
+    assert obs[0, 0, 0] == 1
+    assert obs[0, 0, -1] == 24
+    assert (np.diff(obs[0, 0].astype(int)) >= 0).all()
+    assert env.duration == 6.0
+    assert env._game.held[:7] == [129] * 6 + [128]  # type: ignore[attr-defined]
+    env.step(press())
+    assert env.duration == 0.25
+    obs, *_, info = env.step(press(right=1.0))
+    assert info["cause_fall"] == 100
+    assert info["x"] == PIT
+    assert obs[0, 0, -1] == 24 + 1 + 6
+    assert env.duration == 1.5
+
+
+# ---- as a package sees it ----
+
+
+def test_statistics_of_an_episode_are_those_of_the_game() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "right.toml", [])
+    config.env["emulator"] = Street
+    envs = make_envs(config, 2, 1)
+    assert load_definition(config.app.algo).spec(envs, hyper_of(config)).obs["state"].shape == (84, 84, 1)
+    envs.reset(seed=1)
+    for _ in range(15):
+        *_, info = envs.step(np.array([2, 1]))
+        if "_episode" in info and info["_episode"][1]:
+            assert envs.unwrapped.told["cause_fall"] == 100
+            assert info["episode"]["r"][1] == 60 - 1 - 15
+
+
+def test_steps_of_durations_carry_their_discount() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "right.toml", ["env.actions=durations", "ppo.frames=1"])
+    config.env["emulator"] = Street
+    envs = make_envs(config, 2, 1)
+    spec = load_definition(config.app.algo).spec(envs, hyper_of(config))
+    assert set(spec.step) == {"discount"}
+    assert spec.action.low == (0.0,) * 7
+    envs.reset(seed=1)
+    envs.step(np.stack([press(right=0.2), press(right=0.4)]))
+    assert envs.unwrapped.get_attr("duration") == (3.0, 6.0)
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda path: path.stem)
+def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
+    config = load_config(file)
+    hyper_of(config)
+    assert config.app.run_name == file.stem
+    assert len(file.read_text().splitlines()) < 30
+    street(**{name: value for name, value in config.env.items() if name not in ("id", "reward_scale", "clip_reward")})
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"level": "9-1"}, "level is '9-1', it must be a world from 1 to 8"),
+        ({"level": []}, "level is []"),
+        ({"actions": "simpel"}, "one of right, simple, complex, buttons, durations (did you mean 'simple'?)"),
+        ({"plan": "to the and"}, "(did you mean 'to the end'?)"),
+        ({"reward": [{"term": "progres"}]}, "(did you mean 'progress'?)"),
+        ({"reward": [{"term": "flag", "weight": math.nan}]}, "weight of 'flag' is nan"),
+        ({"reward": [{"term": "flag", "least": 2, "most": 1}]}, "least not above most"),
+        ({"reward": [{"term": "flag"}, {"term": "flag"}]}, "names a term twice"),
+        ({"reward": "flag"}, "reward is 'flag', it must be a list"),
+        ({"reward": [{"term": "flag", "wait": 1}]}, "it must be a list of {term, weight, least, most}"),
+        ({"least": 9, "most": 8}, "most is 8, it must be 0, or at least `least`, 9 frames"),
+        ({"least": 0}, "least is 0"),
+        ({"most": -1}, "most is -1"),
+        ({"shots": 1}, "shots is 1, it must be at least 2"),
+        ({"skip": 0}, "skip is 0"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        Mario(**{"emulator": Street, **options})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_option_is_told_with_its_place() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "right.toml", ["env.level=9-1"])
+    config.env["emulator"] = Street
+    says = r"--set env.level=9-1: key 'env.level': level is '9-1'"
+    with pytest.raises(ConfigError, match=says), calling(config, "make_envs"):
+        make_envs(config, 1, 1)
+
+
+def test_a_missing_package_or_rom_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(ROOT / "conf" / "mario" / "right.toml", [])
+    monkeypatch.setitem(__import__("sys").modules, "gym_super_mario_bros", None)
+    with pytest.raises(ConfigError, match=r"needs a package that is not installed: run .*gym-super-mario-bros"):
+        make_envs(config, 1, 1)
+    (tmp_path / "other.nes").write_bytes(b"NES\x1a" + bytes(40_000))
+    for name, says in (("none.nes", "cannot be read: No such file"), ("other.nes", "is not Super Mario Bros.")):
+        with pytest.raises(ValueError, match=says):
+            Mario(rom=str(tmp_path / name))
+
+
+# ---- the game ----
+
+
+@needs_game
+def test_the_reward_is_that_of_the_package() -> None:
+    """A frame at a time, to a death."""
+    env = Mario(skip=1, reward=[{"term": "progress"}, {"term": "clock"}, {"term": "death", "weight": 25}])
+    env.reset(seed=1)
+    game: Any = env._game
+    told: list[float] = []
+    step = game._game.step
+    game._game.step = lambda action: (lambda given: (told.append(given[1]), given)[1])(step(action))
+    terminated = False
+    while not terminated:
+        _, reward, terminated, _, info = env.step(1)
+        assert max(-15, min(15, reward)) == told[-1]
+    assert info["x"] > 200
+    assert info["cause_enemy"] == 100
+    env.close()
