@@ -7,4 +7,4 @@ case "${1:-}" in
     --all) shift ;;
     *) set -- -m "not slow" "$@" ;;
 esac
-exec "$python" -m pytest -n 3 --dist loadgroup "$@"  # three at a time, since some wait; -n 0 for a debugger
+exec "$python" -m pytest -n 3 "$@"  # three at a time, since some wait; -n 0 for a debugger

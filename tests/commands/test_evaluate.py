@@ -192,24 +192,19 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_shipped_bounds_are_what_the_oracle_computes() -> None:
-    """The sets of two treasures to the step; those of five to a step of what the coarser lattice says."""
+    """To a step: the coarser lattice says up to one less, in a quarter of the time."""
     ids = [point for point in range(1, 16) if point not in (2, 1)]
     with np.load(report.shipped_bounds(maps.default(), 2, 1, ids, 2000)) as shipped:
         steps = shipped["steps"]
-    shares: list[float] = []
-    few = oracle.make_oracle(maps.default(), treasures=TREASURES, report=shares.append)
-
-    def shipped_for(known: oracle.Oracle) -> Any:
-        return steps[[sum(1 << ids.index(i) for i in oracle.set_ids(known, part)) for part in range(len(known.steps))]]
-
     assert len(steps) == 8192
-    assert shipped_for(few).tolist() == few.steps.tolist()
+    shares: list[float] = []
+    some = oracle.make_oracle(maps.default(), treasures=(3, 7, 9, 11, 15), fine=lattice.FINE, report=shares.append)
+    places = [sum(1 << ids.index(i) for i in oracle.set_ids(some, part)) for part in range(32)]
+    less = steps[places] - some.steps
+    assert set(less.tolist()) <= {0, 1}, less
     assert shares == sorted(shares)
     assert len(shares) > 20
-    assert 0 < shares[0] < 0.1 < 0.7 < shares[-1] <= 1
-    coarse = oracle.make_oracle(maps.default(), 2, 1, (4, 6, 9, 11, 15), 2000, fine=lattice.FINE)
-    assert len(coarse.steps) == 32
-    assert np.abs(shipped_for(coarse) - coarse.steps).max() <= 1
+    assert 0 < shares[0] < 0.1 < 0.5 < shares[-1] <= 1
 
 
 def test_shipped_bounds_answer_for_the_default_map_alone(monkeypatch: pytest.MonkeyPatch) -> None:
