@@ -7,7 +7,7 @@ USER realm
 WORKDIR /realm
 
 # the environment first, so that a change of the code does not make it again
-COPY --chown=realm requirements.lock requirements.torch.lock ./
+COPY --chown=realm requirements.lock requirements.torch.lock requirements.dev.lock ./
 COPY --chown=realm tools/setup.sh tools/test.sh tools/
 RUN PIP_NO_CACHE_DIR=1 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu tools/test.sh --setup-only
 

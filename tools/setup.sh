@@ -2,9 +2,20 @@
 # Makes .venv with the locked requirements, once; sourced by the other scripts, which then use "$python".
 # A second call costs nothing: .venv remembers which lock files it was made from. What you need yourself belongs into
 # requirements.local.txt: it is installed next to the locked requirements, and again whenever .venv is made again.
+# tools/test.sh sets `with_tests`: then checkers, pytest and plots are installed, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
+
+# PIP_USER=0: a pip.conf that asks for --user would install outside of the environment. Python compiles what it imports;
+# everything would be a tenth of the environment, and a minute.
+install() {
+    PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input --no-compile "$@" >> "$log" 2>&1 && return
+    if [ -n "${shows:-}" ]; then kill "$shows"; fi
+    tail -n 20 "$log" >&2
+    echo "error: installing $what failed (the last lines are above, all of it in $log)" >&2
+    exit 2
+}
 
 # two scripts started at once make one environment, one after the other
 mkdir -p .cache
@@ -36,7 +47,7 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
             exit 2
         fi
     done
-    echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes, 3 GB with reverb) ..."
+    echo "making .venv with $("$maker" --version) and installing requirements.lock (one to a few minutes, 2.6 GB with reverb) ..."
     rm -rf .venv
     mkdir .venv
     touch .venv/made-by-realm # first: whatever happens now, the next call may begin again
@@ -45,8 +56,6 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
         exit 2
     fi
     log=.venv/install.log
-    # PIP_USER=0: a pip.conf that asks for --user would install outside of the environment
-    install() { PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input "$@" >> "$log" 2>&1; }
     shows="" # the process that shows how much is there, in a terminal
     if [ -t 1 ]; then
         while sleep 2 && kill -0 $$ 2> /dev/null; do
@@ -56,34 +65,28 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
     fi
     # The lock names every file by its hash, and everything that a package needs. Torch has no hash: its CPU build and its
     # CUDA build have one number, and pip would take a build that is listed before a better one in a folder of wheels.
-    for wheels in "requirements.lock --require-hashes --no-deps" requirements.torch.lock; do
-        # shellcheck disable=SC2086 # a file and its options
-        if ! install -r $wheels; then
-            if [ -n "$shows" ]; then kill "$shows"; fi
-            tail -n 20 "$log" >&2
-            echo "error: installing ${wheels%% *} failed (the last lines are above, all of it in $log)" >&2
-            exit 2
-        fi
-    done
+    what=requirements.lock install -r requirements.lock --require-hashes --no-deps
+    what=requirements.torch.lock install -r requirements.torch.lock
     echo "$wanted" > .venv/made-from
-    if [ -n "$shows" ]; then kill "$shows" && printf '\r'; fi
+    if [ -n "$shows" ]; then kill "$shows" && printf '\r' && shows=""; fi
     echo "installed: $(du -sm .venv | cut -f1) MB in $SECONDS s"
 fi
 if [ ! -e .venv/locked.txt ]; then # without hashes, as pip takes constraints: what is locked keeps its version
-    sed -nE '/^[a-z0-9]/{s/ *\\$//;p;}' requirements.lock requirements.torch.lock > .venv/locked.txt
+    sed -nE '/^[a-z0-9]/{s/ *\\$//;p;}' requirements.{,torch.,dev.}lock | sort -u > .venv/locked.txt
+fi
+tests=$(cksum < requirements.dev.lock)
+if [ -n "${with_tests:-}" ] && [ "$(cat .venv/made-from-tests 2> /dev/null || true)" != "$tests" ]; then
+    log=.venv/install-tests.log what=requirements.dev.lock
+    install -r requirements.dev.lock --require-hashes --no-deps
+    echo "$tests" > .venv/made-from-tests
 fi
 own=""
 if [ -e requirements.local.txt ]; then own=$(cksum < requirements.local.txt); fi
 if [ "$(cat .venv/made-from-local 2>/dev/null || true)" != "$own" ]; then
     if [ -n "$own" ]; then
         echo "installing requirements.local.txt ..."
-        log=.venv/install-local.log
-        if ! PIP_USER=0 "$python" -m pip install --disable-pip-version-check --no-input -c .venv/locked.txt \
-            -r requirements.local.txt > "$log" 2>&1; then
-            tail -n 20 "$log" >&2
-            echo "error: installing requirements.local.txt failed (the last lines are above, all of it in $log)" >&2
-            exit 2
-        fi
+        log=.venv/install-local.log what=requirements.local.txt
+        install -c .venv/locked.txt -r requirements.local.txt
         echo "installed"
     fi
     echo "$own" > .venv/made-from-local

@@ -249,15 +249,12 @@ def needed() -> list[str]:
 
 
 def locked() -> list[str]:
+    names = ("requirements.lock", "requirements.torch.lock", "requirements.dev.lock")
     try:
-        lines = [
-            line.strip(" \\")  # a hash follows
-            for name in ("requirements.lock", "requirements.torch.lock")
-            for line in (_ROOT / name).read_text().splitlines()
-        ]
+        lines = {line.strip(" \\"): None for name in names for line in (_ROOT / name).read_text().splitlines()}
     except OSError:
         return []
-    return [line for line in lines if line and not line.startswith(("#", "-"))]
+    return [line for line in lines if line and not line.startswith(("#", "-"))]  # comments, hashes
 
 
 def _installed() -> dict[str, tuple[str, list[str]]]:
