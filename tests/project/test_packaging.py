@@ -130,6 +130,18 @@ def test_every_file_in_the_locks_has_a_hash() -> None:
     assert pins == ["torch", "torch"]  # below 3.12 and from there on
 
 
+def test_the_wheels_for_a_gpu_are_what_realm_needs() -> None:
+    """One version of each package for Python 3.12, and no more is missing than a machine with a GPU has anyway."""
+    script = (ROOT / "tools/bench/gpu.sh").read_text().replace("\\\n", "")
+    (names,), (cut,) = re.findall(r'^needs="(.*)"$', script, re.MULTILINE), re.findall(r'sed -nE "/(.*?)/d;', script)
+    pins = [Requirement(line) for line in locked() if re.match(f"({names})==", line) and cut not in line]
+    assert sorted(pin.name for pin in pins) == sorted(names.split("|"))
+    assert all(applies(pin, "3.12", SYSTEMS[0]) for pin in pins)
+    project: dict[str, Any] = read_toml(ROOT / "pyproject.toml")[0]["project"]  # type: ignore[assignment]
+    asked = {pin.name for pin in map(Requirement, project["dependencies"]) if applies(pin, "3.12", SYSTEMS[0])}
+    assert asked - set(names.split("|")) == {"torch", "numpy", "numba", "setuptools"}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no checkout")
 def test_the_source_distribution_is_the_checkout(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Each part of a training alone, next to the same work without Realm: the network alone, or a copy of the bytes.
 
     python tools/bench/parts.py --network default --rounds 3 --seconds 0.4
-    python tools/bench/parts.py --network reference --only buffer
+    python tools/bench/parts.py --network reference --only buffer --out train/parts.json
 
 For two networks: conf/configure_app.toml (numbers, two MLPs) and conf/reference.toml (an image, two conv trunks). Parts
 and bounds alternate in rounds, so a neighbour on the machine disturbs both. A time is the median over the rounds of a
@@ -211,7 +211,23 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     )  # fmt: skip
 
 
-PARTS = {"env": env_lines, "forward": forward_lines, "buffer": buffer_lines, "learner": learner_lines}
+def copy_lines(bench: Bench) -> Iterator[Line]:
+    """A batch to the device of the learner."""
+    from torch import from_numpy
+
+    call = lambda: [from_numpy(array).to(bench.agent.device) for array in bench.items.values()]  # noqa: E731
+    yield Line(
+        f"{bench.plan.batch} chunks to {bench.agent.device}", bench.plan.batch, "chunks", call, *copying(bench.items)
+    )
+
+
+PARTS = {
+    "copies": copy_lines,
+    "env": env_lines,
+    "forward": forward_lines,
+    "buffer": buffer_lines,
+    "learner": learner_lines,
+}
 
 
 # ---- measuring ----
@@ -263,15 +279,20 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both, repeatable")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each part, and of each bound, in a round")
+    parser.add_argument("--out", type=Path, help="write the seconds of every round there, as JSON")
     args = parser.parse_args()
     if args.rounds < 1:
         raise ConfigError(f"--rounds {args.rounds}: must be at least 1")
     # threads that do not spin and memory that is not given back, as in learner and actor
     enter_learner_environment(common.plan_of(common.effective(load_config(NETWORKS["default"], args.set)).app))
+    results: dict[str, Any] = {"about": common.about()}
     for network in args.network:
         bench = Bench(network, args.set)
         lines = [line for part in args.only for line in PARTS[part](bench)]
-        print(f"{network}: {NETWORKS[network].name}\n{table(lines, measure(lines, args.rounds, args.seconds))}\n")
+        results[network] = measure(lines, args.rounds, args.seconds)
+        print(f"{network}: {NETWORKS[network].name}\n{table(lines, results[network])}\n")
+        if args.out:
+            common.write_json(args.out, results)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@
     python tools/bench/train.py --rows tuner hooks --rounds 5   # what hooks, a logger and log_info cost
     python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
 
-Rows: plain (tools/bench/plain_ppo.py), local (one process), tuner (the cluster that the tuner chooses), hooks (the same
-with every hook), pufferlib.
+Rows: plain (tools/bench/plain_ppo.py), graph (it acts by a CUDA graph), local (one process), tuner (the cluster that
+the tuner chooses), hooks (the same with every hook), pufferlib.
 `--row NAME='KEY=VALUE ...'` adds the tuner's cluster with these changes. All train the same environments with the
 features, network, chunk length, minibatch and epochs of `--config`. Each round starts every row once, from scratch;
 what counts begins after its first updates and lasts `--seconds`. Our rows are seen every two seconds: take 60 for the
@@ -118,7 +118,11 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
     """Ours, the peer, and those of --row (`extra`). path, overrides: the configuration of all."""
     total = common.plan_of(load_config(path, overrides).app).round_size
     one = ("wrapper_type=local", f"aisrv_connect_to_kaiwu_env_count={total}")
-    rows = [Row("plain", "plain loop", "plain"), Row("local", "one process", "local", one)]
+    rows = [
+        Row("plain", "plain loop", "plain"),
+        Row("graph", "the same, a CUDA graph acts", "plain", ("--cuda-graph",)),
+    ]
+    rows.append(Row("local", "one process", "local", one))
     rows.append(Row("tuner", "cluster as the tuner chooses", "cluster", tuner))
     rows.append(Row("hooks", "the same with every hook", "hooks", (*tuner, 'log_info=["sold"]')))
     rows.append(Row("pufferlib", "PufferLib: PuffeRL; action masks", "peer"))
@@ -133,11 +137,11 @@ def all_rows(path: Path, overrides: Sequence[str], tuner: tuple[str, ...], extra
 
 
 def chosen_rows(rows: Sequence[Row], names: Sequence[str], extra: Sequence[str]) -> list[Row]:
-    """Those named, without names all but hooks; those of --row in any case."""
+    """Those named, without names all but graph and hooks; those of --row in any case."""
     if unknown := [name for name in names if name not in {row.name for row in rows}]:
         raise ConfigError(f"--rows {unknown[0]}: there is no such row, only {', '.join(row.name for row in rows)}")
     added = {text.partition("=")[0] for text in extra}
-    wanted = names or [row.name for row in rows if row.kind != "hooks"]
+    wanted = names or [row.name for row in rows if row.name not in ("graph", "hooks")]
     return [row for row in rows if row.name in added or row.name in wanted]
 
 
@@ -164,7 +168,7 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, threads: 
     same = ["--config", str(config), "--num-envs", str(plan.round_size), "--seed", str(seed)]
     if row.kind == "plain":
         plain = [sys.executable, str(SCRIPTS / "plain_ppo.py"), "--seconds", "1e9"]
-        return Start([*plain, *same], environment)
+        return Start([*plain, *same, *row.settings], environment)
     if row.kind == "peer":
         if (PEER / "failed").exists():
             raise ConfigError(f"could not be installed: {(PEER / 'failed').read_text().strip()[-300:]}")
