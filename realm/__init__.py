@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from realm.learn.policy import TrainedPolicy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Set before anything imports torch, because OpenMP reads it only once. Threads that wait by spinning starve each other
 # on a busy machine: next to one other program `realm eval` took 52 s, and 9 s with this setting.
