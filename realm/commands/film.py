@@ -159,6 +159,7 @@ def _played(
         os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")  # pygame looks for no screen
         if "DISPLAY" not in os.environ:
             os.environ.setdefault("MUJOCO_GL", "egl")
+        warnings.filterwarnings("ignore", ".*No render fps")  # 30 then
         config = _rendering(config, given.seed, modes)
         from realm.learn.checkpoint import find  # late: torch
 
