@@ -40,6 +40,7 @@ NETWORKS = {"default": common.CONFIG, "reference": common.ROOT / "conf" / "refer
 PASS_ROWS = 4096  # of a forward without gradients
 
 Call = Callable[[], Any]
+Times = dict[str, dict[int, float]]  # name -> round -> seconds
 
 
 class Line(NamedTuple):
@@ -233,33 +234,33 @@ PARTS = {
 # ---- measuring ----
 
 
-def timed(call: Call, threads: int, seconds: float, *_: Any) -> float:
-    """Median seconds of a call, again and again for about `seconds`."""
+def timed(call: Call, threads: int, seconds: float, clock: Call, *_: Any) -> float:
+    """Median seconds of a call by `clock`, again and again for about `seconds`."""
     from torch import cuda, set_num_threads
 
     set_num_threads(threads)
     took: list[float] = []
     begin = time.perf_counter()
     while not took or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
+        start = clock()
         call()
         if cuda.is_initialized():
             cuda.synchronize()
-        took.append(time.perf_counter() - start)
+        took.append(clock() - start)
     return statistics.median(took)
 
 
-def measure(lines: Sequence[Line], rounds: int, seconds: float) -> dict[str, dict[int, float]]:
-    """Round -> seconds of each line, and of its bound, named `<name>, bound`; each is measured for `seconds`."""
+def measure(lines: Sequence[Line], rounds: int, seconds: float, clock: Call = time.perf_counter) -> Times:
+    """Seconds of each line, and of its bound, named `<name>, bound`; each is measured for `seconds`."""
     rows: dict[str, Call] = {}
     for line in lines:
         for name, call in ((line.name, line.call), (f"{line.name}, bound", line.bound_call)):
-            timed(call, line.threads, 0.0)  # to warm up
-            rows[name] = partial(timed, call, line.threads, seconds)
+            timed(call, line.threads, 0.0, clock)  # to warm up
+            rows[name] = partial(timed, call, line.threads, seconds, clock)
     return common.in_rounds(rows, rounds)
 
 
-def table(lines: Sequence[Line], times: dict[str, dict[int, float]]) -> str:
+def table(lines: Sequence[Line], times: Times) -> str:
     """Microseconds of a call and of its bound, and how many times that is."""
     heads = ("median us", "least", "greatest", "a second", "", "bound us")
     text = [f"{'':42}" + "".join(f"{head:>12}" for head in heads)]
@@ -280,16 +281,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each part, and of each bound, in a round")
     parser.add_argument("--out", type=Path, help="write the seconds of every round there, as JSON")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, where other work is on the cores")
     args = parser.parse_args()
     if args.rounds < 1:
         raise ConfigError(f"--rounds {args.rounds}: must be at least 1")
     # threads that do not spin and memory that is not given back, as in learner and actor
     enter_learner_environment(common.plan_of(common.effective(load_config(NETWORKS["default"], args.set)).app))
+    clock = time.process_time if args.cpu else time.perf_counter
     results: dict[str, Any] = {"about": common.about()}
     for network in args.network:
         bench = Bench(network, args.set)
         lines = [line for part in args.only for line in PARTS[part](bench)]
-        results[network] = measure(lines, args.rounds, args.seconds)
+        results[network] = measure(lines, args.rounds, args.seconds, clock)
         print(f"{network}: {NETWORKS[network].name}\n{table(lines, results[network])}\n")
         if args.out:
             common.write_json(args.out, results)
