@@ -232,7 +232,7 @@ def agent(cases: Cases, folder: Path) -> None:
     """The same port for the agents of hosts: two have come, and roles run there."""
     (folder / "log").mkdir(exist_ok=True)
     app: Any = SimpleNamespace(hosts=2, bind_host="127.0.0.1", algo=ALGO)
-    hosts, info = Hosts(app, make_curve(folder)), this_host(ALGO)
+    hosts, info = Hosts(app, make_curve(folder), True), this_host(ALGO)
     hosts.begin(RunConfig(AppConfig(algo=ALGO), {}, {}, {}), folder)
     log = ("aisrv-0", "one")
     reports = HostReport(), HostReport([("aisrv", 0, 1, 1)], log, ["w"]), HostReport(log=log), HostReport(left="c")

@@ -77,13 +77,15 @@ class Machine:
     def mend(self):
         ip("link", "set", self.cable, "up")
 
-    def lose(self, lost):
-        """Whether what it sends is lost: by a wrong address on the cable, which needs no module of the kernel."""
-        to = [f"{NET}.1", "dev", "eth0"]
+    def lose(self, lost, deaf=False):
+        """Whether what it sends is lost, or what is sent to it: by a wrong address on the cable, which needs no module
+        of the kernel."""
+        where, to, cable = ([], self.address, bridge()) if deaf else (["-n", self.space], f"{NET}.1", "eth0")
         if lost:
-            ip("-n", self.space, "neigh", "replace", *to, "lladdr", "02:00:00:00:00:01", "nud", "permanent")
+            wrong = ["lladdr", "02:00:00:00:00:01", "nud", "permanent"]
+            ip(*where, "neigh", "replace", to, "dev", cable, *wrong)
         else:
-            ip("-n", self.space, "neigh", "delete", *to)
+            ip(*where, "neigh", "delete", to, "dev", cable)
 
     def agent(self):
         """The pid of `realm host` there."""
@@ -182,15 +184,15 @@ def lan(folder, machines):
 
 
 class Led(Run):
-    """A run that this machine leads by hand; `there` are the machines that join it at once."""
+    """A run that this machine leads, by hand or with Ray; `there` are the machines that join it at once."""
 
-    def __init__(self, tmp_path, there, *overrides, hosts=None, **more):
+    def __init__(self, tmp_path, there, *overrides, hosts=None, by_hand=True, **more):
         self.there, self.folder = there, tmp_path
         before = tmp_path / "output.txt"  # a run that goes on writes behind the one before
         self.begins = before.stat().st_size if before.exists() else 0
         hosts = len(there) if hosts is None else hosts
         keys = [f"hosts={hosts}", f"keys_dir={tmp_path / 'keys'}", f"bind_host={NET}.1"]
-        super().__init__(tmp_path, *keys, *overrides, options=["--by-hand"], **more)
+        super().__init__(tmp_path, *keys, *overrides, options=["--by-hand"] * by_hand, **more)
         for machine in there:
             self.join(machine)
 

@@ -21,12 +21,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 import realm
 from realm.commands.locate import LOG_DIR_HELP, runs_folder
 from realm.commands.parser import Commands
 from realm.config.plan import gpus, usable_cores
 from realm.config.toml import read_toml
-from realm.errors import ConfigError
+from realm.errors import ConfigError, to_install
 from realm.launch.rundir import find_runs, living_pids
 from realm.watch.resources import in_words
 from realm.watch.status import say
@@ -148,6 +150,22 @@ def check_reverb(answer: str) -> Finding:
     return Finding("reverb", "warn", answer, f"set buffer_backend = native, or if you want reverb: {_SETUP}")
 
 
+def check_ray(version: str, raylet: Mapping[str, str] | None, is_open: bool) -> Finding:
+    """version: that is installed. raylet: the variables with which Ray was started on this machine, None if it was not.
+    is_open: it asks nobody for a token."""
+    if not version.startswith("2.60."):
+        return Finding("ray", "warn", f"{version}, and `realm start` is tested with 2.60", to_install("'ray==2.60.*'"))
+    if raylet is None:
+        return Finding("ray", "ok", f"{version}; none runs here")
+    if is_open:
+        what = f"{version} asks nobody for a token: whoever reaches it runs code as you"
+        return Finding("ray", "warn", what, "start it with RAY_AUTH_MODE=token on every machine")
+    if (niceness := raylet.get("RAY_worker_niceness", "15")) != "0":
+        what = f"{version} runs all at niceness {niceness}, so other programs come first"
+        return Finding("ray", "warn", what, "start it with RAY_worker_niceness=0 on every machine")
+    return Finding("ray", "ok", f"{version} runs here and asks for a token")
+
+
 def check_cores(cores: int, quota: float | None) -> Finding:
     """cores: that this process may use. quota: the most of them at once that its container allows."""
     if quota is not None and quota < cores - 0.5:
@@ -214,7 +232,20 @@ def _examine(folder: Path) -> Iterator[Finding]:
     yield _runs(folder)
     yield check_reverb(_answer(reverb))
     yield check_torch(gpus(), _answer(torch))
+    with suppress(metadata.PackageNotFoundError):
+        from realm.launch.on_ray import is_open  # late: other commands do not need it
+
+        raylet = _raylet()
+        yield check_ray(metadata.version("ray"), raylet, raylet is not None and bool(is_open()))
     yield check_clock(time.time() - time.monotonic() - began, _from_the_future(folder))
+
+
+def _raylet() -> dict[str, str] | None:
+    """The variables of the raylet here, if there is one."""
+    for process in psutil.process_iter(["name", "environ"]):
+        if process.info["name"] == "raylet":
+            return process.info["environ"] or {}
+    return None
 
 
 def _python(code: str) -> subprocess.Popen[str]:

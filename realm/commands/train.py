@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _RUN, _KEYS = "REALM_RUN", "REALM_KEYS_DIR"
 FRESH_HELP = "begin a new run (run_name-2, run_name-3, ...) where run_name exists, instead of resuming it"
 _DETACH_HELP = "leave the run in the background when it is ready"
-_BY_HAND_HELP = "with hosts: print what to call on the other machines, and wait for them"
+_BY_HAND_HELP = "with hosts: print what to call on the other machines and wait for them, instead of asking Ray"
 
 
 def add_commands(commands: Commands) -> None:
@@ -112,16 +112,15 @@ def _awaited(config: RunConfig, by_hand: bool) -> Hosts:
     app = config.app
     if not app.hosts:
         raise ConfigError("--by-hand: the key hosts is 0, so there is no other machine to wait for; leave it out")
-    if not by_hand:
-        raise ConfigError(f"hosts = {app.hosts}: say --by-hand, which prints what to call on the other machines")
     if app.algo == KAIWU:
         raise ConfigError(f"hosts = {app.hosts}: a project written for KaiwuDRL runs on one machine; it must be 0")
     check_ports(app)
     keys = load_keys(app.keys_dir)
     assert keys is not None, "AppConfig asks for them"
-    hosts = Hosts(app, keys)
-    told = f"call `realm host` on {app.hosts} other machines, where a copy of this folder is, and give it this line:"
-    say(told, f"{hosts.server.address} {hosts.run_id} {app.algo}", to_stderr=True)
+    hosts = Hosts(app, keys, by_hand)
+    if by_hand:
+        told = "other machines, where a copy of this folder is, and give it this line:"
+        say(f"call `realm host` on {app.hosts} {told}", hosts.line, to_stderr=True)
     return hosts
 
 

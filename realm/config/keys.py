@@ -157,7 +157,7 @@ class AppConfig:
     base_port: Port = 0
     """First of the run's ports; 0 takes any free ports."""
     hosts: Annotated[int, Meta(ge=0, le=1000)] = 0
-    """Other machines that run workers of this run; each joins by `realm host`. They need keys_dir and bind_host."""
+    """Other machines that run workers of this run, by Ray or --by-hand. They need keys_dir and bind_host."""
 
     def __post_init__(self) -> None:
         if self.preload_model and not self.preload_model_dir:

@@ -1,7 +1,8 @@
 """The hosts of a run, as the supervisor knows them: who came, what runs there, and who was lost.
 
-`realm start` makes it where `hosts` is not 0, before it decides the number of workers. `host.py` is the other end, and
-`decisions.py` says which role runs where. A host has a slot, from 1 on. One that is lost leaves its slot to the next.
+`realm start` makes it where `hosts` is not 0, before it decides the number of workers. `host.py` is the other end,
+which Ray starts (`on_ray.py`) or a person, and `decisions.py` says which role runs where. A host has a slot, from 1 on.
+One that is lost leaves its slot to the next.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from realm.config.load import RunConfig, to_toml
 from realm.errors import ConfigError
 from realm.launch.child import ChildArgs
 from realm.launch.host import LOG_BYTES, HostInfo, HostReport, Wanted, Which, this_host
+from realm.launch.on_ray import OnRay
 from realm.launch.place import Handle, open_log
 from realm.wire.codec import Codec, Message, WireError, parsed
 from realm.wire.control import CONTROL_MAX_BYTES
@@ -76,11 +78,14 @@ class Host:
 class Hosts:
     """All hosts of one run. It owns the server of the control channel, where agents and roles ask."""
 
-    def __init__(self, app: AppConfig, keys: CurveKeys) -> None:
+    def __init__(self, app: AppConfig, keys: CurveKeys, by_hand: bool) -> None:
         self.run_id = secrets.token_hex(8)
         self.server = Server(Codec(self.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host, keys=keys)
         self.living: dict[int, Host] = {}
         """By slot."""
+        self.line = f"{self.server.address} {self.run_id} {app.algo}"
+        """What an agent must be told."""
+        self._ray = None if by_hand else OnRay(self.line, app)
         self._wanted, self._versions = app.hosts, this_host(app.algo).versions
         self._refused, self._config, self._logs, self._over = "", "", Path(), False
         self._came: list[int] = []
@@ -91,12 +96,14 @@ class Hosts:
         deadline = time.monotonic() + within_s
         while len(self.living) < self._wanted:
             self._serve()
+            self._heed_ray()
             if self._refused:
                 raise ConfigError(self._refused)
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"hosts = {self._wanted}, and within start_timeout_s = {within_s:g} s there came {self._names()}; "
-                    "call `realm host` on each of the other machines, or set a smaller number or a longer time"
+                    f"{self._ray.said if self._ray else 'call `realm host` on each of the other machines'}; set a "
+                    "smaller number or a longer time, or get more machines"
                 )
         return tuple(host.info.cores for host in self.living.values())
 
@@ -119,6 +126,8 @@ class Hosts:
             self._serve()
         time.sleep(0.0 if self._config else _LINGER_S)  # what has come to a client is lost with the connection
         self.server.close()
+        if self._ray:
+            self._ray.end()
 
     def place(self, slot: int, arguments: ChildArgs) -> Handle:
         """Start a role on a host."""
@@ -129,6 +138,7 @@ class Hosts:
 
     def turn(self, now: float) -> tuple[dict[int, str], list[int]]:
         """Slot of each host that was lost since the last call -> why; slots of those that came."""
+        self._heed_ray()
         still, self._looked_at = now - self._looked_at, now
         lost = dict[int, str]()
         for slot, host in list(self.living.items()):
@@ -162,6 +172,12 @@ class Hosts:
             self.server.send(peer, Message("wanted", message.seq, dataclasses.asdict(known[0].wanted())))
         else:
             self.server.send(peer, Message("end", message.seq, {"cause": "the run has ended, or goes on without it"}))
+
+    def _heed_ray(self) -> None:
+        for level, text in self._ray.turn(time.monotonic()) if self._ray else ():
+            if level == "ERROR" and not self._config:
+                raise ConfigError(text)
+            logger.log("WARNING" if level == "ERROR" else level, "{}", text)
 
     def _serve(self) -> None:
         wait_any([self.server], 100)
