@@ -26,6 +26,7 @@ fi
 
 folder=$(realpath -m "${1:-.cache/gpu}") out=${2:-train/gpu}
 mkdir -p "$out"
+shopt -s nullglob # without wheels there is nothing to install
 mapfile -t missing < <("$python" - "$folder"/*.whl << 'END'
 import sys
 from importlib import metadata
@@ -42,8 +43,7 @@ if [ "${#missing[@]}" -gt 0 ]; then
 fi
 export PYTHONPATH="$folder/site:$PWD" NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$PWD/.cache/numba}" PYTHONUNBUFFERED=1
 device=(--set "device=${DEVICE:-auto}")
-graph=graph
-if [ "${DEVICE:-}" = cpu ]; then graph=""; fi
+graph=$([ "${DEVICE:-}" = cpu ] || echo graph)
 
 step() { # seconds at most, title, command
     if [[ " ${STEPS:-$2} " != *" $2 "* ]]; then return; fi
