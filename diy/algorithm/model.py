@@ -11,21 +11,15 @@ import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from diy.config import Config
-from diy.feature.constants import BINS
-from diy.feature.sparse import add_rows, split
 from realm.contract import Spec
 
 Obs = dict[str, Tensor]
-
-_MANY_ROWS = 256  # for a thread of torch: with fewer, `FirstLayer` is no faster
 
 
 class ActingModel:
@@ -61,19 +55,18 @@ class ActingModel:
 def make_model(spec: Spec, config: Config, bf16: bool) -> Model:
     """The network for the features that `config.features` names."""
     if config.features == "small":
-        kind, features = SharedModel if config.shared_trunk else SmallModel, spec.obs["features"].shape[0]
-        sparse = min(2 * BINS, features // 16 * 16) if config.position else 0
-        return kind(features, spec.action.n, config.hidden, bf16, sparse)
+        if config.shared_trunk:
+            return SharedModel(spec.obs["features"].shape[0], spec.action.n, config.hidden, bf16)
+        return SmallModel(spec.obs["features"].shape[0], spec.action.n, config.hidden, bf16)
     return ReferenceModel(spec.obs["vector"].shape[0], spec.action.n, bf16)
 
 
 class SmallModel(nn.Module):
-    """Two MLPs with two hidden layers over `features`, bfloat16 as i16 [n, F], of which the first `sparse` columns are
-    mostly zeros."""
+    """Two MLPs with two hidden layers over `features`, bfloat16 as i16 [n, F]."""
 
-    def __init__(self, features: int, actions: int, hidden: int, bf16: bool, sparse: int = 0) -> None:
+    def __init__(self, features: int, actions: int, hidden: int, bf16: bool) -> None:
         super().__init__()
-        self.bf16, self.sparse = bf16, sparse
+        self.bf16 = bf16
         self.actor_body = _mlp(features, hidden)
         self.critic_body = _mlp(features, hidden)
         self.actor_head = _linear(hidden, actions, gain=0.01)
@@ -81,11 +74,11 @@ class SmallModel(nn.Module):
 
     def actor(self, obs: Obs) -> Tensor:
         """Logits f32 [n, A]."""
-        return _head(self.actor_head, _small_body(self.actor_body, obs, self))
+        return _head(self.actor_head, _small_body(self.actor_body, obs, self.bf16))
 
     def critic(self, obs: Obs) -> Tensor:
         """Values f32 [n]."""
-        return _head(self.critic_head, _small_body(self.critic_body, obs, self)).squeeze(-1)
+        return _head(self.critic_head, _small_body(self.critic_body, obs, self.bf16)).squeeze(-1)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         return self.actor(obs), self.critic(obs)
@@ -94,23 +87,23 @@ class SmallModel(nn.Module):
 class SharedModel(nn.Module):
     """One MLP with two hidden layers over `features`, bfloat16 as i16 [n, F], with both heads on it."""
 
-    def __init__(self, features: int, actions: int, hidden: int, bf16: bool, sparse: int = 0) -> None:
+    def __init__(self, features: int, actions: int, hidden: int, bf16: bool) -> None:
         super().__init__()
-        self.bf16, self.sparse = bf16, sparse
+        self.bf16 = bf16
         self.body = _mlp(features, hidden)
         self.actor_head = _linear(hidden, actions, gain=0.01)
         self.critic_head = _linear(hidden, 1, gain=1.0)
 
     def actor(self, obs: Obs) -> Tensor:
         """Logits f32 [n, A]."""
-        return _head(self.actor_head, _small_body(self.body, obs, self))
+        return _head(self.actor_head, _small_body(self.body, obs, self.bf16))
 
     def critic(self, obs: Obs) -> Tensor:
         """Values f32 [n]."""
-        return _head(self.critic_head, _small_body(self.body, obs, self)).squeeze(-1)
+        return _head(self.critic_head, _small_body(self.body, obs, self.bf16)).squeeze(-1)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        hidden = _small_body(self.body, obs, self)
+        hidden = _small_body(self.body, obs, self.bf16)
         return _head(self.actor_head, hidden), _head(self.critic_head, hidden).squeeze(-1)
 
 
@@ -152,42 +145,12 @@ def _mlp(inputs: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU())
 
 
-def _small_body(body: nn.Sequential, obs: Obs, model: SmallModel | SharedModel) -> Tensor:
+def _small_body(body: nn.Module, obs: Obs, bf16: bool) -> Tensor:
     features = obs["features"]
     if not features.is_floating_point():
-        many = len(features) > _MANY_ROWS * torch.get_num_threads()
-        if many and model.sparse and features.is_cpu and not model.bf16:
-            first = FirstLayer.apply(features, model.sparse, *body[0].parameters())  # type: ignore[no-untyped-call]
-            return body[2:](first)  # type: ignore[no-any-return]
         features = features.view(torch.bfloat16)
-    with _in_bf16(body, model.bf16):
-        return body(features if model.bf16 else features.float())  # type: ignore[no-any-return]
-
-
-class FirstLayer(torch.autograd.Function):
-    """The first layer with its ReLU in float32: three quarters of all that a small network multiplies. A quarter of its
-    inputs, the hero's position, are two ones among zeros, and cost two rows of the weights instead of a product."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, columns: int, weight: Tensor, bias: Tensor) -> Tensor:
-        """features: bfloat16 as i16 [n, F], the first `columns` mostly zeros; weight: f32 [H, F]; bias: f32 [H].
-        Returns f32 [n, H]."""
-        row, column, value, rest = split(features.numpy(), columns)
-        dense, table = torch.from_numpy(rest), weight[:, :columns].t().contiguous()
-        out = torch.addmm(bias, dense, weight[:, columns:].t())
-        add_rows(value, table.numpy(), column, out.numpy(), row)
-        out.relu_()
-        ctx.save_for_backward(dense, out, table)
-        ctx.sparse = row, column, value
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:
-        (dense, out, table), (row, column, value) = ctx.saved_tensors, ctx.sparse
-        grad, of_table = torch.ops.aten.threshold_backward(grad, out, 0), torch.zeros_like(table)
-        add_rows(value, grad.numpy(), row, of_table.numpy(), column)
-        return None, None, torch.cat((of_table.t(), grad.t() @ dense), 1), grad.sum(0)
+    with _in_bf16(body, bf16):
+        return body(features if bf16 else features.float())  # type: ignore[no-any-return]
 
 
 def bf16_table() -> Tensor:

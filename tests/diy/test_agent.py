@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from diy.algorithm import model as networks
 from diy.algorithm.agent import FEW_ROWS, Agent
 from diy.config import Config
 from diy.feature.kernels import to_bfloat16
@@ -124,31 +123,6 @@ def test_the_heads_on_a_shared_trunk_answer_alone_as_together() -> None:
 def test_settings_that_do_not_go_together_are_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         Config(**fields)
-
-
-def test_mostly_zeros_are_multiplied_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, columns, rng = networks._MANY_ROWS + 3, 32, np.random.default_rng(0)
-    features = np.where(rng.random((rows, 50)) < 0.1, rng.normal(size=(rows, 50)), 0.0)
-    features[0], features[1] = 0.0, 1.0  # whatever they are
-    torch.manual_seed(0)
-    dense = networks.SmallModel(50, ACTIONS, 16, bf16=False)
-    sparse = networks.SmallModel(50, ACTIONS, 16, False, columns)
-    for name, x in dense.named_parameters():
-        x.data += 0.1 * torch.randn_like(x)
-        sparse.get_parameter(name).data.copy_(x)
-    split, used = networks.split, list[int]()
-    monkeypatch.setattr(networks, "split", lambda x, columns: used.append(columns) or split(x, columns))
-    for some in (bfloat16(features), bfloat16(features[:-3])):
-        results = []
-        for model in (dense, sparse):
-            logits, value = model({"features": torch.from_numpy(some)})
-            grads = torch.autograd.grad(logits.square().sum() + value.square().sum(), list(model.parameters()))
-            results.append((logits, value, *grads))
-        for ours, theirs in zip(*results, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert used == [columns, columns]  # by actor and critic, of many rows alone
-    sparse.actor_body[0].bias.data[0] = torch.nan
-    assert sparse.actor({"features": torch.from_numpy(bfloat16(features))}).isnan().all()
 
 
 # ---- learning ----
