@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from realm.config.load import load_config
-from realm.contract import Array
+from realm.contract import Array, Version, WorkflowContext
 from realm.errors import ConfigError
-from realm.user import calling, hyper_of, load_definition, make_envs
+from realm.policy.local_policy import LocalPolicy
+from realm.rollout.rounds import RestartingEnvs
+from realm.user import calling, hyper_of, load_definition, load_workflow, make_agent, make_envs
+from realm.watch.meters import Meters
 from realm.zoo.mario.game import Mario
 from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
+from tests.corridor import Training
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(path for path in (ROOT / "conf" / "mario").glob("*.toml") if path.stem not in ("base", "off_policy"))
@@ -253,16 +257,27 @@ def test_statistics_of_an_episode_are_those_of_the_game() -> None:
             assert info["episode"]["r"][1] == 60 - 1 - 15
 
 
-def test_steps_of_durations_carry_their_discount() -> None:
-    config = load_config(ROOT / "conf" / "mario" / "right.toml", ["env.actions=durations", "ppo.frames=1"])
+@pytest.mark.slow
+def test_durations_train_with_the_discount_of_each_step() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "durations.toml", ["ppo.chunk_length=6", "ppo.ratio=each"])
     config.env["emulator"] = Street
-    envs = make_envs(config, 2, 1)
-    spec = load_definition(config.app.algo).spec(envs, hyper_of(config))
-    assert set(spec.step) == {"discount"}
-    assert spec.action.low == (0.0,) * 7
-    envs.reset(seed=1)
-    envs.step(np.stack([press(right=0.2), press(right=0.4)]))
-    assert envs.unwrapped.get_attr("duration") == (3.0, 6.0)
+    hyper, algo = hyper_of(config), config.app.algo
+    spec = load_definition(algo).spec(make_envs(config, 2, 1), hyper)
+    envs = RestartingEnvs(lambda seed: make_envs(config, 2, seed), 1, spec, lambda name, amount: None)
+    agent = make_agent(config, spec, "cpu", 1)
+    policy = LocalPolicy(agent, spec, 2, lambda: (Version(1, 0), 0, 0))
+    play = load_workflow(algo)(envs, policy, WorkflowContext(spec, hyper, 1, 0, 1, Meters()))
+    chunk = next(play)
+    whole = chunk.valid & ~chunk.terminated  # an end cuts a press
+    assert whole.any()
+    for env, step in np.argwhere(whole):
+        frames = max(slow_frames(one, 1, 30) for one in chunk.action[env, step].tolist()) or 1
+        assert chunk.step["discount"][env, step] == pytest.approx(0.9 ** (frames / 4))
+    assert chunk.extra["log_prob"].shape == (2, 6, 7)
+    before = agent.model.actor_net[0][0].weight.detach().clone()
+    metrics = Training(agent).learn(chunk)
+    assert metrics["skipped"] == 0
+    assert (agent.model.actor_net[0][0].weight != before).any()
 
 
 @pytest.mark.parametrize("file", RUNS, ids=lambda path: path.stem)
