@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
 from realm.learn.results import main_statistic
 from realm.policy.state import PolicyState
-from realm.rollout.rounds import Count, RestartingEnvs
+from realm.rollout.rounds import Count, RestartingEnv, RestartingEnvs
 from realm.user import calling, enter, hyper_of, load_definition, make_agent, make_envs
 
 if TYPE_CHECKING:
@@ -75,9 +77,9 @@ def evaluate(
     """Play `episodes` episodes.
 
     explore: 0 takes greedy actions, 1 samples them. All environments play the same number of episodes (plus or minus
-    one), so that short episodes do not count more often than long ones. An episode is cut after the environment's own
-    limit, or `most_steps`: it counts with what its rewards came to, unless the environment tells another score, and its
-    environment plays no more.
+    one), so that short episodes do not count more often than long ones; one of a SyncVectorEnv that has played its own
+    stands still until the last has. An episode is cut after the environment's own limit, or `most_steps`: it counts
+    with what its rewards came to, unless the environment tells another score, and its environment plays no more.
     """
     num_envs = envs.num_envs
     quota = np.full(num_envs, episodes // num_envs)
@@ -87,6 +89,9 @@ def evaluate(
     cut: dict[str, list[float]] = {"r": [], "l": []}
     ended_well = 0
     returns, lengths, resets = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.bool_)
+    base = getattr(envs, "unwrapped", None)
+    ones = base.envs if isinstance(base, SyncVectorEnv) else []
+    ones[:] = [one.env if isinstance(one, _Resting) else one for one in ones]  # of the evaluation before
     with calling(config, "reset"):
         obs, _ = envs.reset(seed=seed)
     everyone = np.ones(num_envs, np.bool_)  # a user's environment may refuse a repeated action
@@ -101,6 +106,9 @@ def evaluate(
                 rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
             ended_well += int(over.sum())
             quota[over] -= 1
+            for row in np.flatnonzero(over & (quota == 0)).tolist():
+                if ones and isinstance(ones[row], RestartingEnv):
+                    ones[row] = _Resting(ones[row])
         if lengths.max() >= limit and (endless := ~ended & (lengths >= limit) & (quota > 0)).any():
             cut["r"] += returns[endless].tolist()
             cut["l"] += lengths[endless].tolist()
@@ -121,6 +129,20 @@ def evaluate(
     if not scored:
         statistics = {name: np.asarray([*rows.get(name, ()), *values]) for name, values in cut.items()}
     return EpisodeStatistics(statistics, sentence, ended_well)
+
+
+class _Resting(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Stands still, whatever is done: emulators and simulators take most of an evaluation's time."""
+
+    def __init__(self, env: RestartingEnv) -> None:
+        super().__init__(env)
+        self._obs = env.last_obs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._obs, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self._obs, 0.0, False, False, {}
 
 
 def _own_limit(config: RunConfig, envs: Any) -> int:

@@ -113,7 +113,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._make, self._row, self._failures, self._streak = make, row, failures, Streak(1)
         self._seeds = np.random.default_rng((seed, row))
         self._broken = False
-        self._obs: Any = None
+        self.last_obs: Any = None
         self.told: dict[str, Any] = {}
         """`info` of the last step."""
 
@@ -131,9 +131,9 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                     self.env = self._make()
                     self._broken = False
                     self._failures.count("env_restarts", 1)
-                self._obs, info = checks.reset_pair(self.env, self.env.reset(seed=seed, options=options))
-                checks.check_one(self.env, "reset", self._obs)
-                return self._obs, info
+                self.last_obs, info = checks.reset_pair(self.env, self.env.reset(seed=seed, options=options))
+                checks.check_one(self.env, "reset", self.last_obs)
+                return self.last_obs, info
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # also SystemExit, and the panic of an extension in Rust
@@ -152,8 +152,8 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         except BaseException as error:
             self._fail("step", error)
             self._failures.rows.append(self._row)
-            return checks.finite(self._obs), 0.0, False, True, {}
-        self._obs = obs
+            return checks.finite(self.last_obs), 0.0, False, True, {}
+        self.last_obs = obs
         if terminated or truncated:
             self._streak.ended_well(1)
         return obs, reward, bool(terminated), bool(truncated), info

@@ -287,6 +287,20 @@ def played(episodes: int, *settings: str) -> tuple[EpisodeStatistics, list[float
     return evaluate(config, envs, Judged().predict, episodes, 0.0, 0, most_steps=40), lost
 
 
+def test_an_environment_that_has_played_its_episodes_stands_still() -> None:
+    config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Small-v0"])
+    hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
+    made = definition.make_envs(4, 0, hyper, config.env)
+    envs, lengths = guarded(config, made, definition.spec(made, hyper), 0, lambda name, amount: None), [3, 5, 30, 10]
+    ones = [one.unwrapped for one in made.unwrapped.envs]
+    for one, length in zip(ones, lengths, strict=True):
+        one.length = length
+    for again in (1, 2):
+        found = evaluate(config, envs, Judged().predict, 8, 0.0, 0)
+        assert sorted(found.statistics["l"].tolist()) == sorted(2 * lengths)
+        assert [one.made for one in ones] == [2 * again * length for length in lengths]
+
+
 @pytest.mark.parametrize("how", ["raise", "exit", "nan", "shape", "none"])
 def test_an_episode_in_which_an_environment_fails_is_played_again(how: str) -> None:
     """Each environment fails in its third episode, and as often again as it is made again."""
