@@ -199,9 +199,7 @@ the mean return of ten greedy episodes (Pendulum: a hundred; Pong: ten games wit
 the worst of them in brackets. *first* is the env steps, and the minutes, until an evaluation reached the mark; later
 ones may be lower.
 
-![The curves of all runs: mean return of an evaluation against env steps]({picture})
 """
-
 FOOT = """
 
 In italics: runs that are not finished; the same command goes on with them. Studies that have not begun: {waiting}.
@@ -214,8 +212,8 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out:
     names = list(dict.fromkeys(one.task.study.says.partition(",")[0] for one in results))
     algorithms = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
     title = names[0] if names == [studies.stem.upper()] else studies.stem.capitalize()
-    head = HEAD.format(title=title, algorithms=algorithms, picture=out.with_suffix(".png").name)
-    lines = [head, "| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
+    lines = [f"![The curves of all runs: mean return against env steps]({out.with_suffix('.png').name})\n"]
+    lines += ["| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
     waiting = 0  # studies of which no run has an evaluation
     for study in dict.fromkeys(one.task.study for one in results):
         seeds = [one for one in results if one.task.study is study]
@@ -230,7 +228,9 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out:
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
             f"| {study.known or '-'} | {verdict(study, seeds)} |"
         )
-    return "\n".join(lines) + FOOT.format(waiting=waiting, studies=studies.name, **machine)
+    lines = lines if len(lines) > 3 else ["No run has an evaluation yet."]
+    foot = FOOT.format(waiting=waiting, studies=studies.name, **machine)
+    return HEAD.format(title=title, algorithms=algorithms) + "\n".join(lines) + foot
 
 
 def by_hand(out: Path) -> str:
@@ -323,7 +323,8 @@ def main() -> None:
     write_curves(saved, {name: one for name, one in known.items() if one.points})
     results = [result(one, known[one.folder.name]) for one in tasks]
     args.out.write_text(page(results, common.about(), args.studies, args.out) + by_hand(args.out))
-    draw(results, args.out.with_suffix(".png"))
+    if any(one.points for one in results):
+        draw(results, args.out.with_suffix(".png"))
     for one in results:
         if one.figure is None or one.share < 1:
             running = ", it runs now" if _is_running(one.task) else ""
