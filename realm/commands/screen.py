@@ -39,10 +39,10 @@ class Screen(NamedTuple):
     paper: NDArray[np.uint8]  # [L, C, 3]
 
     def put(self, line: int, column: int, text: str, ink: Colour, paper: Colour | None = None) -> int:
-        """Write, as far as there is room; returns the column behind it."""
+        """Write, as far as there is room; returns the column behind it. What would steer a terminal becomes a "?"."""
         end = min(column + len(text), self.text.shape[1])
         if 0 <= line < len(self.text) and column < end:
-            self.text[line, column:end] = list(text[: end - column])
+            self.text[line, column:end] = [sign if sign.isprintable() else "?" for sign in text[: end - column]]
             self.ink[line, column:end] = ink
             if paper is not None:
                 self.paper[line, column:end] = paper

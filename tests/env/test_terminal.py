@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.color import ColorSystem
 
-from realm.commands.screen import Screen, changes, lines
+from realm.commands.screen import Screen, changes, lines, of_text
 from realm.env import draw
 from realm.env.commands import terminal
 from realm.env.commands.terminal import PANEL, screen
@@ -108,3 +108,9 @@ def test_lines_without_empty_ones(recording: draw.Recording) -> None:
     plain = re.sub(r"\x1b\[[\d;]*m", "", lines(screen(recording, 60, 40, 60), TRUE)).splitlines()
     assert len(plain) == terminal.STATUS + 20
     assert "38;5;" in lines(screen(recording, 60, 40, 60), ColorSystem.EIGHT_BIT)
+
+
+def test_nothing_that_an_environment_writes_steers_the_terminal() -> None:
+    drawn = of_text("a\x07b\x9bX\x1b[31mc\x1b[0m\x1b]0;title\x07d")
+    assert "".join(drawn.text.ravel()) == "ab?Xcd"
+    assert not {"\x07", "\x9b"} & set(lines(drawn, TRUE))

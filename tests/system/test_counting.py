@@ -82,7 +82,7 @@ def test_local(tmp_path, flow):
 @pytest.mark.slow
 def test_rows_in_a_cluster(tmp_path):
     """A replay memory of chunks: the ratio of rows drawn to steps played is kept to an update or two."""
-    with Run(tmp_path, ENOUGH, "publish_every=4", *FLOWS["rows"]) as run:
+    with Run(tmp_path, "max_env_steps=30000", "publish_every=4", *FLOWS["rows"]) as run:
         assert run.finish() == 0, run.text()
         check_accounts(run, samples_once=False, sent="env_steps", of_one=8)
         updates, played = run.totals("learner")["updates"], run.totals("buffer")["inserted"]
