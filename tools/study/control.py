@@ -269,7 +269,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
                 curve = np.array([(point.env_steps, point.score) for point in one.points])
                 axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C0", linewidth=1.1)
         axis.axhline(study.at_least, color="black", linestyle="--", linewidth=0.9)
-        axis.set_title(study.says, fontsize=12)
+        axis.set_title(study.says, fontsize=12, wrap=True)
         axis.set_xlabel("thousand env steps", fontsize=11)
         axis.tick_params(labelsize=11)
         axis.grid(alpha=0.3)
