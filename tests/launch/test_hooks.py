@@ -263,7 +263,7 @@ def hooked(tmp_path: Path, callbacks: str, *settings: str) -> Run:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 def test_a_hook_stops_the_run_in_order(tmp_path: Path, mode: str) -> None:
     with hooked(tmp_path, RECORDED, mode, "eval_every_steps=1000", "eval_episodes=4") as run:
         assert run.finish() == 0, run.text()

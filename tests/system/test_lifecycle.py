@@ -152,7 +152,8 @@ def test_two_starts_at_once_share_nothing(tmp_path):
         assert codes == [0, 2], first.text()
 
 
-@pytest.mark.parametrize("updates", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [0, 1])
 def test_a_long_update_is_waited_for(tmp_path, updates):
     """The first one, too, of which nobody knows yet how long it takes."""
     with Run(tmp_path, NATIVE, "counting.learn_s=3.0", "stop_timeout_s=0.5", "dump_model_freq=1") as run:
@@ -314,7 +315,7 @@ def test_detached(tmp_path):
     assert "chunk_length" in wrong.stderr
 
 
-@pytest.mark.parametrize("turn", ["context.tick()", "policy.predict(obs, first)"])
+@pytest.mark.parametrize("turn", ["context.tick()", pytest.param("policy.predict(obs, first)", marks=pytest.mark.slow)])
 def test_a_workflow_that_never_yields_is_named_and_can_be_ended(tmp_path, turn):
     """In one process nobody else could say it, or stop it."""
     shutil.copytree(ROOT / "tests" / "counting", tmp_path / "silent")

@@ -29,7 +29,8 @@ def strangers(run):
     return {address for address, _ in run.listens() if address not in ("127.0.0.1", "::1")}
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_is_killed_takes_all_along_and_all_come_back(tmp_path, rank):
     settings = *FLOWS["part"], "restart_budget=1", "max_env_steps=8000"
     with Run(tmp_path, *TWO, *settings) as run:
