@@ -117,7 +117,7 @@ def _drive(job: tuple[str, int, str]) -> int:
             ray.init("auto", log_to_driver=False, logging_level="ERROR", runtime_env={"working_dir": str(file)})
         _keep(ray, *job)
     except ImportError as error:
-        text = f"{one_line(error)}; Ray starts the agents of hosts: {to_install('ray==2.60.*')}, or say --by-hand"
+        text = f"{one_line(error)}; Ray starts the agents: " + to_install("'ray==2.60.*'") + ", or say --by-hand"
     except ConnectionError as error:
         text = f"no connection to Ray ({one_line(error)}): start it on all machines, with one token, or say --by-hand"
     except Exception as error:
