@@ -65,4 +65,4 @@ def test_a_driver_that_ends_is_started_again_and_says_the_same_only_once(
     one.end()
     ((level, text),) = told
     assert level == "ERROR"
-    assert text.startswith("No module named 'ray'; Ray starts the agents of hosts: ")
+    assert text.startswith("No module named 'ray'; Ray starts the agents: ")
