@@ -35,16 +35,13 @@ class ActorCritics(Protocol):
 
     def encode(self, obs: Obs) -> Obs:
         """What policy and critics take: by the encoder, or without one the observations."""
-        ...
 
     def actor(self, obs: Obs) -> Tensor:
         """For TD3 actions f32 [n, A], from -1 to 1; for SAC f32 [n, 2 A], mean and log of the standard deviation before
         the tanh."""
-        ...
 
     def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
         """The values of critic 0 or 1, f32 [n]; actions f32 [n, A] from -1 to 1."""
-        ...
 
 
 class Networks(nn.Module):
@@ -94,6 +91,7 @@ class TwinCritics:
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
         weights = list(network.encoder.parameters()) if network.encoder else []
         self._encoder = Adam(weights, 1e-8) if weights else None
+        self._all = [*self._adams, self._encoder] if self._encoder else self._adams
 
     def step(self, rows: Drawn, goal: Tensor, lr: float) -> tuple[Metrics, Obs]:
         """A gradient step of each towards goal f32 [n]. Returns the observations as the policy gets them, too: encoded,
@@ -129,14 +127,11 @@ class TwinCritics:
                 weight.requires_grad_(True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [adam.state_dict() for adam in self._all()]
+        return [adam.state_dict() for adam in self._all]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        for adam, saved in zip(self._all(), state, strict=True):
+        for adam, saved in zip(self._all, state, strict=True):
             adam.load_state_dict(saved)
-
-    def _all(self) -> list[Adam]:
-        return [*self._adams, self._encoder] if self._encoder else self._adams
 
 
 class Scale:

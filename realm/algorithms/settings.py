@@ -44,10 +44,6 @@ class Checked:
         for name in names:
             self.check(name, 0.0 <= getattr(self, name) <= 1.0, "from 0 to 1")
 
-    def check_channels(self) -> None:
-        given: tuple[int, ...] = getattr(self, "channels", ())
-        self.check("channels", len(given) <= 3 and min(given, default=1) > 0, "up to three numbers from 1")
-
     def check_positive(self, names: Iterable[str]) -> None:
         for name in names:
             self.check(name, getattr(self, name) > 0.0, "above 0")
@@ -166,23 +162,34 @@ class Settings(Checked):
 
 
 @dataclass(frozen=True)
-class NetworkSettings(Settings):
+class EncoderSettings(Checked):
+    """Of the encoder that all networks begin with (`networks.py`)."""
+
+    frames: int = 1  # observations that the network sees at once, the newest last
+    channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
+
+    def check_encoder(self) -> None:
+        self.check_least(("frames",), 1)
+        ok = len(self.channels) <= 3 and min(self.channels, default=1) > 0
+        self.check("channels", ok, "up to three numbers from 1")
+
+
+@dataclass(frozen=True)
+class NetworkSettings(EncoderSettings, Settings):
     """Those of PPO, and what its network is made of (`actor_critic.py`, or with a memory `recurrent.py`)."""
 
     hidden: int = 64  # width of the two hidden layers of actor and critic
     activation: str = "tanh"  # between them: "tanh" or "relu"
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
-    frames: int = 1  # observations that the network sees at once, the newest last
-    channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
     memory: str = "none"  # "gru" or "attention": policy and critic share one, which an episode begins without
     memory_steps: int = 32  # of "attention": how many steps it looks back ...
     memory_layers: int = 1  # ... and how often
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("hidden", "frames", "memory_steps", "memory_layers"), 1)
-        self.check_channels()
+        self.check_least(("hidden", "memory_steps", "memory_layers"), 1)
+        self.check_encoder()
         self.check("channels", not self.channels or self.memory == "none", "empty with a memory")
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from realm.algorithms.adam import Adam
 from realm.algorithms.continuous import (
@@ -49,7 +49,9 @@ class TD3:
         self.network, self.settings, self.device = network, settings, device
         self.scale = Scale(action)
         self.target = frozen_copy(network)
-        self.weights, self.target_weights = _weights(network), _weights(self.target)
+        self.weights, self.target_weights = (
+            [*net.actor_net.parameters(), *weights_of(net)] for net in (network, self.target)
+        )
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
         self.critics, self.lr = TwinCritics(network), settings.lr
         self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
@@ -129,7 +131,3 @@ class TD3:
         self.critics.load_state_dict(state["critics"])
         self.generator.set_state(state["generator"])
         self.steps = state["steps"]
-
-
-def _weights(network: ActorCritics) -> list[nn.Parameter]:
-    return [*network.actor_net.parameters(), *weights_of(network)]

@@ -187,7 +187,8 @@ def _print_statistics(candidate: Candidate) -> None:
             numbers = values.mean(), error, np.median(values), values.std(), values.min(), values.max()
             view.add_row(named(name), *(f"{number:,.2f}" for number in numbers))
         console.print(view)
-        console.print(histogram(main_statistic(statistics), statistics[main_statistic(statistics)]))
+        main = main_statistic(statistics)
+        console.print(histogram(main, statistics[main]))
     write_json(candidate, columns, {})
 
 

@@ -3,18 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from realm.algorithms.settings import SACSettings
+from realm.algorithms.settings import EncoderSettings, SACSettings
 
 
 @dataclass(frozen=True)
-class Config(SACSettings):
+class Config(EncoderSettings, SACSettings):
     table: ClassVar[str] = "sac"
     hidden: int = 256  # width of the two hidden layers of actor and critics
     chunk_length: int = 20  # steps between two sends to the buffer
-    frames: int = 1  # observations that the networks see at once, the newest last
-    channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("frames",), 1)
-        self.check_channels()
+        self.check_encoder()
