@@ -15,6 +15,7 @@ import torch
 from diy.algorithm.model import ActingModel, Obs, bf16_table, make_model
 from diy.config import Config
 from realm.algorithms.group import Group
+from realm.algorithms.networks import use_bf16
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 
@@ -29,7 +30,7 @@ class Agent:
         self.device = torch.device(device)
         with torch.random.fork_rng(devices=[]):  # the first weights depend on the seed alone
             torch.manual_seed(seed)
-            self.model = make_model(spec, config, _use_bf16(config.precision, self.device)).to(self.device)
+            self.model = make_model(spec, config, use_bf16(config.precision, self.device)).to(self.device)
         self.player = ActingModel(self.model)
         self.ppo = PPO(self.model, config, self.device, seed)
 
@@ -81,12 +82,3 @@ def _one_thread_if(yes: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _use_bf16(precision: str, device: torch.device) -> bool:
-    """Whether hidden layers compute in bfloat16; "auto" asks the machine (three times as fast where it can)."""
-    if precision != "auto":
-        return precision == "bf16"
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
-    return bool(torch.cpu._is_avx512_bf16_supported())

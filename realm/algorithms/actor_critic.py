@@ -53,7 +53,7 @@ _ACTIVATIONS: dict[str, type[nn.ReLU] | type[nn.Tanh]] = {"tanh": nn.Tanh, "relu
 
 
 def _encoder(fields: Fields, settings: NetworkSettings) -> Encoder:
-    encoder = Encoder(fields, settings.frames, settings.channels)
+    encoder = Encoder(fields, settings)
     if settings.orthogonal:
         _make_orthogonal(encoder, 2**0.5)
     return encoder

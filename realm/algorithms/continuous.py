@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from realm.algorithms.adam import Adam
 from realm.algorithms.networks import MLP, Critic, Encoder, Obs
 from realm.algorithms.rows import Drawn
+from realm.algorithms.settings import EncoderSettings
 from realm.contract import ActionSpec, Array, Field, Fields
 from realm.errors import ContractError
 
@@ -48,12 +49,12 @@ class Networks(nn.Module):
     """MLPs as policy and critics. Images, and the frames before an observation, go through one encoder."""
 
     def __init__(
-        self, fields: Fields, actions: int, outputs: int, hidden: int, frames: int = 1, channels: Sequence[int] = ()
+        self, fields: Fields, actions: int, outputs: int, hidden: int, settings: EncoderSettings | None = None
     ) -> None:
-        """outputs: of the policy; frames, channels: as in `Encoder`."""
+        """outputs: of the policy; settings: of the `Encoder`."""
         super().__init__()
-        encoder = Encoder(fields, frames, channels)
-        self.encoder = encoder if encoder.cnns or frames > 1 else None
+        encoder = Encoder(fields, settings)
+        self.encoder = encoder if encoder.cnns or (settings and settings.frames > 1) else None
         fields = {"features": Field((encoder.features,), "float32")} if self.encoder else fields
         self.actor_net = nn.Sequential(Encoder(fields), MLP((encoder.features, hidden, hidden, outputs)))
         self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))

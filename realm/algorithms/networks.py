@@ -9,9 +9,11 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from realm.algorithms.settings import EncoderSettings
 from realm.contract import Field, Fields
 
 Obs = dict[str, Tensor]  # name -> [n, ...]
@@ -116,21 +118,22 @@ class Encoder(nn.Module):
     network is that of Mnih et al. 2015, which smaller ones would leave with a single place; theirs has two layers.
     """
 
-    def __init__(self, fields: Fields, frames: int = 1, channels: Sequence[int] = ()) -> None:
-        """An observation named `legal` is a mask of actions and no input. frames: of each observation, which is then
-        [n, frames, ...]; they are stacked along its last axis, as channels of an image are. channels: of the first
-        convolutions, in place of the network's own; further ones are left out."""
+    def __init__(self, fields: Fields, settings: EncoderSettings | None = None) -> None:
+        """An observation named `legal` is a mask of actions and no input. With `frames` each is [n, frames, ...]; they
+        are stacked along its last axis, as channels of an image are. With `precision` "bf16" gradients go through a CNN
+        in bfloat16; it acts in float32."""
         super().__init__()
-        self._frames = frames
-        if frames > 1:
-            fields = {name: Field((*it.shape[:-1], it.shape[-1] * frames), it.dtype) for name, it in fields.items()}
+        settings = settings or EncoderSettings()
+        self._frames, self._precision = settings.frames, settings.precision
+        if self._frames > 1:
+            fields = {n: Field((*it.shape[:-1], it.shape[-1] * self._frames), it.dtype) for n, it in fields.items()}
         self.cnns = nn.ModuleDict()
         self.names = sorted(name for name in fields if name != "legal")
         self.features = 0
         for number, name in enumerate(self.names):
             shape = fields[name].shape
             if is_image(fields[name]):
-                self.cnns[str(number)] = _cnn(shape, channels)
+                self.cnns[str(number)] = _cnn(shape, settings.channels)
                 self.features += _IMAGE_FEATURES
             else:
                 self.features += fields[name].size
@@ -142,11 +145,23 @@ class Encoder(nn.Module):
             x = obs[name] if self._frames == 1 else torch.cat(obs[name].unbind(1), -1)
             if str(number) in self.cnns:
                 image = x.permute(0, 3, 1, 2)
-                parts.append(self.cnns[str(number)](image.float() / 255 if x.dtype == torch.uint8 else image))
+                bf16 = torch.is_grad_enabled() and use_bf16(self._precision, x.device)
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+                    features = self.cnns[str(number)](image.float() / 255 if x.dtype == torch.uint8 else image)
+                parts.append(features.float())
             else:
                 flat = x.reshape(x.shape[0], -1).float()
                 parts.append(flat / 255 if x.dtype == torch.uint8 and x.dim() > 2 else flat)  # a small image
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+@cache
+def use_bf16(precision: str, device: torch.device) -> bool:
+    """Whether to compute in bfloat16. precision: "fp32", "bf16", or "auto": bf16 where the machine is fast with it."""
+    fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+    if precision == "bf16" and not fast:
+        logger.warning('bfloat16 is slow on this {}; precision = "auto" uses it where it is fast', device.type)
+    return precision == "bf16" or (precision == "auto" and bool(fast))
 
 
 def is_image(field: Field) -> bool:

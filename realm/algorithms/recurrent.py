@@ -25,6 +25,7 @@ from realm.algorithms.normalise import Moments, Observations, seen_by
 from realm.algorithms.ppo import PPO
 from realm.algorithms.settings import NetworkSettings, Settings
 from realm.contract import ActionSpec, Array, Arrays, Fields, PredictContext
+from realm.errors import UserCodeError
 
 
 class MemoryNetwork(nn.Module):
@@ -119,7 +120,7 @@ class RecurrentPPO(PPO):
         steps: dict[str, Any] = {name: x[:, None] for name, x in (*obs.items(), ("first", context.first))}
         steps |= {STATE + name: x for name, x in context.state.items()}
         seen = seen_by(self.network, self.settings, {name: tensor(x, self.device) for name, x in steps.items()})
-        policy, _, after = self.network(seen)  # type: ignore[misc]
+        policy, after = _unrolled(self.network, seen)
         now = {name: x[:, 0] for name, x in seen.items() if name in obs}
         action, extra = self.distribution.act(policy[:, 0], now, context.explore, self.generator)
         return action, extra, {name: after[STATE + name][:, 0].cpu().numpy() for name in context.state}
@@ -128,6 +129,17 @@ class RecurrentPPO(PPO):
         """As `PPO.greedy`; the memory and `first` are among `obs`, the memory after it among what it gives."""
         network = network or self.network
         steps = {name: x if name.startswith(STATE) else x[:, None] for name, x in obs.items()}
-        policy, _, after = network(seen_by(network, self.settings, steps))  # type: ignore[misc]
+        policy, after = _unrolled(network, seen_by(network, self.settings, steps))
         memory = {name: x[:, 0] for name, x in after.items() if name in obs}
         return {**self.distribution.greedy(policy[:, 0], obs), **memory}
+
+
+def _unrolled(network: Network, obs: Obs) -> tuple[Tensor, Obs]:
+    """Policy of each step, [k, K, ...], and the memory after it."""
+    policy, _, *more = network(obs)
+    if not more or not all(name in more[0] for name in obs if name.startswith(STATE)):
+        raise UserCodeError(
+            f"{type(network).__name__} cannot be unrolled: with RecurrentPPO a network returns policy, value and the "
+            "memory after each step, by the names of Spec.state"
+        )
+    return policy, more[0]

@@ -167,11 +167,13 @@ class EncoderSettings(Checked):
 
     frames: int = 1  # observations that the network sees at once, the newest last
     channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
+    precision: str = "fp32"  # of an image's gradients: "fp32", "bf16", or "auto": bf16 if the machine is fast with it
 
     def check_encoder(self) -> None:
         self.check_least(("frames",), 1)
         ok = len(self.channels) <= 3 and min(self.channels, default=1) > 0
         self.check("channels", ok, "up to three numbers from 1")
+        self.check_choices({"precision": ("fp32", "bf16", "auto")})
 
 
 @dataclass(frozen=True)

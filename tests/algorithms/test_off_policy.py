@@ -18,6 +18,7 @@ from realm.algorithms.continuous import Scale, both_values
 from realm.algorithms.networks import MLP, Encoder, follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
 from realm.algorithms.rows import to_rows
+from realm.algorithms.settings import EncoderSettings
 from realm.chunk import ChunkBuilder
 from realm.contract import (
     ActionSpec,
@@ -536,7 +537,7 @@ def test_frames_are_the_same_where_it_acts_and_where_it_learns() -> None:
     acted = {tuple(one[:, 0]) for one in seen}
     assert drawn == acted - {(7.0, 8.0, 9.0)}  # the final observation is asked about, too, but its action is ignored
     assert {(0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (10.0, 10.0, 10.0), (12.0, 13.0, 14.0)} <= drawn
-    stacked = Encoder({"x": x}, 3)({"x": torch.from_numpy(rows.obs["x"])})
+    stacked = Encoder({"x": x}, EncoderSettings(frames=3))({"x": torch.from_numpy(rows.obs["x"])})
     assert torch.equal(stacked, torch.from_numpy(rows.obs["x"].reshape(300, 6)))
 
 

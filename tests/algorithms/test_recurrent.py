@@ -12,6 +12,7 @@ import torch
 
 from realm.chunk import ChunkBuilder
 from realm.contract import Chunk, Field, PredictContext, Prediction, Spec
+from realm.errors import UserCodeError
 from realm.policy.state import PolicyState
 from tests.corridor import Training, copied
 from tests.recall.algorithm.agent import Agent
@@ -87,6 +88,15 @@ def test_an_episode_that_has_begun_anew_knows_nothing_of_the_one_before() -> Non
 def test_a_memory_needs_values_of_the_learner() -> None:
     with pytest.raises(ValueError, match=r"recall.value_source is 'actor', it must be 'learner'"):
         made(wait=4, value_source="actor")
+
+
+def test_a_network_that_cannot_be_unrolled_is_refused_before_it_acts() -> None:
+    training, stream = made(wait=4)
+    training.agent.ppo.network = lambda obs: training.agent.model(obs)[:2]
+    with pytest.raises(
+        UserCodeError, match="cannot be unrolled: with RecurrentPPO a network returns policy, value and"
+    ):
+        next(stream)
 
 
 def test_it_recalls_a_cue() -> None:

@@ -16,7 +16,7 @@ from realm.zoo.dqn.config import Config
 class Model(nn.Module):
     def __init__(self, fields: Fields, actions: int, config: Config) -> None:
         super().__init__()
-        linear, encoder = NoisyLinear if config.noisy else nn.Linear, Encoder(fields, config.frames, config.channels)
+        linear, encoder = NoisyLinear if config.noisy else nn.Linear, Encoder(fields, config)
         layers = MLP((encoder.features, config.hidden, config.hidden))
         self.trunk = nn.Sequential(encoder, layers, nn.ReLU())
         self.head = Dueling(config.hidden, actions, linear) if config.dueling else linear(config.hidden, actions)

@@ -18,7 +18,7 @@ class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         actions = spec.action.field.size
-        self.model = Networks(spec.obs, actions, 2 * actions, config.hidden, config.frames, config.channels).to(device)
+        self.model = Networks(spec.obs, actions, 2 * actions, config.hidden, config).to(device)
         self.sac = SAC(self.model, spec.action, config, torch.device(device), seed)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:

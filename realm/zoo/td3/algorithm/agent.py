@@ -24,7 +24,7 @@ class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         actions = spec.action.field.size
-        self.model = Model(spec.obs, actions, actions, config.hidden, config.frames, config.channels).to(device)
+        self.model = Model(spec.obs, actions, actions, config.hidden, config).to(device)
         self.td3 = TD3(self.model, spec.action, config, torch.device(device), seed)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
