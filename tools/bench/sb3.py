@@ -3,15 +3,18 @@
     python tools/bench/sb3.py                  # conf/ppo/halfcheetah.toml, in one process with one and two threads
     python tools/bench/sb3.py --config conf/ppo/hopper.toml --rounds 5
     python tools/bench/sb3.py --returns --env-steps 200000 --rounds 2    # mean returns of greedy episodes instead
+    python tools/bench/sb3.py --config conf/ppo/pong.toml --loop    # frames, and a loop without the framework
 
 Each row trains from scratch, without evaluations, and what counts is the time of `--env-steps` after as many others. A
-million is scaled from that. The table has medians over the rounds, and what Realm takes of stable-baselines3's time:
+million is scaled from that. `--loop` adds the shortest loop that trains the same network, without the framework and in
+float32. The table has medians over the rounds, and what Realm takes of stable-baselines3's time:
 of the same threads, and of the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -26,7 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.config.load import RunConfig, load_config
-from realm.user import hyper_of
+from realm.contract import Field
+from realm.user import hyper_of, load_definition, make_envs
 from tools import common
 
 EVALUATIONS = 25  # of a run with --returns, ten greedy episodes each
@@ -46,20 +50,110 @@ def of_realm(path: Path, threads: int, env_steps: int) -> float:
     return taken[1] - taken[0]
 
 
+def of_loop(config: RunConfig, threads: int, env_steps: int) -> float:
+    """Seconds, of frames and discrete actions with a shared trunk: GAE, clipped losses, one Adam."""
+    import torch
+
+    from realm.algorithms.actor_critic import ActorCritic
+
+    torch.set_num_threads(threads)
+    own: Any = hyper_of(config)
+    num_envs, steps = int(config.app.aisrv_connect_to_kaiwu_env_count), own.chunk_length
+    envs = make_envs(config, num_envs, 1)
+    of = load_definition(config.app.algo).spec(envs, own)
+    network = ActorCritic(of.obs, of.action, dataclasses.replace(own, normalise_images=False, normalise_returns=False))
+    adam = torch.optim.Adam(network.parameters(), own.lr_start, eps=own.adam_eps)
+    seen = torch.from_numpy(envs.reset()[0]["state"]).unsqueeze(1).repeat_interleave(own.frames, 1)
+    shape = steps, num_envs
+    obs = torch.empty(shape + seen.shape[1:], dtype=seen.dtype)
+    action, log_prob, value, reward, ended = torch.empty(shape, dtype=torch.int64), *torch.empty((4, *shape))
+    begin, done = 0.0, -env_steps
+    while done < env_steps:
+        if not done:
+            begin = time.monotonic()
+        for t in range(steps):
+            with torch.inference_mode():
+                logits, value[t] = network({"state": seen})
+                policy = torch.distributions.Categorical(logits=logits, validate_args=False)
+                action[t] = policy.sample()
+                log_prob[t], obs[t] = policy.log_prob(action[t]), seen
+            new, scored, terminated, truncated, _ = envs.step(action[t].numpy())
+            frame, over = torch.from_numpy(new["state"]).unsqueeze(1), torch.from_numpy(terminated | truncated)
+            seen = torch.where(over.view(-1, 1, 1, 1, 1), frame, torch.cat((seen[:, 1:], frame), 1))
+            reward[t], ended[t] = torch.from_numpy(scored), over
+        with torch.inference_mode():
+            after, last = network({"state": seen})[1], torch.zeros(num_envs)
+        advantage = torch.empty(shape)
+        for t in reversed(range(steps)):
+            last = reward[t] - value[t] + own.gamma_start * (1 - ended[t]) * (after + own.lam * last)
+            advantage[t], after = last, value[t]
+        target = (advantage + value).flatten()
+        scaled = ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).flatten()
+        rows, chosen, old = obs.flatten(0, 1), action.flatten(), log_prob.flatten()
+        for _ in range(own.epochs):
+            for part in torch.randperm(len(rows)).split(own.minibatch_size):
+                logits, values = network({"state": rows[part]})
+                policy = torch.distributions.Categorical(logits=logits, validate_args=False)
+                ratio = (policy.log_prob(chosen[part]) - old[part]).exp()
+                clipped = ratio.clamp(1 - own.clip, 1 + own.clip)
+                loss = -torch.minimum(ratio * scaled[part], clipped * scaled[part]).mean()
+                loss = loss + own.vf_coef * (values - target[part]).square().mean()
+                adam.zero_grad()
+                (loss - own.entropy_start * policy.entropy().mean()).backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), own.max_grad_norm)
+                adam.step()
+        done += len(rows)
+    return (time.monotonic() - begin) * env_steps / done
+
+
+def sb3_envs(config: RunConfig, seed: int) -> Any:
+    """Those of the configuration. Atari's frames come from the library's own wrappers, of the same size and number."""
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+    own: Any = hyper_of(config)
+    num_envs = int(config.app.aisrv_connect_to_kaiwu_env_count)
+    if config.env["id"].startswith("ALE/"):
+        wrapper = {"screen_size": config.env.get("img_height", 84), "terminal_on_life_loss": False}
+        game = config.env["id"].removeprefix("ALE/").split("-")[0]
+        return VecFrameStack(
+            make_atari_env(f"ale_py:{game}NoFrameskip-v4", num_envs, seed, wrapper_kwargs=wrapper), own.frames
+        )
+    envs: Any = make_vec_env(config.env["id"], num_envs, seed=seed)
+    if own.normalise_obs or own.normalise_returns:
+        envs = VecNormalize(envs, norm_obs=own.normalise_obs, norm_reward=own.normalise_returns, gamma=own.gamma_start)
+    return envs
+
+
 def sb3_model(config: RunConfig, seed: int) -> Any:
     import torch
     from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    from realm.algorithms.networks import Encoder
+    from realm.algorithms.settings import EncoderSettings
+
+    class Features(BaseFeaturesExtractor):
+        """The same convolutions. Images come as f32 [n, channels, height, width], from 0 to 1."""
+
+        def __init__(self, space: Any) -> None:
+            image = Field((*space.shape[1:], space.shape[0]), "uint8")
+            encoder = Encoder({"state": image}, EncoderSettings(channels=own.channels))
+            super().__init__(space, encoder.features)
+            self.cnn = encoder.cnns["0"]
+
+        def forward(self, image: Any) -> Any:
+            return self.cnn(image)
 
     own: Any = hyper_of(config)
-    envs: Any = make_vec_env(config.env["id"], int(config.app.aisrv_connect_to_kaiwu_env_count), seed=seed)
-    if own.normalise_obs or own.normalise_returns:
-        envs = VecNormalize(envs, norm_obs=own.normalise_obs, norm_reward=own.normalise_returns, gamma=own.gamma_start)
+    envs = sb3_envs(config, seed)
     layers, activation = [own.hidden] * 2, torch.nn.Tanh if own.activation == "tanh" else torch.nn.ReLU
     network = {"net_arch": {"pi": layers, "vf": layers}, "activation_fn": activation}
+    if images := len(envs.observation_space.shape) == 3:
+        network = {"net_arch": [], "features_extractor_class": Features}
     return PPO(
-        "MlpPolicy", envs, n_steps=own.chunk_length, batch_size=own.minibatch_size, n_epochs=own.epochs,
+        "CnnPolicy" if images else "MlpPolicy", envs,
+        n_steps=own.chunk_length, batch_size=own.minibatch_size, n_epochs=own.epochs,
         gamma=own.gamma_start, gae_lambda=own.lam, clip_range=own.clip, ent_coef=own.entropy_start,
         learning_rate=lambda left: own.lr_end + left * (own.lr_start - own.lr_end), vf_coef=own.vf_coef,
         max_grad_norm=own.max_grad_norm, device="cpu", seed=seed,
@@ -135,6 +229,7 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=16_384)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3, help="of each; with --returns the seeds (default: 3)")
+    parser.add_argument("--loop", action="store_true", help="beside a loop, too: for frames on a shared trunk")
     parser.add_argument("--returns", action="store_true", help="compare returns over env steps, not seconds")
     parser.add_argument("--out", type=Path, default=Path("train/sb3.json"))
     args = parser.parse_args()
@@ -145,15 +240,18 @@ def main() -> None:
         return compare_returns(args, config)
     rows: dict[str, Callable[..., float]] = {}
     for n in args.threads:
+        if args.loop:
+            rows[f"loop {n}"] = lambda *_, n=n: scale * of_loop(config, n, args.env_steps)
         rows[f"realm {n}"] = lambda *_, n=n: scale * of_realm(args.config, n, args.env_steps)
         rows[f"sb3 {n}"] = lambda *_, n=n: scale * of_sb3(config, n, args.env_steps)
     taken = {name: list(found.values()) for name, found in common.in_rounds(rows, args.rounds).items()}
     best = min(common.spread(taken[f"sb3 {n}"]).median for n in args.threads)
-    print("\n| threads | Realm, s | stable-baselines3, s | Realm takes of it | of its fastest |")
-    print("|---:|---:|---:|---:|---:|")
+    print("\n| threads | Realm, s | stable-baselines3, s | Realm takes of it | of its fastest | of the loop |")
+    print("|---:|---:|---:|---:|---:|---:|")
     for n in args.threads:
         ours, theirs = (common.spread(taken[f"{who} {n}"]).median for who in ("realm", "sb3"))
-        print(f"| {n} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} | {ours / best:.2f} |")
+        loop = f"{ours / common.spread(taken[f'loop {n}']).median:.2f}" if args.loop else ""
+        print(f"| {n} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} | {ours / best:.2f} | {loop} |")
     finish(args.out, {"seconds_for_1m": taken})
 
 
