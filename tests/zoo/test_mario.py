@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
+import random
+import sys
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
+from gymnasium.error import DependencyNotInstalled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -20,6 +26,7 @@ from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs
 from realm.user import calling, hyper_of, load_definition, load_workflow, make_agent, make_envs
 from realm.watch.meters import Meters
+from realm.zoo.mario.emulators import rom_of
 from realm.zoo.mario.game import Mario
 from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
@@ -29,13 +36,22 @@ ROOT = Path(__file__).parents[2]
 RUNS = sorted(path for path in (ROOT / "conf" / "mario").glob("*.toml") if path.stem not in ("base", "off_policy"))
 FLAG, PIT, CLOCK = 120, 60, 400
 
-needs_game = pytest.mark.skipif(find_spec("gym_super_mario_bros") is None, reason="the game is not installed")
+
+def needs(package: str) -> pytest.MarkDecorator:
+    here = find_spec("gym_super_mario_bros") and find_spec(package)
+    return pytest.mark.skipif(here is None, reason=f"{package} and the game are not installed")
+
+
+EMULATORS = [
+    pytest.param("nes-py", marks=needs("nes_py")),
+    pytest.param("stable-retro", marks=needs("stable_retro")),
+]
 
 
 class Street:
     """A level of 120 pixels: right walks 2 a frame, at 60 is a pit that only A crosses; a coin for each 40."""
 
-    def __init__(self, world: int, stage: int, rom: str = "") -> None:
+    def __init__(self, world: int, stage: int) -> None:
         self.name, self.held = f"{world}-{stage}", list[int]()
 
     def reset(self) -> State:
@@ -60,8 +76,8 @@ class Street:
 
     def picture(self) -> Image.Image:
         """As bright as the number of the frame, but for the status line."""
-        screen = np.full((240, 256, 3), self.frame % 251, np.uint8)
-        screen[:32] = self.status
+        screen = np.full((224, 240, 3), self.frame % 251, np.uint8)
+        screen[:24] = self.status
         return Image.fromarray(screen)
 
     def close(self) -> None:
@@ -109,8 +125,8 @@ def test_a_decision_shows_its_last_frame_without_the_status_line() -> None:
     whole = street(skip=3, status_line=True)
     whole._game.status = 99  # type: ignore[attr-defined]
     obs, *_ = whole.step(1)
-    assert (obs[:11] == 99).all()
-    assert (obs[12:] == 3).all()
+    assert (obs[:9] == 99).all()
+    assert (obs[9:] == 3).all()
 
 
 def test_each_episode_draws_a_level() -> None:
@@ -310,6 +326,7 @@ def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
         ({"most": -1}, "most is -1"),
         ({"shots": 1}, "shots is 1, it must be at least 2"),
         ({"skip": 0}, "skip is 0"),
+        ({"emulator": "nespy"}, "one of stable-retro, nes-py, or '' for either (did you mean 'nes-py'?)"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:
@@ -328,33 +345,88 @@ def test_a_wrong_option_is_told_with_its_place() -> None:
 
 
 def test_a_missing_package_or_rom_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(ROOT / "conf" / "mario" / "right.toml", [])
-    monkeypatch.setitem(__import__("sys").modules, "gym_super_mario_bros", None)
-    monkeypatch.setattr("realm.zoo.mario.nes.np.__version__", "1.26.4")  # a newer one is told of first
-    with pytest.raises(ConfigError, match=r"needs a package that is not installed: run .*gym-super-mario-bros"):
-        make_envs(config, 1, 1)
+    own = tmp_path / "own.nes"
+    own.write_bytes(b"the game")
+    monkeypatch.setattr("realm.zoo.mario.game.rom_of", lambda path: path)
+    for package, emulator in (("nes_py", "nes-py"), ("stable_retro", "stable-retro")):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.setattr("realm.zoo.mario.emulators.np.__version__", "1.26.4")  # a newer one is told of first
+        sets = [f"env.emulator={emulator}", f"env.rom={own}"]
+        config = load_config(ROOT / "conf" / "mario" / "right.toml", sets)
+        with pytest.raises(ConfigError, match=f"needs a package that is not installed: run .* {emulator}=="):
+            make_envs(config, 1, 1)
     (tmp_path / "other.nes").write_bytes(b"NES\x1a" + bytes(40_000))
     for name, says in (("none.nes", "cannot be read: No such file"), ("other.nes", "is not Super Mario Bros.")):
         with pytest.raises(ValueError, match=says):
-            Mario(rom=str(tmp_path / name))
+            rom_of(str(tmp_path / name))
+    monkeypatch.setattr("realm.zoo.mario.emulators.find_spec", lambda name: None)
+    with pytest.raises(DependencyNotInstalled, match="which holds the game, or say `rom`"):
+        rom_of("")
 
 
 # ---- the game ----
 
+DRAWN = [1, 2, 4, 2, 4, 1, 1]  # how often each of the seven actions
 
-@needs_game
+
+@pytest.mark.parametrize("emulator", EMULATORS)
+@pytest.mark.parametrize(
+    ("level", "last", "sum_of_all"), [("1-1", (292, 0, 394), 3580978636), ("4-2", (139, 0, 397), 3567190683)]
+)
+def test_each_emulator_plays_the_same_game(
+    emulator: str, level: str, last: tuple[int, int, int], sum_of_all: int
+) -> None:
+    """x, score, clock and the end of 2,000 frames, of which four at a time hold the same buttons."""
+    env = Mario(level, emulator=emulator)
+    draws = random.Random(1)
+    states = [env._game.reset()]
+    while len(states) < 2000:
+        names = SETS["simple"][draws.choices(range(7), DRAWN)[0]]
+        for _ in range(4):
+            states.append(env._game.step(bits_of(names)))
+            if states[-1].dead or states[-1].flag:
+                states.append(env._game.reset())
+                break
+    assert states[-1][:3] == last
+    assert crc32(repr([tuple(map(int, one)) for one in states]).encode()) == sum_of_all
+    env.close()
+
+
+@pytest.mark.parametrize("emulator", EMULATORS)
+def test_environments_of_one_process_do_not_know_of_each_other(emulator: str) -> None:
+    """Several share FCEUmm's core."""
+    alone, one, other = (Mario(level, emulator=emulator) for level in ("1-1", "1-1", "1-2"))
+    expected = [alone.reset(seed=1)[0], *(alone.step(3)[0] for _ in range(60))]
+    one.reset(seed=1)
+    seen = [one._seen([one._picture()])]
+    other.reset(seed=1)
+    for step in range(60):
+        seen.append(one.step(3)[0])
+        other.step(step % 5)
+        assert (one._picture() == seen[-1]).all()
+    np.testing.assert_array_equal(seen, expected)
+    for env in (alone, one, other):
+        env.close()
+
+
+@needs("nes_py")
 def test_the_reward_is_that_of_the_package() -> None:
     """A frame at a time, to a death."""
-    env = Mario(skip=1, reward=[{"term": "progress"}, {"term": "clock"}, {"term": "death", "weight": 25}])
+    with redirect_stderr(io.StringIO()):
+        from gym_super_mario_bros.smb_env import SuperMarioBrosEnv
+
+    theirs = SuperMarioBrosEnv(target=(1, 1))
+    theirs.reset()
+    env = Mario(
+        skip=1, reward=[{"term": "progress"}, {"term": "clock"}, {"term": "death", "weight": 25}], emulator="nes-py"
+    )
     env.reset(seed=1)
-    game: Any = env._game
-    told: list[float] = []
-    step = game._game.step
-    game._game.step = lambda action: (lambda given: (told.append(given[1]), given)[1])(step(action))
     terminated = False
     while not terminated:
         _, reward, terminated, _, info = env.step(1)
-        assert max(-15, min(15, reward)) == told[-1]
+        *_, told, done, facts = theirs.step(bits_of(SETS["simple"][1]))
+        assert max(-15, min(15, reward)) == told
+        assert (info["score"], info["clock"], terminated) == (facts["score"], facts["time"], done)
     assert info["x"] > 200
     assert info["cause_enemy"] == 100
     env.close()

@@ -6,7 +6,7 @@ or u8 [84, 84, shots] where decisions differ in length. A package that looks bac
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import gymnasium
@@ -16,21 +16,23 @@ from PIL import Image
 
 from realm.contract import Array
 from realm.errors import did_you_mean
-from realm.zoo.mario.nes import Nes
+from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
+from realm.zoo.mario.level import Level
 from realm.zoo.mario.presses import BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 
 SIDE = 84
-_STATUS = 32  # rows of the screen above the level
+_STATUS = 24  # rows of the screen above the level
 _ACTIONS = (*SETS, "buttons", "durations")
 CAUSES = ("fall", "enemy", "clock")
+_EMULATORS: dict[str, Callable[[str], Emulator]] = {"stable-retro": Fce, "nes-py": Nes}
 
 
-class Emulator(Protocol):
-    """One level, with one life."""
+class Played(Protocol):
+    """One level, with one life: `Level`, or what a test has in its place."""
 
     def picture(self) -> Image.Image:
-        """The screen, 256 x 240 in colour."""
+        """The screen, 240 x 224 in colour."""
         ...
 
     def reset(self) -> State: ...
@@ -64,7 +66,7 @@ class Mario(gymnasium.Env[Array, Any]):
         least: int = 1,
         most: int = 60,
         shots: int = 4,
-        emulator: Callable[[int, int, str], Emulator] = Nes,
+        emulator: str | Callable[[int, int], Played] = "",
         render_mode: str | None = None,
     ) -> None:
         """level: "1-1" to "8-4", or a list, of which each episode draws one. actions: "right", "simple" or "complex",
@@ -72,6 +74,7 @@ class Mario(gymnasium.Env[Array, Any]):
         skip: frames of a decision; with durations, of a step of the discount. reward: see `rewards.Term`. rom: the path
         of one's own. plan, signed (numbers from -1 to 1 instead of from 0), least, most (frames of a press; most 0: no
         bound but the second) and shots (pictures of a decision: first, last, random ones between): of durations.
+        emulator: "stable-retro" or "nes-py"; "": the first that is installed.
         """
         self.render_mode = render_mode
         levels = [level] if isinstance(level, str) else list(level)
@@ -84,9 +87,9 @@ class Mario(gymnasium.Env[Array, Any]):
         ok = bool(levels) and all(re.fullmatch("[1-8]-[1-4]", str(one)) for one in levels)
         _check("level", level, ok, "a world from 1 to 8 and a stage from 1 to 4, such as '1-1', or a list of these")
         self._terms = terms_of(reward)
-        self._make, self._levels = partial(_made, emulator, rom), levels
-        self._emulators: dict[str, Emulator] = {}
-        self._shown = (0, 0 if status_line else _STATUS, 256, 240)  # of the screen
+        self._make = _maker(emulator, rom_of(rom)) if isinstance(emulator, str) else emulator
+        self._levels, self._played = levels, dict[str, Played]()
+        self._shown = (0, 0 if status_line else _STATUS, 240, 224)  # of the screen
         self._skip, self._durations = skip, actions == "durations"
         self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
         self._of_action = [bits_of(names) for names in SETS.get(actions, ())]
@@ -98,16 +101,17 @@ class Mario(gymnasium.Env[Array, Any]):
         elif self._durations:
             self.action_space = spaces.Box(-1.0 if signed else 0.0, 1.0, (len(BUTTONS),))
             self.duration = 1.0  # of the last decision, in those of `skip` frames: the discount goes by it
-        self._game = self._emulator(levels[0])  # what is missing is missed before a run begins
+        self._game = self._level(levels[0])  # what is missing is missed before a run begins
 
-    def _emulator(self, level: str) -> Emulator:
-        if level not in self._emulators:
-            self._emulators[level] = self._make(level)
-        return self._emulators[level]
+    def _level(self, name: str) -> Played:
+        if name not in self._played:
+            world, _, stage = name.partition("-")
+            self._played[name] = self._make(int(world), int(stage))
+        return self._played[name]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
-        self._game = self._emulator(self._levels[int(self.np_random.integers(len(self._levels)))])
+        self._game = self._level(self._levels[int(self.np_random.integers(len(self._levels)))])
         self._state = self._game.reset()
         self._plan.reset()
         self._farthest, self._frames = self._state.x, 0
@@ -173,14 +177,17 @@ class Mario(gymnasium.Env[Array, Any]):
         return np.array(self._game.picture())
 
     def close(self) -> None:
-        for emulator in self._emulators.values():
-            emulator.close()
-        self._emulators.clear()
+        for level in self._played.values():
+            level.close()
+        self._played.clear()
 
 
-def _made(emulator: Callable[[int, int, str], Emulator], rom: str, level: str) -> Emulator:
-    world, _, stage = level.partition("-")
-    return emulator(int(world), int(stage), rom)
+def _maker(emulator: str, rom: str) -> Callable[[int, int], Played]:
+    """What makes a level. emulator, rom: as `Mario` has them, the second a path."""
+    known = tuple(_EMULATORS)
+    _check("emulator", emulator, emulator in ("", *known), f"one of {', '.join(known)}, or '' for either", known)
+    chosen = _EMULATORS[emulator or ("nes-py" if find_spec("stable_retro") is None else "stable-retro")]
+    return lambda world, stage: Level(chosen(rom), world, stage)
 
 
 def _whole(value: Any) -> bool:
