@@ -13,11 +13,12 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Array, Chunk, Field, PredictContext, Prediction, Spec, Version, WorkflowContext
 from realm.errors import ConfigError
-from realm.learn.evaluation import predictor
+from realm.learn.evaluation import Player, predictor
 from realm.learn.export import OnnxPolicy, write_onnx
 from realm.policy.local_policy import LocalPolicy
 from realm.user import hyper_of, load_definition
@@ -27,6 +28,7 @@ from realm.zoo.pong.config import Config
 from realm.zoo.pong.networks.attention import Attending, Past, rows_of
 from realm.zoo.pong.train_workflow import LEAST_ACTIONS, workflow
 from tests.corridor import Training
+from tools.study.pong_pictures import draw, played
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(path for path in (ROOT / "conf" / "pong").glob("*.toml") if path.stem != "base")
@@ -274,6 +276,24 @@ def test_a_network_trains(name: str) -> None:
     unused = {"trunk.log_variance", "decoder", "onehot"} if name == "autoencoder_bn" else set()  # of no weight
     same = {key for key, x in agent.model.state_dict().items() if x.equal(before[key]) and x.dtype.is_floating_point}
     assert {key for key in same if not any(part in key for part in unused)} == set()
+
+
+@pytest.mark.parametrize("name", ["shared", "autoencoder", "attention", "conv_patches", "transformer"])
+def test_what_a_network_sees_is_one_picture(name: str, tmp_path: Path) -> None:
+    agent, _ = playing(**NETWORKS[name])
+    envs = Flicker(1)
+    player = Player(envs, agent, predictor(agent, SHAPES(envs, agent.ppo.settings), 0), None, ())  # type: ignore[arg-type]
+    game = played(player, 1, 30)
+    steps = len(game.frames)
+    assert 5 < steps < 30  # the game has ended
+    assert game.logits.shape == (steps, 6)
+    assert ("attention" in game.of_layers) == (name in ("attention", "conv_patches", "transformer"))
+    if "attention" in game.of_layers:
+        np.testing.assert_allclose(game.of_layers["attention"].sum(-1), 1.0, rtol=1e-5)
+    draw(game, agent.model, name, tmp_path / "one.png")
+    with Image.open(tmp_path / "one.png") as picture:
+        assert picture.width == 1080
+        assert np.asarray(picture).std() > 20
 
 
 @pytest.mark.parametrize("name", ["shared", "attention", "transformer"])
