@@ -9,8 +9,10 @@ from loguru import logger
 
 from realm.watch import progress
 
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: runs that tests start would inherit that
-    signal.signal(signal.SIGHUP, lambda number, frame: None)
+# Ignored under nohup, and in what a script starts in the background: whatever tests start would inherit that
+for _number, _handler in ((signal.SIGHUP, lambda number, frame: None), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True)

@@ -45,21 +45,21 @@ OBS, ACTIONS, ROWS = 5, 3, 24
 RNG = np.random.default_rng(0)
 
 
-def floats(*shape: int) -> Any:
-    return RNG.normal(size=shape).astype(np.float32)
+def floats(*shape: int, rng: np.random.Generator = RNG) -> Any:
+    return rng.normal(size=shape).astype(np.float32)
 
 
-def batch(discrete: bool) -> Transitions:
+def batch(discrete: bool, rng: np.random.Generator = RNG) -> Transitions:
     """Rows with the three kinds of end: none, terminated (discount 0), a time limit (a discount as ever)."""
     low, high = np.array([-2.0, 0.0, -1.0]), np.array([2.0, 5.0, 1.0])
-    action = RNG.integers(0, ACTIONS, ROWS) if discrete else (low + RNG.random((ROWS, 3)) * (high - low))
+    action = rng.integers(0, ACTIONS, ROWS) if discrete else (low + rng.random((ROWS, 3)) * (high - low))
     ids = np.zeros(ROWS, np.int64)
     return Transitions(
-        obs={"state": floats(ROWS, OBS)},
+        obs={"state": floats(ROWS, OBS, rng=rng)},
         action=action if discrete else action.astype(np.float32),
-        reward=floats(ROWS),
-        discount=np.where(RNG.random(ROWS) < 0.3, 0.0, 0.97).astype(np.float32),
-        next_obs={"state": floats(ROWS, OBS)},
+        reward=floats(ROWS, rng=rng),
+        discount=np.where(rng.random(ROWS) < 0.3, 0.0, 0.97).astype(np.float32),
+        next_obs={"state": floats(ROWS, OBS, rng=rng)},
         extra={}, step={}, version=np.zeros((ROWS, 2), np.int64), worker=ids, incarnation=ids, env=ids, seq=ids,
     )  # fmt: skip
 
@@ -549,8 +549,9 @@ def test_images_go_through_one_encoder_that_the_critics_train(make: Any, config:
     own = dataclasses.replace(spec(False), obs={"state": picture}, draw=Draw(look_back=1))
     agent = make(own, config, "cpu", 3)
     literal, target = copy.deepcopy(agent.model), copy.deepcopy(agent.model)
-    obs, then = ({"state": RNG.integers(0, 255, (ROWS, 2, 40, 40, 1), np.uint8)} for _ in range(2))
-    rows = dataclasses.replace(batch(False), obs=obs, next_obs=then)
+    rng = np.random.default_rng(0)
+    obs, then = ({"state": rng.integers(0, 255, (ROWS, 2, 40, 40, 1), np.uint8)} for _ in range(2))
+    rows = dataclasses.replace(batch(False, rng), obs=obs, next_obs=then)
     agent.learn(rows, INFO)
 
     drawn = torch.randn((1 if make is TD3Agent else 2, ROWS, 3), generator=torch.Generator().manual_seed(3))
@@ -578,7 +579,7 @@ def test_images_go_through_one_encoder_that_the_critics_train(make: Any, config:
     of_actor.zero_grad()
     loss.backward()
     of_actor.step()
-    near(agent.model, literal, 1e-5)
+    near(agent.model, literal, 1e-4)  # a hundredth of a step: Adam's first one divides by the gradient, also a tiny one
     state, again = agent.save_model(), make(own, config, "cpu", 4)
     again.model.load_state_dict(agent.model.state_dict())
     again.load_model(state)
