@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv, VectorActionWrapper, VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorActionWrapper, VectorEnv, VectorObservationWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation, TransformReward
 
@@ -54,7 +54,9 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         if str(name).startswith("ALE/"):
             # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
             given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, **given}
+            shown = given.pop("render_mode", None) == "rgb_array"
             envs = gymnasium.make_vec(f"ale_py:{name}", num_envs, **given)
+            envs = _Grey(envs) if shown else envs
         else:
             envs = _Envs([partial(_masked, name, given)] * num_envs)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -128,6 +130,23 @@ class _Envs(SyncVectorEnv):
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         self.told = env_info
         return vector_infos
+
+
+class _Grey(VectorObservationWrapper):
+    """Renders what an agent sees of Atari's vector environment, which renders nothing: each pixel four times."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(envs)
+        self.metadata = {**envs.metadata, "render_fps": 15}  # a step is four frames
+
+    def observations(self, observations: Any) -> Any:
+        """u8 [E, 1, H, W]."""
+        self.seen = observations
+        return observations
+
+    def render(self) -> tuple[Array, ...]:
+        """u8 [4 H, 4 W, 3] of each environment."""
+        return tuple(np.repeat(np.kron(one[0], np.ones((4, 4), np.uint8))[..., None], 3, -1) for one in self.seen)
 
 
 # ---- actions ----

@@ -69,6 +69,18 @@ def test_pong_v0_shows_what_protocol_b_shows() -> None:
 
 
 @needs_ale
+def test_a_film_shows_what_the_agent_sees() -> None:
+    envs = made("b", render_mode="rgb_array")
+    envs.reset(seed=1)
+    seen = envs.step(np.array([2, 3]))[0]["state"]
+    pictures = envs.render()
+    assert len(pictures) == 2
+    for picture, frame in zip(pictures, seen, strict=True):
+        assert picture.shape == (440, 336, 3)
+        assert np.array_equal(picture[72:408:4, ::4, 1], frame[..., 0])
+
+
+@needs_ale
 @pytest.mark.parametrize(
     ("options", "says"),
     [
