@@ -270,7 +270,7 @@ def test_statistics_of_an_episode_are_those_of_the_game() -> None:
         *_, info = envs.step(np.array([2, 1]))
         if "_episode" in info and info["_episode"][1]:
             assert envs.unwrapped.told["cause_fall"] == 100
-            assert info["episode"]["r"][1] == 60 - 1 - 15
+            assert info["episode"]["r"][1] == 60 - 1 - 65 + 0.025 * 200
 
 
 @pytest.mark.slow
