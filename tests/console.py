@@ -14,18 +14,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster import ROOT
+from tests.forks import Fork
 
 PROGRESS = re.compile(r"^(.* \.\.\.|.*: ([\d,]+ of [\d,]+|\d+%), .*|.* INFO +the package .* plays .*)\n", re.MULTILINE)
 
 
-def start(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str]:
-    command, env = [sys.executable, *map(str, arguments)], {**os.environ, "PYTHONPATH": str(ROOT)}
+def start(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str] | Fork:
+    words, env = [str(one) for one in arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+    if sys.platform == "linux" and (words[:2] == ["-m", "realm"] or words[0].endswith("train_test.py")):
+        return Fork(words, cwd, env)
     return subprocess.Popen(
-        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, *words], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def end(process: subprocess.Popen[str] | Fork) -> tuple[int, str, str]:
     """(exit code, stdout, stderr); stderr without what a slow machine has said about work going on."""
     out, err = process.communicate(timeout=400)
     return process.returncode, out, PROGRESS.sub("", err)

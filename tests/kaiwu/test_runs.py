@@ -6,34 +6,32 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from tests.cluster import Run
+from tests.console import finished
 
 from realm.learn.results import newest_in
 
-ROOT = Path(__file__).parents[2]
-PROJECTS = ROOT / "tests" / "kaiwu"
+PROJECTS = Path(__file__).parent
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 def realm(tmp_path: Path, project: str, *overrides: str, test: bool = False) -> subprocess.CompletedProcess[str]:
-    program = ["train_test.py"] if test else ["-m", "realm", "start"]
-    command = [sys.executable, *program, "--config", str(PROJECTS / project / "conf" / "configure_app.toml")]
+    command = ["train_test.py"] if test else ["-m", "realm", "start"]
+    command += ["--config", str(PROJECTS / project / "conf" / "configure_app.toml")]
     for override in (f"log_dir={tmp_path}", "run_name=run", *overrides):
         command += ["--set", override]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    return finished(*command)
 
 
 def pack(runs: Path, *words: str) -> Path:
     """The submission of the run "run"."""
     out = runs / "submission.zip"
-    command = [sys.executable, "-m", "realm", "pack", "run", "--log-dir", str(runs), "--out", str(out), *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = finished("-m", "realm", "pack", "run", "--log-dir", runs, "--out", out, *words)
     assert done.returncode == 0, done.stderr
     return out
 

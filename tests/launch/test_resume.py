@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,8 @@ from realm.errors import ConfigError
 from realm.launch.rundir import claim_run_dir
 from realm.launch.start import beginning, changed_keys
 from realm.learn.checkpoint import Checkpoint, find
-from tests.cluster import PATIENCE_S, ROOT
+from tests.cluster import ROOT
+from tests.console import finished
 
 UPDATES = 4  # of a session
 
@@ -82,13 +80,10 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, *settings: str, options: Sequence[str] = ()) -> str:
     """Start in one process; returns what was on the screen."""
-    command = [sys.executable, "-m", "realm", "start", "--config", "noisy.toml", *options]
+    command = ["-m", "realm", "start", "--config", "noisy.toml", *options]
     for setting in settings:
         command += ["--set", setting]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
+    done = finished(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

@@ -84,26 +84,29 @@ SINGLE = '    import gymnasium\n\n    return gymnasium.make("CartPole-v1")\n'
 SAME_STEP = f'{MADE[:-1].replace("return", "envs =")}\n    envs.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP\n'
 
 
-@pytest.mark.parametrize("mode", ["local", pytest.param("remote", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("old", "new", "text"),
+    ("mode", "old", "new", "text"),
     [
         (
+            "local",
             MADE,
             SINGLE,
             "make_envs returned a single environment, TimeLimit; it must return a vector environment, such as",
         ),
         (
+            "remote",
             MADE,
             f"{SAME_STEP}    return envs\n",
             "make_envs returned CountingEnvs with autoreset mode SameStep; it must",
         ),
         (
+            "local",
             MADE,
             SAME_STEP.replace("AutoresetMode.SAME_STEP", "None") + "    return envs\n",
             "make_envs returned CountingEnvs, whose metadata does not say how it resets; if the step after",
         ),
         (
+            "local",
             "ActionSpec(n=1000)",
             "ActionSpec(n=9)",
             "spec returned ActionSpec(n=9), but the environments' action space is",
