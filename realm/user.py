@@ -249,7 +249,7 @@ def has_enter(algo: str) -> bool:
 
 def load_preferences(algo: str) -> Preferences | None:
     """The function `preferred(cores, device, workers)` of `<algo>/config.py`, or None if it has none. It gives the
-    values that suit the package's agent for keys of [app] that are "auto"."""
+    values that suit the package's agent for keys of [app] that are "auto"; `why` is what a start says of them."""
     module = _module(algo, "config", "a frozen dataclass Config")
     if not hasattr(module, "preferred"):
         return None
@@ -258,7 +258,7 @@ def load_preferences(algo: str) -> Preferences | None:
     def preferred(cores: int, device: str, workers: int) -> Mapping[str, Any]:
         try:
             given = dict(function(cores, device, workers))
-            msgspec.convert(given, AppConfig)
+            msgspec.convert({key: value for key, value in given.items() if key != "why"}, AppConfig)
         except (Exception, SystemExit) as error:
             raise _raised(error, algo, "config", "calling preferred") from error
         return given

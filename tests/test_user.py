@@ -225,10 +225,10 @@ def test_errors_of_the_users_config(write: Write, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("says", [True, False])
 def test_what_a_package_prefers(write: Write, says: bool) -> None:
-    prefers = "        def preferred(cores, device, workers): return {'max_version_lag': 'part'}\n"
+    prefers = "        def preferred(cores, device, workers): return {'max_version_lag': 'part', 'why': ', here'}\n"
     write({"config.py": GOOD["config.py"].rstrip(" ") + prefers * says})
     preferred = load_preferences("mine")
-    assert (preferred and preferred(2, "cpu", 1)) == ({"max_version_lag": "part"} if says else None)
+    assert (preferred and preferred(2, "cpu", 1)) == ({"max_version_lag": "part", "why": ", here"} if says else None)
 
 
 def test_a_preference_of_the_wrong_shape_is_one_sentence(write: Write) -> None:

@@ -22,7 +22,7 @@ from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 
 Preferences = Callable[[int, str, int], Mapping[str, Any]]
-"""(cores, device, workers) to values of `auto` keys: the function `preferred` of the user's `config.py`, if any."""
+"""(cores, device, workers) to values of `auto` keys, and `why`: `preferred` of the user's `config.py`, if any."""
 
 _ENVS_IN_ALL = 64
 _MOST_WORKERS = 16
@@ -259,7 +259,7 @@ def _workers_here(app: AppConfig, machine: Machine) -> tuple[int, str]:
 def _envs(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     key = "aisrv_connect_to_kaiwu_env_count"
     if key in preferred:
-        return preferred[key], f"{app.algo} prefers it"
+        return preferred[key], f"{app.algo} prefers it{preferred.get('why', '')}"
     if _is_off_policy(app):
         return 1, "an env step costs less than the training that it is worth"
     return max(8, _ENVS_IN_ALL // int(app.aisrv_count)), f"about {_ENVS_IN_ALL} environments in all"

@@ -54,6 +54,9 @@ def test_one_core_alternates_strictly() -> None:
     assert (one.on_policy, one.sampler, one.ratio) == (True, "Fifo", 1.0)
     assert (one.backend, one.device, one.learner_threads, one.predict_local) == ("reverb", "cpu", 1, True)
     assert why(Machine(1, 0, True))["max_version_lag"] == "every batch is of one version"
+    measured = why(Machine(1, 0, True))["aisrv_connect_to_kaiwu_env_count"]
+    assert measured.startswith("diy prefers it, as measured on two cores")
+    assert "AVX-512" in measured  # the kind of CPU
 
 
 def test_hosts_get_a_worker_for_each_core_or_their_share() -> None:
