@@ -5,14 +5,17 @@ Only root may make them, and the command `ip` is needed; `lan` skips a test with
 
 import os
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
-
-import pytest
+from unittest import SkipTest
 
 from tests.cluster import PATIENCE_S, ROOT, Run
 
@@ -87,6 +90,40 @@ class Machine:
         else:
             ip(*where, "neigh", "delete", to, "dev", cable)
 
+    @contextmanager
+    def late(self, seconds):
+        """For this block each frame comes so much later, both ways. Kernels without `tc netem` have this: its cable
+        leaves the bridge and ends here, and so does one that goes on to it."""
+        end, far = f"{self.cable}a", f"{self.cable}b"
+        ip("link", "add", end, "type", "veth", "peer", "name", far)
+        ip("link", "set", self.cable, "nomaster")
+        ip("link", "set", far, "master", bridge(), "up")
+        ip("link", "set", end, "up")
+        sockets, over = [_frames(self.cable), _frames(end)], threading.Event()
+
+        def forward():
+            under_way = deque()
+            while not over.is_set():
+                due = under_way[0][0] if under_way else time.monotonic() + 0.1
+                for each in select.select(sockets, [], [], max(0.0, due - time.monotonic()))[0]:
+                    under_way.append((time.monotonic() + seconds, sockets[sockets[0] is each], each.recv(1 << 17)))
+                while under_way and under_way[0][0] <= time.monotonic():
+                    _, to, frame = under_way.popleft()
+                    with suppress(OSError):  # it is lost, as on a cable
+                        to.send(frame)
+
+        thread = threading.Thread(target=forward)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            for each in sockets:
+                each.close()
+            ip("link", "delete", end)
+            ip("link", "set", self.cable, "master", bridge())
+
     def agent(self):
         """The pid of `realm host` there."""
         return next(pid for pid in self.pids()[1:] if b"\0host" in _command(pid))
@@ -140,6 +177,15 @@ def _command(pid):
     return b""
 
 
+def _frames(device):
+    """A socket for all frames that come by a device, with what the kernel leaves to do for each (checksum, cutting)."""
+    frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # ETH_P_ALL
+    for option in (15, 23):  # PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING
+        frames.setsockopt(263, option, 1)  # SOL_PACKET
+    frames.bind((device, 0))
+    return frames
+
+
 def bridge():
     return f"rb{os.getpid() % 100000}"
 
@@ -157,7 +203,7 @@ def until(condition, what, within_s=PATIENCE_S):
 def lan(folder, machines):
     """Other machines on one bridge with this one, which is `NET.1`; each has keys that the others let in."""
     if os.geteuid() != 0 or not all(shutil.which(name) for name in ("ip", "unshare", "nsenter")):
-        pytest.skip("only root can make other machines, with the commands ip, unshare and nsenter")
+        raise SkipTest("only root can make other machines, with the commands ip, unshare and nsenter")
     from realm.wire.curve_keys import make_keys
 
     own, theirs = folder / "keys", [folder / f"keys{number}" for number in range(1, machines + 1)]
@@ -175,7 +221,7 @@ def lan(folder, machines):
             for number, keys in enumerate(theirs, 1):
                 there.append(Machine(number, keys))
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"no other machines here: {error.stderr!r}")
+            raise SkipTest(f"no other machines here: {error.stderr!r}") from error
         yield there
     finally:
         for machine in there:
@@ -210,3 +256,17 @@ class Led(Run):
     def text(self):
         agents = self.folder.glob("host*.txt")
         return "\n".join([super().text(), *(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in agents)])
+
+
+FREE = (
+    "buffer_backend=native", "counting.learn_s=0.05", "max_version_lag=free", "train_batch_size=20",
+    "counting.remember=true",
+)  # fmt: skip
+"""Settings of a run that waits for nothing; slow, as what is waited for are seconds."""
+
+
+def ready_at(run, host, after=0):
+    """The incarnation of worker 1 if it is ready on this host ("": the head) and younger than `after`."""
+    role = run.file()["roles"]["aisrv-1"]
+    there = role["state"] == "ready" and role["host"] == host and role["incarnation"] > after
+    return there and role["incarnation"]

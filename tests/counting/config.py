@@ -18,3 +18,4 @@ class Config:
     nan_from: int = 0  # the weights become NaN in this update and those after it; 0: never
     nan_times: int = 1  # so often
     nan_late: bool = False  # only after the weights went out
+    tally: str = ""  # a folder for the names of all chunks, where they were played and where they were trained on

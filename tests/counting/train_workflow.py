@@ -1,6 +1,7 @@
 """The workflow that everybody starts with, which adds a number to each step."""
 
 from realm.chunk import ChunkBuilder
+from tests.counting.tally import note
 
 
 def workflow(envs, policy, context):
@@ -15,4 +16,6 @@ def workflow(envs, policy, context):
         context.monitor.episodes(info)
         chunks.step(prediction, reward, terminated, truncated, obs, added={"raw": before[:, 0] * 3})
         if chunks.full:
-            yield chunks.take()
+            played = chunks.take()
+            note(context.config.tally, "played", played)
+            yield played

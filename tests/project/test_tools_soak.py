@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests import fuzz
-from tools.soak import faults, soak
+from tests.counting import tally
+from tools.soak import faults, hosts, soak
 from tools.soak.victim import Outcome
 
 
@@ -67,6 +71,22 @@ def test_the_memory_of_each_process_has_a_row():
             "about": dict.fromkeys(("date", "machine", "commit", "command"), "")}  # fmt: skip
     assert "\n| learner-0 | 380 | 381 | +2.4 |\n" in soak.report({"memory": {**made, "memory": [row]}})
     assert "Memory" not in soak.report({"F26": {**made, "memory": []}})
+
+
+def test_the_faults_of_hosts_have_a_table(tmp_path):
+    def note(what, *rows):
+        worker, incarnation, env, seq = np.array(rows).T
+        tally.note(tmp_path, what, SimpleNamespace(worker=worker, incarnation=incarnation, env=env, seq=seq))
+
+    note("played", (1, 1, 0, 0), (1, 1, 0, 1), (1, 1, 0, 2), (1, 2, 0, 0))
+    note("trained", (1, 1, 0, 0), (1, 1, 0, 2), (1, 1, 0, 2))
+    # of the first process one of three is missing, and a later one is there; the second one's may be under way
+    assert tally.compare(tmp_path) == ({(1, 1): [3, 1, 1], (1, 2): [1, 1, 0]}, 1)
+    row = hosts.Row("R1", "power", [0.1], [11.0, 12.0, 11.1], [80.0, 70.0, 75.0], [1.0, 0.0, 0.0])
+    made = {"injected": "x", "times": 3, "lost": "y", "recovery_s": [],
+            "about": dict.fromkeys(("date", "machine", "commit", "command"), "")}  # fmt: skip
+    text = soak.report({"R1": {**made, "hosts": [dataclasses.asdict(row)]}})
+    assert "\n| R1 | power | 3 | 0.1 (0.1) | 11.1 (12.0) | 75.0 (80.0) | 0.0 (1.0) |\n" in text
 
 
 def test_recovery_is_a_median_and_the_greatest():

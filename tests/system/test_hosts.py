@@ -4,7 +4,6 @@ The counting environment raises on the first row that is not what was played, as
 """
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -17,7 +16,7 @@ from realm.wire.curve_keys import make_keys
 from tests.backends import BACKENDS
 from tests.cluster import ROOT
 from tests.console import finished
-from tests.machines import NET, Led, lan, until
+from tests.machines import FREE, NET, Led, lan, ready_at, until
 from tests.system.test_counting import ENOUGH, FLOWS, OFF_POLICY, check_accounts
 
 pytestmark = pytest.mark.system
@@ -43,22 +42,12 @@ def test_two_machines_train(tmp_path, host, flow):
         assert (run.dir / "log" / "aisrv-1.log").read_text().count("aisrv-1 ended: stopped") == 1
 
 
-def ready_at(run, host, after=0):
-    """The incarnation of worker 1 if it is ready on this host ("": the head) and younger than `after`."""
-    role = run.file()["roles"]["aisrv-1"]
-    there = role["state"] == "ready" and role["host"] == host and role["incarnation"] > after
-    return there and role["incarnation"]
-
-
 def check_once(run):
     """What came in was trained on once. An old worker that comes back may offer rounds, which are refused."""
     buffer = run.totals("buffer")
     assert buffer["inserted"] == buffer["sampled"] + buffer["size"] + buffer["dropped_old_epoch"]
     assert buffer["evicted"] == 0
     assert 0 <= buffer["sampled"] - run.totals("learner")["items_trained"] <= 2 * 20
-
-
-FREE = ("buffer_backend=native", "counting.learn_s=0.05", *FLOWS["free"])  # slow: what is waited for here is seconds
 
 
 @pytest.mark.slow
@@ -83,9 +72,6 @@ def test_a_killed_agent_takes_its_roles_along(tmp_path, host):
         assert old < moved < back
         assert "the host host1 is lost (silent for 1" in run.output.read_text()
         check_once(run)
-
-
-ROUNDS = int(os.environ.get("ROUNDS", "1"))  # of each fault; more for the figures in docs/reliability.md
 
 
 def power(host):
@@ -116,28 +102,20 @@ def frozen(host):
 @pytest.mark.parametrize("fault", [power, cable, one_way, other_way, frozen])
 def test_a_lost_host(tmp_path, fault):
     """R1, R3, R4: its workers start elsewhere, the next agent gets them back, and the old one is told to end."""
-    took = []
-    with lan(tmp_path, 2) as machines, Led(tmp_path, machines[:1], *FREE, hosts=1) as run:
+    with lan(tmp_path, 2) as (host, spare), Led(tmp_path, [host], *FREE) as run:
         run.wait_running()
-        here, spare = machines
-        for _ in range(ROUNDS):
-            old = ready_at(run, here.name)
-            time.sleep(random.random())
-            mend, since = fault(here), time.monotonic()
-            moved = run.wait_for(lambda: ready_at(run, "", old), "the worker starts here")  # noqa: B023
-            took.append(time.monotonic() - since)
-            run.join(spare)
-            run.wait_for(lambda: ready_at(run, spare.name, moved), "the worker is back")  # noqa: B023
-            if mend is None:
-                break  # it is gone
+        old = ready_at(run, host.name)
+        mend = fault(host)
+        moved = run.wait_for(lambda: ready_at(run, "", old), "the worker starts here")
+        run.join(spare)
+        run.wait_for(lambda: ready_at(run, spare.name, moved), "the worker is back")
+        if mend:
             mend()
-            until(lambda: here.realm() == [], "the old agent was told to end", 45)  # noqa: B023
-            here, spare = spare, here
+            until(lambda: host.realm() == [], "the old agent was told to end", 45)
         epoch, update = run.checkpoints()[-1]
         run.wait_trained(update + 40, epoch)
         assert run.interrupt() == 0, run.text()
         check_once(run)
-        print(f"{fault.__name__}: {[round(one, 1) for one in took]} s until its worker worked elsewhere")
 
 
 @pytest.mark.slow

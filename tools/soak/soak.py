@@ -3,6 +3,7 @@
     tools/soak.sh                                  all, with 60 minutes of random faults: about two and a half hours
     tools/soak.sh --only F27 F4                    some faults; `fuzz` is the broken input, `memory` an undisturbed run
     tools/soak.sh --minutes 3                      a look at everything
+    tools/soak.sh --only R1 R2 R3 R4 R5 R6 R7 R8   faults of other machines (R8 with R9): root and Ray; 80 minutes
 
 Parts that are finished are in --out and are not done again; --again does them again. A part that failed is. The report
 holds all of them.
@@ -28,6 +29,7 @@ from tests import fuzz
 from tests.cluster import ROOT
 from tools import common
 from tools.soak.faults import FAULTS
+from tools.soak.hosts import HOST_FAULTS
 from tools.soak.victim import Ground, Outcome
 
 FUZZ, FUZZ_MINUTES = "fuzz", 7.0
@@ -44,12 +46,12 @@ class Part(NamedTuple):
 
 
 def parts_of(args: argparse.Namespace) -> list[Part]:
-    wanted = args.only or [*FAULTS, FUZZ]
-    if unknown := set(wanted) - {*FAULTS, FUZZ}:
-        raise ConfigError(f"--only {' '.join(sorted(unknown))}: unknown; must be of {' '.join([*FAULTS, FUZZ])}")
+    wanted, faults = args.only or [*FAULTS, FUZZ], {**FAULTS, **HOST_FAULTS}
+    if unknown := set(wanted) - {*faults, FUZZ}:
+        raise ConfigError(f"--only {' '.join(sorted(unknown))}: unknown; must be of {' '.join([*faults, FUZZ])}")
     parts = []
-    for name in (name for name in FAULTS if name in wanted):
-        minutes, inject = FAULTS[name]
+    for name in (name for name in faults if name in wanted):
+        minutes, inject = faults[name]
         parts.append(Part(name, minutes or args.minutes, partial(injected, args, inject, args.folder / name)))
     if FUZZ in wanted:
         parts.append(Part(FUZZ, FUZZ_MINUTES * args.cases / 100_000, partial(fuzzed, args)))
@@ -58,7 +60,7 @@ def parts_of(args: argparse.Namespace) -> list[Part]:
 
 def injected(args: argparse.Namespace, inject: Callable[[Ground], Outcome], folder: Path, show: Show) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
-    outcome = inject(Ground(folder, args.seed, args.minutes, tuple(args.set), show))
+    outcome = inject(Ground(folder, args.seed, args.minutes, args.rounds, tuple(args.set), show))
     shutil.rmtree(folder, ignore_errors=True)  # of a part that failed it stays
     return dataclasses.asdict(outcome)
 
@@ -119,9 +121,19 @@ def report(parts: dict[str, Any]) -> str:
     for name, entry in sorted(parts.items()):
         if entry.get("failed"):
             lines.append(f"| {name} | **failed**: {cell(entry['failed'].splitlines()[0][:200])} | | | |")
-        elif "times" in entry:
+        elif "times" in entry and not entry.get("hosts"):
             numbers = f"{entry['times']:,} | {cell(entry['lost'])} | {recovered(entry['recovery_s'])}"
             lines.append(f"| {name} | {cell(entry['injected'])} | {numbers} |")
+    if rows := [row for entry in parts.values() for row in entry.get("hosts", ())]:
+        lines += [
+            "", "## Hosts", "",
+            "Seconds, median (worst). Lost: rounds that were played and not trained on; none was trained on twice.", "",
+            "| fault | what | times | no role there | works elsewhere | is back | lost |",
+            "|---|---|---:|---:|---:|---:|---:|",
+        ]  # fmt: skip
+        for row in sorted(rows, key=lambda row: row["fault"]):
+            took = " | ".join(recovered(row[name]) for name in ("gone_s", "elsewhere_s", "back_s", "lost"))
+            lines.append(f"| {row['fault']} | {cell(row['what'])} | {len(row['lost'])} | {took} |")
     if rows := [row for entry in parts.values() for row in entry.get("memory", ())]:
         lines += [
             "", "## Memory", "",
@@ -155,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="FAULT", help="names like F27, memory or fuzz (default: all)")
     parser.add_argument("--minutes", type=float, default=60.0, help="of F26's random faults, of memory (default 60)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each fault of a host (default 5)")
     parser.add_argument("--cases", type=int, default=100_000, help="of broken input (default 100000)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run, repeatable")

@@ -42,6 +42,8 @@ class Outcome:
     recovery_s: list[float] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
     """Of each process: process, first_mb and last_mb after minute ten, mb_per_h."""
+    hosts: list[dict[str, Any]] = field(default_factory=list)
+    """Of each fault of a host: see `hosts.Row`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Ground:
     folder: Path
     seed: int
     minutes: float
+    rounds: int
     settings: tuple[str, ...]
     show: Callable[[str], None]
 

@@ -6,6 +6,8 @@ import time
 import numpy as np
 import torch
 
+from tests.counting.tally import note
+
 
 class Agent:
     def __init__(self, spec, config, device, seed):
@@ -35,6 +37,7 @@ class Agent:
 
     def learn(self, batch, info):
         self.check(batch, info)
+        note(self.config.tally, "trained", batch)
         self.calls += 1
         if self.group:
             self.check_parts(batch)
