@@ -94,9 +94,9 @@ class TwinCritics:
         self._encoder = Adam(weights, 1e-8) if weights else None
         self._all = [*self._adams, self._encoder] if self._encoder else self._adams
 
-    def step(self, rows: Drawn, goal: Tensor, lr: float) -> tuple[Metrics, Obs]:
+    def step(self, rows: Drawn, goal: Tensor, lr: float) -> tuple[Metrics, Obs, Tensor]:
         """A gradient step of each towards goal f32 [n]. Returns the observations as the policy gets them, too: encoded,
-        before the step."""
+        before the step; and the mean of both errors' sizes f32 [n]."""
         errors, values = [], []
         encoded = self._network.encode(rows.obs)
         seen = {name: x.detach().requires_grad_(x.requires_grad) for name, x in encoded.items()}
@@ -104,7 +104,7 @@ class TwinCritics:
             value = self._network.critic(number, seen, rows.action)
             error = value.detach() - goal
             adam.zero_grad()
-            value.backward(2 / len(error) * error)  # type: ignore[no-untyped-call]  # of the mean squared error
+            value.backward(2 / len(error) * rows.weight * error)  # type: ignore[no-untyped-call]  # of its mean square
             adam.step(lr)
             errors.append(error)
             values.append(value.detach())
@@ -112,8 +112,10 @@ class TwinCritics:
             self._encoder.zero_grad()
             torch.autograd.backward(list(encoded.values()), [x.grad for x in seen.values()])
             self._encoder.step(lr)
-        metrics = {"critic_loss": torch.stack(errors).square().mean(1).sum(), "value": torch.stack(values).mean()}
-        return metrics, {name: x.detach() for name, x in seen.items()}
+        both = torch.stack(errors)
+        loss = (rows.weight * both.square()).mean(1).sum()
+        metrics = {"critic_loss": loss, "value": torch.stack(values).mean()}
+        return metrics, {name: x.detach() for name, x in seen.items()}, both.abs().mean(0)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from realm.algorithms.adam import Adam
 from realm.algorithms.networks import Obs, frozen_copy
-from realm.algorithms.rows import Drawn, to_rows
+from realm.algorithms.rows import Drawn, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import QSettings
 from realm.contract import Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -112,15 +112,6 @@ def loss_value(error: Tensor, weight: Tensor, huber: float) -> Tensor:
     return (weight * losses).mean()
 
 
-def importance(probability: Array, size: int, beta: float) -> Array:
-    """Weights f32 [B] that correct a prioritised draw, at most 1: (1 / (size * p))^beta over their greatest.
-
-    Schaul et al. 2016, section 3.4.
-    """
-    weight = (size * np.maximum(probability, 1e-12)) ** -beta
-    return np.asarray(weight / weight.max(), np.float32)
-
-
 def between(start: float, end: float, steps: int, now: int) -> float:
     """A value that goes from `start` at step 0 to `end` at `steps` and stays there."""
     return start + (end - start) * min(1.0, now / steps)
@@ -185,28 +176,25 @@ class QLearning:
         self.lr = own.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             self.target_module.load_state_dict(self.module.state_dict())
-        beta = between(own.beta_start, 1.0, own.beta_steps, info.env_steps)
-        weight = torch.as_tensor(importance(info.probability, max(1, info.size), beta), device=self.device)
-        rows = to_rows(batch, batch.action, self.device)
+        rows = to_rows(batch, batch.action, row_weights(info, own), self.device)
         end = 0
-        while end < len(weight):
+        while end < len(rows.weight):
             # the target stays as it is until it becomes the network: one pass over some of the rows until then
             begin, end = end, end + own.minibatch_size * self._ahead()
             ahead = rows.at(slice(begin, end))
             after = self._values_after(ahead)
             for part in ahead.parts(own.minibatch_size):
-                error, value, norm = self.step(ahead.at(part), after[part], weight[begin:end][part])
+                error, value, norm = self.step(ahead.at(part), after[part])
                 errors.append(error)
                 values.append(value)
                 norms.append(norm)
         error = torch.cat(errors)
         metrics = {
-            "loss": loss_value(error, weight, own.huber),
+            "loss": loss_value(error, rows.weight, own.huber),
             "value": torch.cat(values).mean(),
             "grad_norm": torch.stack(norms).mean(),
         }
-        priorities = error.abs().cpu().numpy().astype(np.float64) + 1e-6
-        return {name: float(value) for name, value in metrics.items()} | {"lr": self.lr}, priorities
+        return {name: float(value) for name, value in metrics.items()} | {"lr": self.lr}, priorities_of([error])
 
     def _ahead(self) -> int:
         """Gradient steps until the target changes, at most PASS_STEPS; noise is drawn for each step."""
@@ -220,8 +208,8 @@ class QLearning:
             layer.draw_noise(self.generator)
         return self.target.values(rows.next_obs)
 
-    def step(self, rows: Drawn, after: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One gradient step; after: f32 [n, A], the target's values of next_obs; weight: f32 [n].
+    def step(self, rows: Drawn, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One gradient step; after: f32 [n, A], the target's values of next_obs.
 
         Returns the TD errors and the values, f32 [n], and the norm of the gradient f32 [].
         """
@@ -234,7 +222,7 @@ class QLearning:
             goal = targets(rows.reward, rows.discount, after, own_values, rows.next_obs.get("legal"))
             value = values.gather(1, action).squeeze(1)
             error = value - goal
-            gradient = loss_gradient(error, weight, own.huber).unsqueeze(1)
+            gradient = loss_gradient(error, rows.weight, own.huber).unsqueeze(1)
             of_values = torch.zeros_like(values).scatter_(1, action, gradient)
         self.adam.zero_grad()
         values.backward(of_values)  # type: ignore[no-untyped-call]

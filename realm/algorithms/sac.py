@@ -25,7 +25,7 @@ from realm.algorithms.continuous import (
     weights_of,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
-from realm.algorithms.rows import Drawn, Means, to_rows
+from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -90,21 +90,22 @@ class SAC:
         return {"action": self.scale.out_tensor(torch.tanh(moments.chunk(2, dim=-1)[0]))}
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
-        """Gradient steps over parts of the batch, in the order drawn."""
-        means = Means()
+        """Gradient steps over parts of the batch, in the order drawn; returns each row's error as its priority."""
+        means, errors = Means(), []
         self.lr = self.settings.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             follow(self.target_weights, self.weights, 1.0)
-        rows = to_rows(batch, self.scale.back(batch.action), self.device)
+        rows = to_rows(batch, self.scale.back(batch.action), row_weights(info, self.settings), self.device)
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
         for part in rows.parts(self.settings.minibatch_size):
             minibatch = rows.at(part)
-            metrics, seen = self.critics.step(minibatch, self.goals(minibatch, noise[0, part]), self.lr)
+            metrics, seen, error = self.critics.step(minibatch, self.goals(minibatch, noise[0, part]), self.lr)
+            errors.append(error)
             means.add(metrics)
             means.add(self.step_actor(seen, noise[1, part]))
             follow(self.target_weights, self.weights, self.settings.tau)
             self.steps += 1
-        return {**means.result(), "lr": self.lr}, None
+        return {**means.result(), "lr": self.lr}, priorities_of(errors)
 
     @torch.no_grad()
     def goals(self, rows: Drawn, noise: Tensor) -> Tensor:

@@ -200,29 +200,36 @@ class NetworkSettings(EncoderSettings, Settings):
 
 
 @dataclass(frozen=True)
-class FallingRate(Checked):
-    """The learning rate of the off-policy algorithms."""
+class OffPolicySettings(Checked):
+    """What the off-policy algorithms share."""
 
+    minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
     lr: float = 3e-4  # learning rate, of every network
     lr_end: float = 0.0  # what it becomes by lr_steps, linear between
     lr_steps: int = 0  # env steps until lr_end; 0: the learning rate stays
+    beta_start: float = 0.4  # how far a prioritised draw is corrected, at the first step ...
+    beta_steps: int = 100_000  # ... and fully from here on, linear between (arXiv:1511.05952)
 
-    def check_rate(self) -> None:
+    def check_shared(self) -> None:
         self.check_positive(("lr",))
         self.check_least(("lr_end", "lr_steps"), 0)
+        self.check_least(("minibatch_size", "beta_steps"), 1)
+        self.check_share(("beta_start",))
 
     def lr_at(self, env_steps: int) -> float:
         share = min(1.0, env_steps / self.lr_steps) if self.lr_steps else 0.0
         return self.lr + share * (self.lr_end - self.lr)
 
+    def beta_at(self, env_steps: int) -> float:
+        return self.beta_start + min(1.0, env_steps / self.beta_steps) * (1.0 - self.beta_start)
+
 
 @dataclass(frozen=True)
-class TD3Settings(FallingRate):
+class TD3Settings(OffPolicySettings):
     """Of `td3.py`; the paper's values where it has them (arXiv:1802.09477)."""
 
     table: ClassVar[str] = "td3"
     gamma: float = 0.99  # discount of a step
-    minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
     tau: float = 0.005  # how far the targets move in a step
     policy_delay: int = 2  # steps of the critics for one of the actor and the targets
     explore_noise: float = 0.1  # standard deviation of exploration, in halves of the action's range
@@ -231,39 +238,37 @@ class TD3Settings(FallingRate):
     random_steps: int = 10_000  # env steps with uniform actions at first
 
     def __post_init__(self) -> None:
-        self.check_least(("minibatch_size", "policy_delay"), 1)
-        self.check_rate()
+        self.check_least(("policy_delay",), 1)
+        self.check_shared()
         self.check_share(("gamma", "tau"))
         self.check_least(("explore_noise", "target_noise", "target_noise_clip", "random_steps"), 0)
 
 
 @dataclass(frozen=True)
-class SACSettings(FallingRate):
+class SACSettings(OffPolicySettings):
     """Of `sac.py`; the values of arXiv:1812.05905."""
 
     table: ClassVar[str] = "sac"
     gamma: float = 0.99  # discount of a step
-    minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
     tau: float = 0.005  # how far the targets move in a step
     temperature: float = 0.0  # weight of the entropy; 0: learned
     entropy_target: float = 0.0  # of the learned temperature, in nats; 0: minus the number of action dimensions
     random_steps: int = 10_000  # env steps with uniform actions at first
 
     def __post_init__(self) -> None:
-        self.check_least(("minibatch_size",), 1)
-        self.check_rate()
+        self.check_shared()
         self.check_share(("gamma", "tau"))
         self.check_least(("temperature", "random_steps"), 0)
 
 
 @dataclass(frozen=True)
-class QSettings(FallingRate):
+class QSettings(OffPolicySettings):
     """Of `q_learning.py`."""
 
     table: ClassVar[str] = "q_learning"
     gamma: float = 0.99  # discount of a step
     n_step: int = 1  # rewards of a row
-    minibatch_size: int = 128  # rows of one gradient step; a draw is cut into parts of this size
+    minibatch_size: int = 128
     lr: float = 2.5e-4
     double: bool = True  # the network chooses the next action, and the target rates it (arXiv:1509.06461)
     target_every: int = 500  # gradient steps after which the target becomes the network
@@ -272,11 +277,9 @@ class QSettings(FallingRate):
     epsilon_start: float = 1.0  # share of random actions at the first env step ...
     epsilon_end: float = 0.05  # ... and from epsilon_steps on, linear between
     epsilon_steps: int = 10_000  # env steps until epsilon_end
-    beta_start: float = 0.4  # how far a prioritised draw is corrected, at the first step ...
-    beta_steps: int = 100_000  # ... and fully from here on, linear between (arXiv:1511.05952)
 
     def __post_init__(self) -> None:
-        self.check_least(("n_step", "minibatch_size", "target_every", "epsilon_steps", "beta_steps"), 1)
-        self.check_rate()
-        self.check_share(("gamma", "epsilon_start", "epsilon_end", "beta_start"))
+        self.check_least(("n_step", "target_every", "epsilon_steps"), 1)
+        self.check_shared()
+        self.check_share(("gamma", "epsilon_start", "epsilon_end"))
         self.check_least(("huber", "max_grad_norm"), 0)

@@ -22,7 +22,7 @@ from realm.algorithms.continuous import (
     weights_of,
 )
 from realm.algorithms.networks import Obs, follow, frozen_copy
-from realm.algorithms.rows import Drawn, Means, to_rows
+from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
 
@@ -74,12 +74,12 @@ class TD3:
         return {"action": self.scale.out_tensor(self.network.actor(self.network.encode(obs)))}
 
     def update(self, batch: Transitions, info: SampleInfo) -> Learned:
-        """Gradient steps over parts of the batch, in the order drawn."""
-        own, means = self.settings, Means()
+        """Gradient steps over parts of the batch, in the order drawn; returns each row's error as its priority."""
+        own, means, errors = self.settings, Means(), []
         self.lr = own.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
             follow(self.target_weights, self.weights, 1.0)
-        rows = to_rows(batch, self.scale.back(batch.action), self.device)
+        rows = to_rows(batch, self.scale.back(batch.action), row_weights(info, self.settings), self.device)
         noise = torch.randn(rows.action.shape, generator=self.generator).to(self.device)
         end = 0
         while end < len(noise):
@@ -89,12 +89,13 @@ class TD3:
             goal = self.goals(ahead, noise[begin:end])
             for part in ahead.parts(own.minibatch_size):
                 minibatch = ahead.at(part)
-                metrics, seen = self.critics.step(minibatch, goal[part], self.lr)
+                metrics, seen, error = self.critics.step(minibatch, goal[part], self.lr)
+                errors.append(error)
                 means.add(metrics)
                 self.steps += 1
                 if self.steps % own.policy_delay == 0:
                     means.add(self.step_actor(seen))
-        return {**means.result(), "lr": self.lr}, None
+        return {**means.result(), "lr": self.lr}, priorities_of(errors)
 
     @torch.no_grad()
     def goals(self, rows: Drawn, noise: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch import nn
 from realm.algorithms import networks, q_learning, sac, td3
 from realm.algorithms.continuous import Scale, both_values
 from realm.algorithms.networks import MLP, Encoder, follow
-from realm.algorithms.q_learning import Dueling, NoisyLinear, between, importance
-from realm.algorithms.rows import to_rows
+from realm.algorithms.q_learning import Dueling, NoisyLinear, between
+from realm.algorithms.rows import importance, to_rows
 from realm.algorithms.settings import EncoderSettings
 from realm.chunk import ChunkBuilder
 from realm.contract import (
@@ -146,8 +146,9 @@ class TestTD3:
         actor_adam, critic_adam = plain_adam(literal.actor_net, 1e-2), plain_adam(literal.critic_nets, 1e-2)
         generator = torch.Generator().manual_seed(3)
         scale, batches = Scale(spec(False).action), [batch(False) for _ in range(2)]
-        for rows in batches:  # three steps each, so the second call begins just before a step of the actor
-            agent.learn(rows, INFO)
+        # three steps each, so the second call begins just before a step of the actor
+        priorities = np.concatenate([np.asarray(agent.learn(rows, INFO)[1]) for rows in batches])
+        weight = torch.tensor(importance(INFO.probability, ROWS, 0.4))
         for step in range(6):
             if step % 3 == 0:
                 rows, noises = batches[step // 3], torch.randn(ROWS, 3, generator=generator)
@@ -158,7 +159,10 @@ class TestTD3:
                 next_action = (target.actor(then) + (0.2 * noises[part]).clamp(-0.5, 0.5)).clamp(-1, 1)
                 value = both_values(target, then, next_action).min(0).values
                 goal = torch.tensor(rows.reward[part]) + torch.tensor(rows.discount[part]) * value
-            loss = sum(((one - goal) ** 2).mean() for one in both_values(literal, obs, action))
+            values = both_values(literal, obs, action)
+            errors = ((values[0] - goal).abs() + (values[1] - goal).abs()) / 2
+            np.testing.assert_allclose(priorities[8 * step : 8 * step + 8], errors.detach(), rtol=1e-4, atol=1e-5)
+            loss = sum((weight[part] * (one - goal) ** 2).mean() for one in values)
             critic_adam.zero_grad()
             loss.backward()
             critic_adam.step()
@@ -228,9 +232,10 @@ class TestSAC:
         alpha_adam = torch.optim.Adam([log_alpha], 1e-2)
         generator = torch.Generator().manual_seed(5)
         rows = batch(False)
-        agent.learn(rows, INFO)
-        noises = torch.randn(2, ROWS, 3, generator=generator)
-        whole = to_rows(rows, Scale(spec(False).action).back(rows.action), torch.device("cpu"))
+        _, priorities = agent.learn(rows, INFO)
+        assert priorities is not None
+        noises, weight = torch.randn(2, ROWS, 3, generator=generator), importance(INFO.probability, ROWS, 0.4)
+        whole = to_rows(rows, Scale(spec(False).action).back(rows.action), weight, torch.device("cpu"))
         for place in whole.parts(12):
             part, noise = whole.at(place), noises[:, place]
             alpha = log_alpha.exp().detach()
@@ -238,7 +243,10 @@ class TestSAC:
                 action, density = sac.squashed(literal.actor(part.next_obs), noise[0])
                 value = both_values(target, part.next_obs, action).min(0).values - alpha * density
                 goal = part.reward + part.discount * value
-            loss = sum(((one - goal) ** 2).mean() for one in both_values(literal, part.obs, part.action))
+            values = both_values(literal, part.obs, part.action)
+            errors = ((values[0] - goal).abs() + (values[1] - goal).abs()) / 2
+            np.testing.assert_allclose(priorities[place], errors.detach(), rtol=1e-4, atol=1e-5)
+            loss = sum((part.weight * (one - goal) ** 2).mean() for one in values)
             critic_adam.zero_grad()
             loss.backward()
             critic_adam.step()
@@ -568,7 +576,8 @@ def test_images_go_through_one_encoder_that_the_critics_train(make: Any, config:
         goal = torch.tensor(rows.reward) + torch.tensor(rows.discount) * value
     features = literal.encode(seen)
     values = both_values(literal, features, torch.tensor(scale.back(rows.action)))
-    sum(((one - goal) ** 2).mean() for one in values).backward()
+    weight = torch.tensor(importance(INFO.probability, ROWS, 0.4))
+    sum((weight * (one - goal) ** 2).mean() for one in values).backward()
     of_critics.step()
     fixed = {name: x.detach() for name, x in features.items()}
     if make is TD3Agent:
