@@ -25,6 +25,7 @@ from realm.contract import (
     check_arrays,
 )
 from realm.errors import UserCodeError, place_of_function
+from realm.learn.results import check_best_by
 from realm.policy.state import PolicyState
 from realm.rollout.checks import check_action_space, check_envs
 from realm.rollout.rounds import ENDLESS, RestartingEnvs, rounds
@@ -48,6 +49,7 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     envs = make_envs(config, 1, config.app.seed)
     with _in_definition(algo):
         check_envs(envs, 1)
+    check_best_by(getattr(hyper, "best_by", ()), config.app, envs)
     with calling(config, "spec"):
         spec = definition.spec(envs, hyper)
     with _in_definition(algo):

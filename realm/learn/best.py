@@ -16,9 +16,9 @@ from typing import Any
 from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Evaluation, Version
-from realm.errors import ConfigError, did_you_mean
 from realm.files import read_json, replace_file, set_aside
 from realm.learn import checkpoint
+from realm.learn.results import ranked
 
 _MOST_BYTES = 4 << 20  # the options of an environment may be long
 
@@ -53,7 +53,7 @@ class BestModel:
 
         extra: more entries for the JSON. few: it has played fewer episodes than the setting says.
         """
-        comparable, rank = few == self._few, [*self._ranked(evaluation.means), evaluation.score]
+        comparable, rank = few == self._few, [*ranked(self._by, evaluation.means), evaluation.score]
         if not (rank > (self._rank if comparable else [-math.inf]) and (comparable or self._few)):
             return False
         if spoiled := checkpoint.not_finite(agent.model.state_dict()):
@@ -75,13 +75,6 @@ class BestModel:
             if left.name != f"{kept.name}.json":
                 left.unlink()
         return True
-
-    def _ranked(self, means: dict[str, float]) -> list[float]:
-        """Raises ConfigError for a statistic that there is not."""
-        if unknown := [name for name in self._by if name not in means]:
-            near = did_you_mean(unknown[0], means)
-            raise ConfigError(f"best_by names {unknown[0]!r}, but an evaluation has {', '.join(sorted(means))}{near}")
-        return [means[name] for name in self._by]
 
     def _read(self) -> dict[str, Any] | None:
         """Setting, version and score of the model in the folder; None without a valid one."""

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from loguru import logger
 
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel
 from realm.learn.evaluation import MOST_STEPS, evaluate, guarded, predictor
-from realm.learn.results import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic
+from realm.learn.results import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic, means_of
 from realm.rollout.rounds import RestartingEnvs, close
 from realm.user import hyper_of, make_envs
 from realm.watch.status import named
@@ -117,10 +116,7 @@ class Judge:
         # scores are compared with those of as many episodes and steps
         few = not self._endless if ended == 0 else episodes < app.eval_episodes
         self._endless, self._played = ended == 0, episodes
-        name = main_statistic(statistics)
-        means = {key: float(values.mean()) for key, values in statistics.items()}
-        for half in (name, f"{name}_sampled"):
-            means |= spread(half, statistics[half]) if half in statistics else {}
+        name, means = main_statistic(statistics), means_of(statistics)
         self.last, self._due = env_steps, next_due(env_steps, app.eval_every_steps)
         best = self._best
         evaluation = Evaluation(version, env_steps, name, means[name], best.score, best.version, means)
@@ -147,17 +143,6 @@ class Judge:
 def next_due(env_steps: int, every: int) -> int:
     """The env steps from which on the next model is judged, after one at `env_steps`; every 0: at once."""
     return (env_steps // every + 1) * every if every else 0
-
-
-def spread(name: str, values: Array) -> dict[str, float]:
-    """Median, standard deviation, least and greatest of one statistic's values [episodes], by name."""
-    values = np.asarray(values, np.float64)
-    return {
-        f"{name}_median": float(np.median(values)),
-        f"{name}_deviation": float(values.std()),
-        f"{name}_least": float(values.min()),
-        f"{name}_greatest": float(values.max()),
-    }
 
 
 def add_line(path: Path, record: dict[str, Any]) -> None:

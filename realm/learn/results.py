@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from gymnasium.vector import VectorWrapper
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from realm.config.keys import AppConfig
 from realm.contract import NO_VERSION, Array, Version
-from realm.errors import UserCodeError
+from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.files import MOST_MANIFEST_BYTES, read_bytes, read_json
 from realm.watch.status import Scored
 
@@ -40,6 +45,36 @@ def main_statistic(statistics: Mapping[str, Array]) -> str:
     if not statistics:
         raise UserCodeError("info['episode'] of the environment holds no statistic, so there is nothing to evaluate")
     return next((name for name in ("score", "r") if name in statistics), next(iter(statistics)))
+
+
+def means_of(statistics: Mapping[str, Array]) -> dict[str, float]:
+    """The mean of each statistic [episodes], and median, deviation, least and greatest of the main one."""
+    means = {name: float(values.mean()) for name, values in statistics.items()}
+    main = main_statistic(statistics)
+    for name in (main, f"{main}_sampled"):
+        if name in statistics:
+            values = np.asarray(statistics[name], np.float64)
+            means |= {f"{name}_median": float(np.median(values)), f"{name}_deviation": float(values.std())}
+            means |= {f"{name}_least": float(values.min()), f"{name}_greatest": float(values.max())}
+    return means
+
+
+def ranked(by: Sequence[str], means: Mapping[str, float]) -> list[float]:
+    """The means that choose the best model. Raises ConfigError for a statistic that there is not."""
+    if unknown := [name for name in by if name not in means]:
+        near = did_you_mean(unknown[0], means)
+        raise ConfigError(f"best_by names {unknown[0]!r}, but an evaluation has {', '.join(sorted(means))}{near}")
+    return [means[name] for name in by]
+
+
+def check_best_by(by: Sequence[str], app: AppConfig, envs: Any) -> None:
+    """Raise ConfigError for a statistic that there will not be, where gymnasium records the episodes."""
+    while isinstance(envs, VectorWrapper) and not isinstance(envs, RecordEpisodeStatistics):
+        envs = envs.env
+    if isinstance(envs, RecordEpisodeStatistics):
+        names = ["r", "l", "t", *app.log_info]
+        names += [f"{name}_sampled" for name in names] if app.eval_actions == "both" else []
+        ranked(by, means_of(dict.fromkeys(names, np.zeros(1))))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from realm.config.load import load_config
 from realm.contract import ActionSpec, Spec
 from realm.errors import ConfigError, UserCodeError, to_install
 from realm.launch.smoke_test import _random_action, try_user_code
-from realm.user import load_hyper
+from realm.user import hyper_of, load_hyper
 
 ROOT = Path(__file__).parents[2]
 HEAD = "from realm.zoo.cartpole.train_workflow import workflow as whole\n\n\n"
@@ -37,6 +37,19 @@ def tried(tmp_path, monkeypatch):
     yield run
     for name in [one for one in sys.modules if one.partition(".")[0] == "mine"]:
         del sys.modules[name]
+
+
+def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start():
+    def run(by):
+        sets = ['log_info=["cleared"]', "eval_actions=sampled", f'ppo.best_by=["{by}", "r_least"]']
+        config = load_config(ROOT / "conf" / "mario" / "right.toml", sets)
+        config.env.clear()  # CartPole
+        try_user_code(config, hyper_of(config))
+
+    for by in ("cleared", "l"):
+        run(by)
+    with pytest.raises(ConfigError, match=r"best_by names 'cleard', but .* r_least, .*\(did you mean 'cleared'\?\)"):
+        run("cleard")
 
 
 @pytest.mark.parametrize(

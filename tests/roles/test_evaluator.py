@@ -21,8 +21,8 @@ from realm.errors import ConfigError, RunError, Stopped, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
 from realm.learn.evaluation import EpisodeStatistics, evaluate, guarded
-from realm.learn.judge import Judge, add_line, next_due, spread
-from realm.learn.results import best_model, evaluated, main_statistic
+from realm.learn.judge import Judge, add_line, next_due
+from realm.learn.results import best_model, evaluated, main_statistic, means_of
 from realm.roles.evaluator import Budget
 from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError
@@ -461,8 +461,9 @@ def test_models_are_due_at_whole_multiples() -> None:
 
 
 def test_spread_of_a_statistic() -> None:
-    assert spread("r", np.array([4.0, 0.0, 2.0, 10.0])) == {
-        "r_median": 3.0, "r_deviation": pytest.approx(math.sqrt(14)), "r_least": 0.0, "r_greatest": 10.0,
+    assert means_of({"r": np.array([4.0, 0.0, 2.0, 10.0]), "l": np.arange(3)}) == {
+        "r": 4.0, "l": 1.0, "r_median": 3.0, "r_deviation": pytest.approx(math.sqrt(14)),
+        "r_least": 0.0, "r_greatest": 10.0,
     }  # fmt: skip
 
 
