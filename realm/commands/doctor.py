@@ -241,10 +241,10 @@ def _examine(folder: Path) -> Iterator[Finding]:
 
 
 def _raylet() -> dict[str, str] | None:
-    """The variables of the raylet here, if there is one."""
+    """The variables of the raylet here, if there is one. One that was killed, or another user's, has none."""
     for process in psutil.process_iter(["name", "environ"]):
-        if process.info["name"] == "raylet":
-            return process.info["environ"] or {}
+        if process.info["name"] == "raylet" and (variables := process.info["environ"]):
+            return dict(variables)
     return None
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,3 +124,13 @@ def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == f"error: loguru is not installed in {sys.executable}; tools/setup.sh installs it\n"
+
+
+def test_a_raylet_that_was_killed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may have asked for its exit code yet."""
+    names = ("raylet", {}), ("raylet", None), ("python", {"A": "1"}), ("raylet", {"RAY_worker_niceness": "0"})
+    processes = [SimpleNamespace(info={"name": name, "environ": variables}) for name, variables in names]
+    monkeypatch.setattr(checks.psutil, "process_iter", lambda keys: processes)
+    assert checks._raylet() == {"RAY_worker_niceness": "0"}
+    del processes[-1]
+    assert checks._raylet() is None
