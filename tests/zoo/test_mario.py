@@ -129,6 +129,18 @@ def test_a_decision_shows_its_last_frame_without_the_status_line() -> None:
     assert (obs[9:] == 3).all()
 
 
+def test_a_film_shows_the_buttons_that_are_held() -> None:
+    env = street(actions="buttons")
+    env.step([0, 1, 0, 0, 0, 0, 1])
+    picture = env.render()
+    assert picture.shape == (240, 240, 3)
+    assert (picture[24:224] == 4).all()
+    bright = [int(picture[226, 240 // 7 * number + 2, 0]) > 200 for number in range(7)]
+    assert bright == [False, True, False, False, False, False, True]
+    env.reset()
+    assert not (env.render()[224:] == 230).any()
+
+
 def test_each_episode_draws_a_level() -> None:
     env = street(level=["1-1", "1-2", "8-4"])
     drawn = []

@@ -12,18 +12,19 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from realm.contract import Array
 from realm.errors import did_you_mean
 from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
-from realm.zoo.mario.presses import BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
+from realm.zoo.mario.presses import BITS, BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 
 SIDE = 84
 _STATUS = 24  # rows of the screen above the level
 _ACTIONS = (*SETS, "buttons", "durations")
+_STRIP, _SIGNS = 16, "><v^sBA"  # below a rendered picture, rows and a sign for each button
 CAUSES = ("fall", "enemy", "clock")
 _EMULATORS: dict[str, Callable[[str], Emulator]] = {"stable-retro": Fce, "nes-py": Nes}
 
@@ -114,7 +115,7 @@ class Mario(gymnasium.Env[Array, Any]):
         self._game = self._level(self._levels[int(self.np_random.integers(len(self._levels)))])
         self._state = self._game.reset()
         self._plan.reset()
-        self._farthest, self._frames = self._state.x, 0
+        self._farthest, self._frames, self._held_last = self._state.x, 0, 0
         self._paid = dict.fromkeys(TERMS, 0.0)
         return self._seen([self._picture()] * self._shots), self._told()
 
@@ -130,7 +131,7 @@ class Mario(gymnasium.Env[Array, Any]):
             if over:
                 break
         last = len(states) - 2
-        self._state = states[-1]
+        self._state, self._held_last = states[-1], held[last]
         self._frames += len(states) - 1
         self._farthest = max(self._farthest, *(one.x for one in states))
         if self._durations:
@@ -174,7 +175,15 @@ class Mario(gymnasium.Env[Array, Any]):
         }  # fmt: skip
 
     def render(self) -> Array:
-        return np.array(self._game.picture())
+        """The screen, and below it the buttons; those that are held are bright. u8 [240, 240, 3]"""
+        whole = Image.new("RGB", (240, 224 + _STRIP))
+        whole.paste(self._game.picture())
+        draw, wide = ImageDraw.Draw(whole), 240 // len(BUTTONS)
+        for number, (name, bit) in enumerate(zip(_SIGNS, BITS, strict=True)):
+            left, down = number * wide, bool(self._held_last & bit)
+            draw.rectangle((left, 224, left + wide - 2, 223 + _STRIP), (230, 200, 60) if down else (40, 40, 40))
+            draw.text((left + wide // 2, 224 + _STRIP // 2), name, (0, 0, 0) if down else (150, 150, 150), anchor="mm")
+        return np.array(whole)
 
     def close(self) -> None:
         for level in self._played.values():
