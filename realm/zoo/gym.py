@@ -363,8 +363,13 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
 
 def step_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
     """`discount`, if an environment has a number `duration`: how long its last step took, in usual ones."""
+    return {"discount": Field((), "float32")} if has_attr(envs, "duration") else {}
+
+
+def has_attr(envs: VectorEnv[Any, Any, Any], name: str) -> bool:
+    """Whether the environments, behind their wrappers, have this attribute."""
     one = getattr(envs.unwrapped, "envs", [None])[0]
-    return {"discount": Field((), "float32")} if one and one.has_wrapper_attr("duration") else {}
+    return bool(one and one.has_wrapper_attr(name))
 
 
 def frames_before(obs: Fields, before: int) -> Fields:

@@ -196,6 +196,62 @@ def test_what_each_term_paid_adds_up_to_the_return() -> None:
     assert info["paid_score"] == 5.0 * 600
 
 
+def test_a_weight_goes_with_the_env_steps() -> None:
+    given = [{"term": "progress", "weight": 2.0, "weight_end": 1.0, "weight_steps": 100}, {"term": "flag", "weight": 3}]
+    for env_steps, weight in ((0, 2.0), (25, 1.75), (100, 1.0), (900, 1.0)):
+        told = paid(terms_of(given), {"progress": 10.0, "flag": 1.0}, env_steps)
+        assert told == {"progress": 10.0 * weight, "flag": 3.0}
+    env = street(reward=given)
+    env.env_steps = 50
+    assert played(env, SETS["simple"].index("right A"))[1]["paid_progress"] == 1.5 * FLAG
+
+
+# ---- starts ----
+
+
+def test_episodes_begin_over_an_earlier_one_from_its_end_backwards(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    env = street(keep_episode=str(path))
+    played(env, SETS["simple"].index("right"))  # into the pit
+    assert not path.exists()
+    env.reset()
+    played(env, SETS["simple"].index("right A"))
+    written = path.read_bytes()
+    env.reset()
+    played(env, SETS["simple"].index("right B"))
+    assert path.read_bytes() == written
+    later = street(start_along=str(path), start_steps=1000)
+    length = FLAG // 2
+    for env_steps in (None, 0, 250, 999, 1000, 5000):
+        later.env_steps, begun = env_steps, set()
+        for _ in range(200):
+            later.reset()
+            begun.add(later._state.x // 2)
+            assert later._state.x == 2 * len(later._game.held)  # type: ignore[attr-defined]
+        if env_steps is None or env_steps >= 1000:
+            assert begun == {0}
+        else:
+            assert min(begun) >= int(0.9 * length * (1 - env_steps / 1000))
+            assert int(0.9 * length) - 2 <= max(begun) <= 0.9 * length
+            assert len(begun) > 5 or env_steps == 0
+    later.env_steps = 0
+    later.reset()
+    assert len(played(later, SETS["simple"].index("right A"))[0]) == 2  # of four frames each
+
+
+def test_starts_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    says = "start_along is .*, it must be a file that keep_episode wrote"
+    with pytest.raises(ValueError, match=says):
+        street(start_along=str(path))
+    path.write_text('{"level": "1-1"}')
+    with pytest.raises(ValueError, match=says):
+        street(start_along=str(path))
+    path.write_text('{"level": "1-2", "held": [1, 2]}')
+    with pytest.raises(ValueError, match="an episode of 1-2, it must be one of 1-1"):
+        street(start_along=str(path))
+
+
 # ---- presses ----
 
 
@@ -272,6 +328,22 @@ def test_a_long_press_shows_its_first_and_last_frame_and_is_discounted_by_its_fr
 # ---- as a package sees it ----
 
 
+def test_the_workflow_tells_a_curriculum_the_env_steps() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "right.toml", ["ppo.chunk_length=3", "ppo.frames=1"])
+    config.env["emulator"] = Street
+    hyper, algo = hyper_of(config), config.app.algo
+    envs = make_envs(config, 2, 1)
+    spec = load_definition(algo).spec(envs, hyper)
+    many = RestartingEnvs(lambda seed: envs, 1, spec, lambda name, amount: None)
+    policy = LocalPolicy(make_agent(config, spec, "cpu", 1), spec, 2, lambda: (Version(1, 0), 0, 0))
+    steps = iter(range(10, 100, 10))
+    context = WorkflowContext(spec, hyper, 1, 0, 1, Meters(), env_steps=lambda: next(steps))
+    play = load_workflow(algo)(many, policy, context)
+    for told in (10, 20, 30):
+        next(play)
+        assert envs.unwrapped.get_attr("env_steps") == (told, told)
+
+
 def test_statistics_of_an_episode_are_those_of_the_game() -> None:
     config = load_config(ROOT / "conf" / "mario" / "right.toml", [])
     config.env["emulator"] = Street
@@ -338,6 +410,9 @@ def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
         ({"most": -1}, "most is -1"),
         ({"shots": 1}, "shots is 1, it must be at least 2"),
         ({"skip": 0}, "skip is 0"),
+        ({"start_steps": 0}, "start_steps is 0"),
+        ({"start_along": "a.json", "level": ["1-1", "1-2"]}, "it must be empty with several levels"),
+        ({"reward": [{"term": "flag", "weight_end": math.inf}]}, "'flag' needs finite weights"),
         ({"emulator": "nespy"}, "one of stable-retro, nes-py, or '' for either (did you mean 'nes-py'?)"),
     ],
 )  # fmt: skip

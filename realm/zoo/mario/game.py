@@ -7,6 +7,7 @@ or u8 [84, 84, shots] where decisions differ in length. A package that looks bac
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
@@ -20,6 +21,7 @@ from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.presses import BITS, BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
+from realm.zoo.mario.starts import Starts, write_episode
 
 SIDE = 84
 _STATUS = 24  # rows of the screen above the level
@@ -68,6 +70,9 @@ class Mario(gymnasium.Env[Array, Any]):
         most: int = 60,
         shots: int = 4,
         emulator: str | Callable[[int, int], Played] = "",
+        keep_episode: str = "",
+        start_along: str = "",
+        start_steps: int = 500_000,
         render_mode: str | None = None,
     ) -> None:
         """level: "1-1" to "8-4", or a list, of which each episode draws one. actions: "right", "simple" or "complex",
@@ -75,7 +80,9 @@ class Mario(gymnasium.Env[Array, Any]):
         skip: frames of a decision; with durations, of a step of the discount. reward: see `rewards.Term`. rom: the path
         of one's own. plan, signed (numbers from -1 to 1 instead of from 0), least, most (frames of a press; most 0: no
         bound but the second) and shots (pictures of a decision: first, last, random ones between): of durations.
-        emulator: "stable-retro" or "nes-py"; "": the first that is installed.
+        emulator: "stable-retro" or "nes-py"; "": the first that is installed. keep_episode: a file that gets the first
+        cleared episode, if it is not there; start_along: one that was written so, over which episodes of training begin
+        (`Starts`), until the env steps start_steps.
         """
         self.render_mode = render_mode
         levels = [level] if isinstance(level, str) else list(level)
@@ -87,6 +94,12 @@ class Mario(gymnasium.Env[Array, Any]):
         _check("shots", shots, _whole(shots) and shots >= 2, "at least 2: the first and the last")
         ok = bool(levels) and all(re.fullmatch("[1-8]-[1-4]", str(one)) for one in levels)
         _check("level", level, ok, "a world from 1 to 8 and a stage from 1 to 4, such as '1-1', or a list of these")
+        _check("start_steps", start_steps, _whole(start_steps) and start_steps > 0, "a whole number from 1")
+        _check("start_along", start_along, not start_along or len(levels) == 1, "empty with several levels")
+        self._starts = Starts(start_along, start_steps, levels[0]) if start_along else None
+        self._keep = Path(keep_episode) if keep_episode else None
+        self.env_steps: int | None = None
+        """Of the run, as its workflow tells; None in an evaluation, which begins where the level does."""
         self._terms = terms_of(reward)
         self._make = _maker(emulator, rom_of(rom)) if isinstance(emulator, str) else emulator
         self._levels, self._played = levels, dict[str, Played]()
@@ -112,8 +125,13 @@ class Mario(gymnasium.Env[Array, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
-        self._game = self._level(self._levels[int(self.np_random.integers(len(self._levels)))])
-        self._state = self._game.reset()
+        self._name = self._levels[int(self.np_random.integers(len(self._levels)))]
+        self._game = self._level(self._name)
+        self._state, self._played_so = self._game.reset(), list[int]()
+        if self._starts and self.env_steps is not None:
+            self._played_so = self._starts.before(self.env_steps, self.np_random)
+            for buttons in self._played_so:
+                self._state = self._game.step(buttons)
         self._plan.reset()
         self._farthest, self._frames, self._held_last = self._state.x, 0, 0
         self._paid = dict.fromkeys(TERMS, 0.0)
@@ -132,11 +150,15 @@ class Mario(gymnasium.Env[Array, Any]):
                 break
         last = len(states) - 2
         self._state, self._held_last = states[-1], held[last]
+        if self._keep:
+            self._played_so += held[: last + 1]
+            if self._state.flag and not self._keep.exists():
+                write_episode(self._keep, self._name, self._played_so)
         self._frames += len(states) - 1
         self._farthest = max(self._farthest, *(one.x for one in states))
         if self._durations:
             self.duration = (len(states) - 1) / self._skip
-        reward = paid(self._terms, values(states))
+        reward = paid(self._terms, values(states), self.env_steps or 0)
         for name, amount in reward.items():
             self._paid[name] += amount
         obs = self._seen([pictures[min(frame, last)] for frame in wanted])

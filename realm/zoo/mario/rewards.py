@@ -28,10 +28,13 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """One entry of `[env] reward`. What it pays is weight times the term's value, cut to least and most."""
+    """One entry of `[env] reward`. What it pays is weight times the term's value, cut to least and most. The weight
+    becomes weight_end by the env steps weight_steps, linear between; with 0 steps it stays."""
 
     term: str
     weight: float = 1.0
+    weight_end: float = 0.0
+    weight_steps: int = 0
     least: float = -math.inf
     most: float = math.inf
 
@@ -39,12 +42,17 @@ class Term:
         if self.term not in TERMS:
             near = did_you_mean(str(self.term), TERMS)
             raise ValueError(f"reward has the term {self.term!r}, it must be one of {', '.join(TERMS)}{near}")
-        for name in ("weight", "least", "most"):
+        for name in ("weight", "weight_end", "weight_steps", "least", "most"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or math.isnan(value):
                 raise ValueError(f"reward: {name} of {self.term!r} is {value!r}, it must be a number")
-        if not math.isfinite(self.weight) or self.least > self.most:
-            raise ValueError(f"reward: {self.term!r} needs a finite weight, and least not above most")
+        weights = (self.weight, self.weight_end, self.weight_steps)
+        if not all(map(math.isfinite, weights)) or self.least > self.most or self.weight_steps < 0:
+            raise ValueError(f"reward: {self.term!r} needs finite weights, and least not above most")
+
+    def weight_at(self, env_steps: int) -> float:
+        share = min(1.0, env_steps / self.weight_steps) if self.weight_steps else 0.0
+        return self.weight + share * (self.weight_end - self.weight)
 
 
 DEFAULT = (Term("progress"), Term("clock"), Term("death", 15.0))
@@ -77,6 +85,6 @@ def values(frames: Sequence[State]) -> dict[str, float]:
     }
 
 
-def paid(terms: Sequence[Term], found: Mapping[str, float]) -> dict[str, float]:
-    """What each term pays. found: of `values`."""
-    return {one.term: min(max(one.weight * found[one.term], one.least), one.most) for one in terms}
+def paid(terms: Sequence[Term], found: Mapping[str, float], env_steps: int = 0) -> dict[str, float]:
+    """What each term pays. found: of `values`. env_steps: of the run"""
+    return {one.term: min(max(one.weight_at(env_steps) * found[one.term], one.least), one.most) for one in terms}

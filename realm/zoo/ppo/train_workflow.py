@@ -7,9 +7,13 @@ import numpy as np
 
 from realm.chunk import ChunkBuilder
 from realm.contract import Chunk, Policy, WorkflowContext
+from realm.zoo.gym import has_attr
 
 
 def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
+    tells = has_attr(envs, "env_steps")  # to an environment with a curriculum
+    if tells:
+        envs.unwrapped.set_attr("env_steps", context.env_steps())
     obs, _ = envs.reset(seed=context.seed)
     chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
     gamma, added = context.config.gamma, {}
@@ -22,3 +26,5 @@ def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Ch
         chunks.step(prediction, reward, terminated, truncated, obs, added)
         if chunks.full:
             yield chunks.take()
+            if tells:
+                envs.unwrapped.set_attr("env_steps", context.env_steps())
