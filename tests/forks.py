@@ -25,16 +25,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
+import setproctitle
+
 ROOT = Path(__file__).parents[1]
 
 
 class Fork:
-    """A command that has begun, with what the tests use of a Popen. words: what follows `python` in its command."""
+    """A command that has begun, with what the tests use of a Popen. words: what follows `python` in its command.
+    output: a file for what it says, instead of `communicate`."""
 
-    def __init__(self, words: Sequence[str], cwd: Path, env: dict[str, str]) -> None:
+    def __init__(self, words: Sequence[str], cwd: Path, env: dict[str, str], output: Path | None = None) -> None:
         self.args, self.returncode = [sys.executable, *words], None
         (out, to_out), (err, to_err), (self._ended, to_ended) = os.pipe(), os.pipe(), os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
+        if output:
+            os.dup2(file := os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT), to_out)
+            os.dup2(file, to_err)
+            os.close(file)
         theirs = [nothing, to_out, to_err, to_ended]
         socket.send_fds(_server(), [json.dumps([list(words), str(cwd), env]).encode()], theirs)
         self.pid = int(_server().recv(100))
@@ -48,12 +55,18 @@ class Fork:
             os.close(self._ended)
         return self.returncode
 
+    def wait(self, timeout: float | None = None) -> int:
+        code = self.poll(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         with ThreadPoolExecutor(2) as pool:
             texts = [pool.submit(one.read) for one in (self.stdout, self.stderr)]
             try:
                 out, err = (one.result(timeout) for one in texts)
-                assert self.poll(timeout) is not None
+                self.wait(timeout)
             except BaseException:
                 self.kill()
                 raise
@@ -123,6 +136,7 @@ def _run(words: list[str], cwd: str, env: dict[str, str], given: list[int]) -> N
         os.environ.clear()
         os.environ.update(env)
         sys.orig_argv = [sys.executable, *words]
+        setproctitle.setproctitle(" ".join(sys.orig_argv))
         if words[0] == "-m":
             sys.argv, sys.path[0] = words[1:], cwd
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

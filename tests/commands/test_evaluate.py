@@ -358,7 +358,7 @@ def test_what_cannot_be_done_is_refused_first(request_: Request, text: str) -> N
 @pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.usefixtures("coarse")
-def test_eval_of_the_realm(tmp_path: Path) -> None:
+def test_eval_of_the_realm_with_its_oracle(tmp_path: Path) -> None:
     layouts = [Episode(2, 1, 300, len(TREASURES), TREASURES)]
     limit = report.bound_limits(maps.default(), layouts, tmp_path / oracle.CACHE)  # where the command looks for it
     train = start("train_test.py", "--set", f"log_dir={tmp_path}", "--set", "run_name=tiny",

@@ -4,12 +4,9 @@ import ast
 import csv
 import dataclasses
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import traceback
 
 import numpy as np
@@ -26,7 +23,8 @@ from realm.contract import SampleInfo, chunk_to_arrays
 from realm.learn.trainer import Trainer
 from realm.user import load_config_class, load_hyper
 from realm.watch.meters import Meters
-from tests.cluster import PATIENCE_S, ROOT
+from tests.cluster import ROOT
+from tests.console import finished
 from tests.diy.test_agent import SPEC, make_agent, play
 
 README, CHINESE, ARCHITECTURE = "README.md", "README.zh-CN.md", "docs/architecture.md"
@@ -107,15 +105,7 @@ def test_what_is_to_be_installed_keeps_to_the_lock():
 
 def realm(folder, *arguments):
     """Run a command of realm in an empty folder, as a user who has installed it would."""
-    done = subprocess.run(
-        [sys.executable, "-m", "realm", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = finished("-m", "realm", *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
 
 

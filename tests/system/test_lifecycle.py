@@ -196,12 +196,7 @@ def test_a_role_that_is_busy_or_starts_ends_where_the_user_has_stopped_it(tmp_pa
 
 @pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path, mode):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what a child inherits, as nohup does it
-    try:
-        run = Run(tmp_path, NATIVE, mode)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    with run:
+    with Run(tmp_path, NATIVE, mode, launch=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as run:
         run.wait_running()
         run.process.send_signal(signal.SIGHUP)
         time.sleep(1.0)
