@@ -92,7 +92,7 @@ def test_every_layout_is_played_once_and_told_from_the_others() -> None:
     assert len({one["length"] for one in literal}) > 30
     assert {bool(one["reached_end"]) for one in literal} == {False, True}
     assert len({one["missed"] for one in literal}) >= 3
-    for num_envs in (1, 4, 7, 60):
+    for num_envs in (1, 7, 60):
         check_all_are_played(num_envs, layouts, literal)
 
 

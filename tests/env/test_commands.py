@@ -251,8 +251,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prepared: Oracle) -> 
 
 @pytest.mark.slow
 def test_oracle_says_what_it_knows_and_draws_it(
-    asked: list[tuple[Any, ...]], prepared: Oracle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    asked: list[tuple[Any, ...]], prepared: Oracle, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     gif, png = tmp_path / "a.gif", tmp_path / "a.png"
     assert main(["oracle", "--treasures", "7,5", "--out", str(gif)]) == 0
     out, err = capsys.readouterr()
@@ -285,7 +286,8 @@ def test_oracle_says_what_it_knows_and_draws_it(
     again = capsys.readouterr().out.splitlines()
     assert again[:-1] == out.splitlines()[:-1]
     assert asked == [(2, 1, (5, 7), 2000)]
-    # but not from a damaged file
+    # but not from a damaged file: it asks again
+    monkeypatch.setattr(oracles, "solve", lambda *_: solution)
     (file,) = (tmp_path / "deep" / "cache").iterdir()
     for damaged in ("", "[]", "{}", '{"bound": null}', '{"bound": [1, 2, [3]], "plan": 4}'):
         file.write_text(damaged)

@@ -179,7 +179,7 @@ def test_killed_roles_come_back_and_a_stopped_run_goes_on_with_its_optimizer(tmp
     remote = "predict_local_or_remote=remote"
     with Run(tmp_path, remote, config=config, variables={"ROUNDS": "1000000"}) as run:
         run.wait_trained(20)
-        for role in ("buffer-0", "aisrv-1", "actor-0", "learner-0"):
+        for role in ("aisrv-1", "actor-0", "learner-0"):
             run.kill(role)
             run.pid(role)
         run.wait_trained(run.checkpoints()[-1][1] + 20, epoch=2)
