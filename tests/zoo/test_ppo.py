@@ -10,10 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from realm.algorithms.batch import Batch
+from realm.algorithms.losses import Outputs
 from realm.chunk import ChunkBuilder
 from realm.contract import Prediction
 from realm.user import load_definition
-from realm.zoo.ppo.algorithm.agent import Agent
+from realm.zoo.ppo.algorithm.agent import Agent, imitation
 from realm.zoo.ppo.config import Config
 from tests.corridor import Training, context
 
@@ -140,7 +142,7 @@ def greedy_return(agent: Agent, envs: Any) -> float:
         (Scales, 40, {"normalise_obs": True}, TURNS),
         (Rich, 40, {"normalise_returns": True}, 1e4 * TURNS),
         (Buttons, 60, {}, TURNS),
-        (Masked, 40, {"shared_trunk": True}, TURNS),
+        (Masked, 40, {"shared_trunk": True, "imitation": 0.1}, TURNS),
     ],
 )
 def test_it_finds_the_best_answers(
@@ -149,6 +151,7 @@ def test_it_finds_the_best_answers(
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     agent, envs, metrics = trained(env, updates, **settings)
     assert greedy_return(agent, envs) > 0.95 * best
+    assert ("imitation_loss" in metrics) == ("imitation" in settings)
     if env is Rich:
         assert metrics["explained_variance"] > 0.9
 
@@ -165,6 +168,20 @@ def test_a_time_limit_is_bootstrapped(bootstrapped: bool, monkeypatch: pytest.Mo
     agent, _, _ = trained(Tempting, 40, gamma_start=0.95, gamma_end=0.95, entropy_start=0.1)
     greedy = int(agent.greedy({"state": torch.ones(1, 1)})["action"])
     assert greedy == (0 if bootstrapped else 1)
+
+
+@pytest.mark.parametrize("numbers", [(), (3,)])
+def test_imitation_is_of_the_rows_whose_return_beat_the_value(numbers: tuple[int, ...]) -> None:
+    value, target, before = torch.randn(9), torch.randn(9), torch.randn(9, *numbers)
+    log_prob = torch.randn(9, *numbers, requires_grad=True)
+    nothing = torch.empty(0)
+    rows = Batch({}, None, nothing, before, before, value, nothing, target)
+    loss = imitation(0.5).function(rows, Outputs(log_ratio=log_prob - before))
+    expected = sum(-max(0.0, float(target[n] - value[n])) * float(log_prob[n].detach().sum()) for n in range(9)) / 9
+    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    loss.backward()
+    assert log_prob.grad is not None
+    assert ((log_prob.grad.reshape(9, -1) != 0).any(1) == (target > value)).all()
 
 
 def test_minibatches_with_a_memory_are_of_whole_chunks() -> None:

@@ -18,9 +18,11 @@ class Config(NetworkSettings):
     total_env_steps: int = 200_000
     epochs: int = 10
     minibatch_size: int = 128
+    imitation: float = 0.0  # weight of a further loss, which imitates the actions whose return beat the value
     best_by: tuple[str, ...] = ()  # statistics of an evaluation that choose the best model before the score does
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_least(("imitation",), 0)
         whole = self.memory == "none" or self.minibatch_size >= self.chunk_length
         self.check("minibatch_size", whole, f"chunk_length, {self.chunk_length}, or more with a memory: whole chunks")

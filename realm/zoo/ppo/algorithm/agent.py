@@ -4,13 +4,14 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from realm.algorithms.actor_critic import ActorCritic
 from realm.algorithms.attention import attention_network
-from realm.algorithms.batch import Rows
+from realm.algorithms.batch import Batch, Rows
 from realm.algorithms.distributions import distribution_of
 from realm.algorithms.group import Group
+from realm.algorithms.losses import Loss, Outputs
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.recurrent import GRUNetwork, RecurrentPPO
@@ -19,20 +20,32 @@ from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, Sample
 from realm.zoo.ppo.config import Config
 
 
+def imitation(coefficient: float) -> Loss:
+    """Imitates the actions whose return beat the value: the mean of -log pi times by how much it did, 0 for others.
+    Oh et al. 2018 (arXiv:1806.05635), but of the batch that is trained on, without a memory of earlier episodes."""
+
+    def loss(minibatch: Batch, outputs: Outputs) -> Tensor:
+        log_prob = (outputs.log_ratio + minibatch.log_prob).reshape(len(minibatch.value), -1).sum(-1)
+        return -((minibatch.target - minibatch.value).clamp(min=0.0) * log_prob).mean()
+
+    return Loss("imitation_loss", loss, coefficient)
+
+
 class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         of = spec.obs, spec.action, config
         own = config, torch.device(device), seed, distribution_of(spec.action, config.ratio == "each")
+        losses = [imitation(config.imitation)] if config.imitation else []
         self.acting: tuple[str, ...] = ("actor_net.", "trunk.", "observations.")  # the critic stays with the learner
         if config.memory != "none":
             self.acting = ("",)  # but not where it shares the memory
             network = GRUNetwork if config.memory == "gru" else attention_network
             self.model: nn.Module = network(*of).to(device)
-            self.ppo: PPO = RecurrentPPO(self.model, *own)
+            self.ppo: PPO = RecurrentPPO(self.model, *own, losses)
         else:
             self.model = ActorCritic(*of).to(device)
-            self.ppo = PPO(self.model, *own, cut=Windows if config.frames > 1 else Rows)
+            self.ppo = PPO(self.model, *own, losses, cut=Windows if config.frames > 1 else Rows)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
         if isinstance(self.ppo, RecurrentPPO):
