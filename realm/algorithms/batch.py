@@ -33,7 +33,7 @@ class Batch:
     log_prob: Tensor  # f32, of the policy that acted
     proximal_log_prob: Tensor  # f32, of the policy that the loss clips around: that one, or the one before the update
     value: Tensor  # f32, before the update
-    advantage: Tensor  # f32
+    advantage: Tensor  # f32; [..., A] with a ratio of each number of an action, and pay of its own
     target: Tensor  # f32, for the critic
 
     def of_rows(self, part: Tensor) -> tuple[Tensor, ...]:
@@ -120,13 +120,13 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 
 
 def normalised(advantage: Tensor, settings: Settings, group: Group) -> Tensor:
-    """advantage: f32 [n], this rank's rows of those that are normalised; see `Settings.normalise_advantage`."""
+    """advantage: of this rank's rows of those that are normalised; see `Settings.normalise_advantage`."""
     if settings.normalise_advantage == "none" or (group.size == 1 and len(advantage) < 2):
         return advantage
     if group.size == 1:  # torch rounds the root of a variance otherwise
         mean, deviation = advantage.mean(), advantage.std()
     else:
-        count, mean, variance = group.moments(advantage)
+        count, mean, variance = group.moments(advantage.flatten())
         if count < 2:
             return advantage
         deviation = (variance * (count / (count - 1))).sqrt()

@@ -60,6 +60,8 @@ def estimate(
     moments = returns_of(network, settings)
     value = value if moments is None else moments.unscaled(value)
     advantage, target = _advantages(chunk, settings, now, here, value, proximal - log_prob)
+    if "credit" in chunk.step:  # what each number of an action is paid for itself, at once
+        advantage = advantage.unsqueeze(-1) + here(chunk.step["credit"])
     if settings.normalise_over == "batch":
         advantage[valid] = normalised(advantage[valid], settings, group)
     return Batch(obs, valid, raw_action, log_prob, proximal, value[:, :-1], advantage, target)

@@ -119,7 +119,8 @@ def ppo_losses(settings: Settings) -> list[Loss]:
     """The clipped surrogate, the entropy bonus and the critic's error."""
 
     def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
-        log_ratio, advantage = outputs.proximal_log_ratio.movedim(-1, 0), minibatch.advantage  # [n] or [A, n]; [n]
+        # [n], or [A, n] where each number of an action has its own
+        log_ratio, advantage = (x.movedim(-1, 0) for x in (outputs.proximal_log_ratio, minibatch.advantage))
         if not settings.decoupled:
             return returns.clipped_policy_loss(log_ratio, advantage, settings.clip).mean()
         log_weight = minibatch.proximal_log_prob - minibatch.log_prob

@@ -361,9 +361,16 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
     return {name: Field(part.shape or (), str(part.dtype)) for name, part in space.spaces.items()}
 
 
-def step_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
-    """`discount`, if an environment has a number `duration`: how long its last step took, in usual ones."""
-    return {"discount": Field((), "float32")} if has_attr(envs, "duration") else {}
+def step_fields(envs: VectorEnv[Any, Any, Any], each: bool = False) -> Fields:
+    """`discount`, if an environment has a number `duration`: how long its last step took, in usual ones. `credit`, if
+    it has that, f32 [A]: what each number of the action is paid for itself. each: the algorithm can use this one; else
+    it raises ConfigError."""
+    fields = {"discount": Field((), "float32")} if has_attr(envs, "duration") else {}
+    if has_attr(envs, "credit"):
+        if not each:
+            raise ConfigError("the reward pays each number of an action alone; that needs PPO with ppo.ratio = 'each'")
+        fields["credit"] = Field(tuple(envs.single_action_space.shape or ()), "float32")
+    return fields
 
 
 def has_attr(envs: VectorEnv[Any, Any, Any], name: str) -> bool:

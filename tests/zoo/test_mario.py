@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import random
@@ -19,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from realm.config.load import load_config
-from realm.contract import Array, Version, WorkflowContext
+from realm.config.load import RunConfig, load_config
+from realm.contract import Array, Chunk, Version, WorkflowContext
 from realm.errors import ConfigError
 from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs
@@ -206,6 +207,50 @@ def test_a_weight_goes_with_the_env_steps() -> None:
     assert played(env, SETS["simple"].index("right A"))[1]["paid_progress"] == 1.5 * FLAG
 
 
+def test_each_button_is_paid_for_what_happened_while_it_was_held() -> None:
+    given = [{"term": "progress"}, {"term": "death", "weight": 5}, {"term": "buttons", "weight": 0.5, "most": 20.0}]
+    env, total = street(actions="durations", reward=given), 0.0
+    for action in (press(right=0.2, A=0.1), press(right=0.05, left=0.05), press(right=0.9, B=0.1), press(right=0.9)):
+        before, begin = env._state, len(env._game.held)  # type: ignore[attr-defined]
+        _, reward, terminated, _, info = env.step(action)
+        total += float(env.credit.sum())
+        held, x, paid_to = env._game.held[begin:], before.x, [0.0] * 7  # type: ignore[attr-defined]
+        for number, buttons in enumerate(held):
+            step = 2 * bool(buttons & 128) - 2 * bool(buttons & 64)
+            pays = max(0, x + step) - x - 5 * (terminated and number == len(held) - 1)
+            x += step
+            for button, bit in enumerate(BITS):
+                paid_to[button] += 0.5 * pays * bool(buttons & bit)
+        np.testing.assert_allclose(env.credit, np.minimum(paid_to, 20.0), rtol=1e-6)
+        assert reward == x - before.x - 5 * terminated
+        if terminated:
+            break
+    assert terminated
+    assert info["paid_buttons"] == pytest.approx(total)
+
+
+@pytest.mark.slow
+def test_pay_of_a_button_is_added_to_its_own_advantage() -> None:
+    sets = ["ppo.chunk_length=6", "ppo.ratio=each", "ppo.normalise_advantage=none"]
+    config = load_config(ROOT / "conf" / "mario" / "durations.toml", sets)
+    config.env.update(emulator=Street, reward=[{"term": "progress"}, {"term": "buttons", "weight": 2.0}])
+    chunk, agent = a_chunk(config)
+    assert np.abs(chunk.step["credit"][chunk.valid]).max() > 1
+    now = hyper_of(config).schedule(0)
+    whole = agent.ppo.estimate(chunk, now, stale=False)
+    shared = dataclasses.replace(chunk, step={"discount": chunk.step["discount"]})
+    alone = agent.ppo.estimate(shared, now, stale=False)
+    expected = alone.advantage[..., None].numpy() + chunk.step["credit"]
+    np.testing.assert_allclose(whole.advantage.numpy()[chunk.valid], expected[chunk.valid], rtol=1e-5)
+    assert (whole.target == alone.target).all()
+    metrics = Training(agent).learn(chunk)
+    assert metrics["skipped"] == 0
+    config = load_config(ROOT / "conf" / "mario" / "durations.toml", ["ppo.ratio=joint"])
+    config.env.update(emulator=Street, reward=[{"term": "buttons"}])
+    with pytest.raises(ConfigError, match=r"needs PPO with ppo\.ratio = 'each'"):
+        load_definition(config.app.algo).spec(make_envs(config, 1, 1), hyper_of(config))
+
+
 # ---- starts ----
 
 
@@ -357,17 +402,21 @@ def test_statistics_of_an_episode_are_those_of_the_game() -> None:
             assert info["episode"]["r"][1] == 60 - 1 - 65 + 0.025 * 200
 
 
-@pytest.mark.slow
-def test_durations_train_with_the_discount_of_each_step() -> None:
-    config = load_config(ROOT / "conf" / "mario" / "durations.toml", ["ppo.chunk_length=6", "ppo.ratio=each"])
-    config.env["emulator"] = Street
+def a_chunk(config: RunConfig) -> tuple[Chunk, Any]:
+    """The first chunk of two environments, and the agent that played it."""
     hyper, algo = hyper_of(config), config.app.algo
     spec = load_definition(algo).spec(make_envs(config, 2, 1), hyper)
     envs = RestartingEnvs(lambda seed: make_envs(config, 2, seed), 1, spec, lambda name, amount: None)
     agent = make_agent(config, spec, "cpu", 1)
     policy = LocalPolicy(agent, spec, 2, lambda: (Version(1, 0), 0, 0))
-    play = load_workflow(algo)(envs, policy, WorkflowContext(spec, hyper, 1, 0, 1, Meters()))
-    chunk = next(play)
+    return next(load_workflow(algo)(envs, policy, WorkflowContext(spec, hyper, 1, 0, 1, Meters()))), agent
+
+
+@pytest.mark.slow
+def test_durations_train_with_the_discount_of_each_step() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "durations.toml", ["ppo.chunk_length=6", "ppo.ratio=each"])
+    config.env["emulator"] = Street
+    chunk, agent = a_chunk(config)
     whole = chunk.valid & ~chunk.terminated  # an end cuts a press
     assert whole.any()
     for env, step in np.argwhere(whole):
@@ -410,6 +459,7 @@ def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
         ({"most": -1}, "most is -1"),
         ({"shots": 1}, "shots is 1, it must be at least 2"),
         ({"skip": 0}, "skip is 0"),
+        ({"reward": [{"term": "buttons"}]}, "it must be 'buttons' or 'durations' with the term 'buttons'"),
         ({"start_steps": 0}, "start_steps is 0"),
         ({"start_along": "a.json", "level": ["1-1", "1-2"]}, "it must be empty with several levels"),
         ({"reward": [{"term": "flag", "weight_end": math.inf}]}, "'flag' needs finite weights"),

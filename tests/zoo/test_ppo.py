@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from realm.algorithms.batch import Batch
-from realm.algorithms.losses import Outputs
+from realm.algorithms.losses import Outputs, ppo_losses
 from realm.chunk import ChunkBuilder
 from realm.contract import Prediction
 from realm.user import load_definition
@@ -178,10 +178,20 @@ def test_imitation_is_of_the_rows_whose_return_beat_the_value(numbers: tuple[int
     rows = Batch({}, None, nothing, before, before, value, nothing, target)
     loss = imitation(0.5).function(rows, Outputs(log_ratio=log_prob - before))
     expected = sum(-max(0.0, float(target[n] - value[n])) * float(log_prob[n].detach().sum()) for n in range(9)) / 9
-    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
     loss.backward()
     assert log_prob.grad is not None
     assert ((log_prob.grad.reshape(9, -1) != 0).any(1) == (target > value)).all()
+
+
+def test_each_number_of_an_action_may_have_its_own_advantage() -> None:
+    log_ratio, advantage, nothing = 0.5 * torch.randn(9, 3), torch.randn(9, 3), torch.empty(0)
+    rows = Batch({}, None, nothing, nothing, nothing, nothing, advantage, nothing)
+    loss = ppo_losses(Config(ratio="each", advantage="gae"))[0].function(rows, Outputs(proximal_log_ratio=log_ratio))
+    expected = 0.0
+    for ratio, of_it in zip(log_ratio.exp().flatten().tolist(), advantage.flatten().tolist(), strict=True):
+        expected -= min(ratio * of_it, max(0.8, min(1.2, ratio)) * of_it) / 27
+    assert float(loss) == pytest.approx(expected, abs=1e-5)
 
 
 def test_minibatches_with_a_memory_are_of_whole_chunks() -> None:

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 
 from realm.contract import Array
 from realm.errors import did_you_mean
+from realm.zoo.mario import rewards
 from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.presses import BITS, BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
@@ -100,7 +101,12 @@ class Mario(gymnasium.Env[Array, Any]):
         self._keep = Path(keep_episode) if keep_episode else None
         self.env_steps: int | None = None
         """Of the run, as its workflow tells; None in an evaluation, which begins where the level does."""
-        self._terms = terms_of(reward)
+        terms = terms_of(reward)
+        self._terms = tuple(term for term in terms if term.term != rewards.BUTTONS)
+        self._of_buttons = next((term for term in terms if term.term == rewards.BUTTONS), None)
+        if self._of_buttons:
+            _check("actions", actions, actions in _ACTIONS[-2:], "'buttons' or 'durations' with the term 'buttons'")
+            self.credit = np.zeros(len(BUTTONS), np.float32)  # of the last decision, what each button is paid alone
         self._make = _maker(emulator, rom_of(rom)) if isinstance(emulator, str) else emulator
         self._levels, self._played = levels, dict[str, Played]()
         self._shown = (0, 0 if status_line else _STATUS, 240, 224)  # of the screen
@@ -134,7 +140,7 @@ class Mario(gymnasium.Env[Array, Any]):
                 self._state = self._game.step(buttons)
         self._plan.reset()
         self._farthest, self._frames, self._held_last = self._state.x, 0, 0
-        self._paid = dict.fromkeys(TERMS, 0.0)
+        self._paid = dict.fromkeys((*TERMS, *([rewards.BUTTONS] if self._of_buttons else [])), 0.0)
         return self._seen([self._picture()] * self._shots), self._told()
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -158,6 +164,10 @@ class Mario(gymnasium.Env[Array, Any]):
         self._farthest = max(self._farthest, *(one.x for one in states))
         if self._durations:
             self.duration = (len(states) - 1) / self._skip
+        if self._of_buttons:
+            down = [[bool(buttons & bit) for bit in BITS] for buttons in held[: last + 1]]
+            self.credit = rewards.credit(self._of_buttons, self._terms, states, down, self.env_steps or 0)
+            self._paid[rewards.BUTTONS] += float(self.credit.sum())
         reward = paid(self._terms, values(states), self.env_steps or 0)
         for name, amount in reward.items():
             self._paid[name] += amount

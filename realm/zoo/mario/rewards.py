@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from realm.contract import Array
 from realm.errors import did_you_mean
 
+BUTTONS = "buttons"
+"""The term that pays each button alone: weight times what the others would pay for the frames in which it was held."""
 TERMS = ("progress", "clock", "death", "flag", "score", "standing")
 _FARTHEST = 5  # pixels of a frame; the package, too, takes more for a pipe or a new life, and pays nothing
 
@@ -39,9 +44,10 @@ class Term:
     most: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.term not in TERMS:
-            near = did_you_mean(str(self.term), TERMS)
-            raise ValueError(f"reward has the term {self.term!r}, it must be one of {', '.join(TERMS)}{near}")
+        known = (*TERMS, BUTTONS)
+        if self.term not in known:
+            near = did_you_mean(str(self.term), known)
+            raise ValueError(f"reward has the term {self.term!r}, it must be one of {', '.join(known)}{near}")
         for name in ("weight", "weight_end", "weight_steps", "least", "most"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or math.isnan(value):
@@ -88,3 +94,12 @@ def values(frames: Sequence[State]) -> dict[str, float]:
 def paid(terms: Sequence[Term], found: Mapping[str, float], env_steps: int = 0) -> dict[str, float]:
     """What each term pays. found: of `values`. env_steps: of the run"""
     return {one.term: min(max(one.weight_at(env_steps) * found[one.term], one.least), one.most) for one in terms}
+
+
+def credit(
+    own: Term, terms: Sequence[Term], frames: Sequence[State], held: Sequence[Sequence[bool]], env_steps: int = 0
+) -> Array:
+    """What `own`, of the buttons, pays each of them, f32 [A]. frames: of `values`; held: of each frame, bool [A]"""
+    each = [sum(paid(terms, values(pair), env_steps).values()) for pair in pairwise(frames)]
+    whole = own.weight_at(env_steps) * np.asarray(each, np.float32) @ np.asarray(held, np.float32)
+    return np.clip(whole, own.least, own.most)

@@ -23,6 +23,8 @@ def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Ch
         context.monitor.episodes(info)
         if "discount" in context.spec.step:  # steps differ in duration
             added["discount"] = gamma ** np.array(envs.unwrapped.get_attr("duration"), np.float32)
+        if "credit" in context.spec.step:
+            added["credit"] = np.array(envs.unwrapped.get_attr("credit"), np.float32)
         chunks.step(prediction, reward, terminated, truncated, obs, added)
         if chunks.full:
             yield chunks.take()

@@ -23,4 +23,4 @@ def spec(envs: Any, config: Config) -> Spec:
         memory = {"memory": Field((config.hidden,), "float32")}
     if config.memory == "attention":
         memory = attention_memory(config.memory_layers, config.memory_steps, config.hidden)
-    return Spec(obs, action, extra, config.chunk_length, step=step_fields(envs), state=memory)
+    return Spec(obs, action, extra, config.chunk_length, step=step_fields(envs, config.ratio == "each"), state=memory)
