@@ -30,6 +30,7 @@ class Cluster:
 
     def __init__(self, folder, machines, variables=SECURE):
         self.folder, self.machines, self.variables = folder, machines, {**BESIDES, **variables}
+        self.nodes = {}
 
     def __enter__(self):
         self.begin()
@@ -62,8 +63,14 @@ class Cluster:
         out = self.folder / f"ray-{machine.name}.txt"
         out.write_text("")
         node = self._start(f"--address={ADDRESS}", f"--node-ip-address={machine.address}")
-        machine.start(node, out, **self.variables)
+        self.nodes[machine] = machine.start(node, out, **self.variables)
         until(lambda: "Ray runtime started" in out.read_text(), "a node has started", 120)
+
+    def keep(self, machine):
+        """Make it a node again if Ray ends there: a node that was given up for lost does so when it hears that."""
+        with suppress(subprocess.TimeoutExpired):
+            self.nodes[machine].wait(10)
+            self.add(machine)
 
     def kill(self, *names, here=False):
         """Kill those of Ray's processes that have one of these words in their command lines, or all. here: not those of

@@ -123,7 +123,7 @@ def power(field: Field, machine: Machine) -> Callable[[], Any]:
 
 def cable(field: Field, machine: Machine) -> Callable[[], Any]:
     machine.cut()
-    return machine.mend
+    return lambda: (machine.mend(), field.cluster.keep(machine))
 
 
 def one_way(deaf: bool, field: Field, machine: Machine) -> Callable[[], Any]:
@@ -170,10 +170,10 @@ class Loss:
 
 LOSSES: dict[str, tuple[float, int, list[Loss]]] = {
     "R1": (8, 2, [Loss("power lost: the link first, then the first process", power, back_s=90.0)]),
-    "R3": (17, 1, [
+    "R3": (14, 1, [
         Loss("cable cut for 60 s", cable, (60.0, 60.0)),
-        Loss("one way lost, from the host, for 20 to 40 s", partial(one_way, False), (20.0, 40.0)),
-        Loss("one way lost, to the host, for 20 to 40 s", partial(one_way, True), (20.0, 40.0)),
+        Loss("one way lost, from the host, for 15 to 25 s", partial(one_way, False), (15.0, 25.0)),
+        Loss("one way lost, to the host, for 15 to 25 s", partial(one_way, True), (15.0, 25.0)),
     ]),
     "R4": (7, 1, [Loss("frozen for 60 s, thawed", frozen, (60.0, 60.0))]),
     "R5": (7, 2, [
