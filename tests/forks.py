@@ -48,6 +48,9 @@ class Fork:
         for one in theirs:
             os.close(one)
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
+        if output:
+            self.stdout.close()
+            self.stderr.close()
 
     def poll(self, timeout: float | None = 0.0) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
