@@ -92,15 +92,18 @@ class Agent:
     pause_s = 0.0
 
     def work(self, line: str, keys_dir: str) -> tuple[str, int, str]:
-        """Run `realm host`; returns the machine's name, the exit code and the last line."""
-        time.sleep(self.pause_s)
-        self.pause_s = _AGAIN_S  # there alone: another machine starts at once
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, "host"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, errors="replace",
-            stderr=subprocess.STDOUT, env={"REALM_KEYS_DIR": keys_dir, **os.environ, "REALM_RUN": line},
-        )  # fmt: skip
-        last = deque(filter(None, map(str.strip, child.stdout or ())), maxlen=1)
-        return os.uname().nodename, child.wait(), "".join(last).removeprefix("error: ")
+        """Run `realm host` until it fails, as Ray hears late of what ends during a cut: name, exit code, last line."""
+        while True:
+            time.sleep(self.pause_s)
+            self.pause_s = _AGAIN_S  # there alone: another machine starts at once
+            child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, "host"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                errors="replace", stderr=subprocess.STDOUT,
+                env={"REALM_KEYS_DIR": keys_dir, **os.environ, "REALM_RUN": line},
+            )  # fmt: skip
+            last = deque(filter(None, map(str.strip, child.stdout or ())), maxlen=1)
+            if code := child.wait():
+                return os.uname().nodename, code, "".join(last).removeprefix("error: ")
 
 
 def _drive(job: tuple[str, int, str]) -> int:
@@ -145,6 +148,5 @@ def _keep(ray: Any, line: str, hosts: int, keys_dir: str) -> NoReturn:
     while True:
         (call,), _ = ray.wait([*calls])
         agent, (name, code, last) = calls.pop(call), ray.get(call)
-        if code:
-            print(f"{'ERROR' if code == ConfigError.exit_code else 'WARNING'} {name}: {one_line(last)}", flush=True)
+        print(f"{'ERROR' if code == ConfigError.exit_code else 'WARNING'} {name}: {one_line(last)}", flush=True)
         calls[agent.work.remote(line, keys_dir)] = agent

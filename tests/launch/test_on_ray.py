@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from realm.errors import ConfigError
+from realm.launch import on_ray
 from realm.launch.on_ray import OnRay, pack
 
 
@@ -44,6 +45,16 @@ def test_a_large_folder_is_refused(tmp_path: Path) -> None:
         file.truncate(101 << 20)
     with pytest.raises(ConfigError, match="all: has more than 100 MiB, most of it in data"):
         pack(tmp_path / "all", tmp_path / "all.zip")
+
+
+def test_an_agent_that_was_cut_off_joins_again_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, said = [0, 0, 2], ["joining the run", "error: no keys"]
+    monkeypatch.setattr(on_ray, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(
+        on_ray.subprocess, "Popen", lambda *_, **__: SimpleNamespace(stdout=said, wait=lambda: codes.pop(0))
+    )
+    assert on_ray.Agent().work("line", "keys")[1:] == (2, "no keys")
+    assert codes == []
 
 
 @pytest.mark.system
