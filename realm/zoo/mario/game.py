@@ -107,7 +107,7 @@ class Mario(gymnasium.Env[Array, Any]):
         if self._of_buttons:
             _check("actions", actions, actions in _ACTIONS[-2:], "'buttons' or 'durations' with the term 'buttons'")
             self.credit = np.zeros(len(BUTTONS), np.float32)  # of the last decision, what each button is paid alone
-        self._make = _maker(emulator, rom_of(rom)) if isinstance(emulator, str) else emulator
+        self._make = _maker(emulator, rom) if isinstance(emulator, str) else emulator
         self._levels, self._played = levels, dict[str, Played]()
         self._shown = (0, 0 if status_line else _STATUS, 240, 224)  # of the screen
         self._skip, self._durations = skip, actions == "durations"
@@ -224,11 +224,12 @@ class Mario(gymnasium.Env[Array, Any]):
 
 
 def _maker(emulator: str, rom: str) -> Callable[[int, int], Played]:
-    """What makes a level. emulator, rom: as `Mario` has them, the second a path."""
+    """What makes a level. emulator, rom: as `Mario` has them."""
     known = tuple(_EMULATORS)
     _check("emulator", emulator, emulator in ("", *known), f"one of {', '.join(known)}, or '' for either", known)
     chosen = _EMULATORS[emulator or ("nes-py" if find_spec("stable_retro") is None else "stable-retro")]
-    return lambda world, stage: Level(chosen(rom), world, stage)
+    path = rom_of(rom)
+    return lambda world, stage: Level(chosen(path), world, stage)
 
 
 def _whole(value: Any) -> bool:
