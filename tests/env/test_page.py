@@ -50,7 +50,7 @@ def test_the_data_is_the_episode() -> None:
     memory = np.zeros_like(env.state.memory[0])
     for x, z in zip(data["x"], data["z"], strict=True):
         cell = int(z // data["cell"]) + VIEW, int(x // data["cell"]) + VIEW
-        memory[cell] = min(5 * VISIT, int(memory[cell]) + VISIT)
+        memory[cell] = min(5 * int(VISIT), int(memory[cell]) + int(VISIT))
     assert np.array_equal(memory, env.state.memory[0])
 
 
