@@ -48,13 +48,11 @@ class ActorCritics(Protocol):
 class Networks(nn.Module):
     """MLPs as policy and critics. Images, and the frames before an observation, go through one encoder."""
 
-    def __init__(
-        self, fields: Fields, actions: int, outputs: int, hidden: int, settings: EncoderSettings | None = None
-    ) -> None:
+    def __init__(self, fields: Fields, actions: int, outputs: int, hidden: int, settings: EncoderSettings) -> None:
         """outputs: of the policy; settings: of the `Encoder`."""
         super().__init__()
         encoder = Encoder(fields, settings)
-        self.encoder = encoder if encoder.cnns or (settings and settings.frames > 1) else None
+        self.encoder = encoder if encoder.cnns or settings.frames > 1 else None
         fields = {"features": Field((encoder.features,), "float32")} if self.encoder else fields
         self.actor_net = nn.Sequential(Encoder(fields), MLP((encoder.features, hidden, hidden, outputs)))
         self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))

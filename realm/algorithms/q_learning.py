@@ -18,7 +18,7 @@ from torch.nn import functional
 from realm.algorithms.adam import Adam
 from realm.algorithms.networks import Obs, frozen_copy
 from realm.algorithms.rows import Drawn, priorities_of, row_weights, to_rows
-from realm.algorithms.settings import QSettings
+from realm.algorithms.settings import QSettings, between
 from realm.contract import Array, Arrays, Learned, SampleInfo, Transitions
 
 PASS_STEPS = 8  # gradient steps whose rows the target network sees in one pass
@@ -110,11 +110,6 @@ def loss_value(error: Tensor, weight: Tensor, huber: float) -> Tensor:
     size = error.abs()
     losses = torch.where(size < huber, 0.5 * error.square(), huber * (size - 0.5 * huber)) if huber else error.square()
     return (weight * losses).mean()
-
-
-def between(start: float, end: float, steps: int, now: int) -> float:
-    """A value that goes from `start` at step 0 to `end` at `steps` and stays there."""
-    return start + (end - start) * min(1.0, now / steps)
 
 
 class QLearning:

@@ -21,6 +21,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+def between(start: float, end: float, steps: int, now: int) -> float:
+    """A value that goes from `start` at step 0 to `end` at `steps` and stays there; with 0 steps it is `start`."""
+    return start + (end - start) * (min(1.0, now / steps) if steps else 0.0)
+
+
 class Checked:
     """The checks of a configuration's fields."""
 
@@ -217,11 +222,10 @@ class OffPolicySettings(Checked):
         self.check_share(("beta_start",))
 
     def lr_at(self, env_steps: int) -> float:
-        share = min(1.0, env_steps / self.lr_steps) if self.lr_steps else 0.0
-        return self.lr + share * (self.lr_end - self.lr)
+        return between(self.lr, self.lr_end, self.lr_steps, env_steps)
 
     def beta_at(self, env_steps: int) -> float:
-        return self.beta_start + min(1.0, env_steps / self.beta_steps) * (1.0 - self.beta_start)
+        return between(self.beta_start, 1.0, self.beta_steps, env_steps)
 
 
 @dataclass(frozen=True)

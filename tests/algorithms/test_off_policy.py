@@ -16,9 +16,9 @@ from torch import nn
 from realm.algorithms import networks, q_learning, sac, td3
 from realm.algorithms.continuous import Scale, both_values
 from realm.algorithms.networks import MLP, Encoder, follow
-from realm.algorithms.q_learning import Dueling, NoisyLinear, between
+from realm.algorithms.q_learning import Dueling, NoisyLinear
 from realm.algorithms.rows import importance, to_rows
-from realm.algorithms.settings import EncoderSettings
+from realm.algorithms.settings import EncoderSettings, between
 from realm.chunk import ChunkBuilder
 from realm.contract import (
     ActionSpec,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from realm.algorithms.settings import between
 from realm.contract import Array
 from realm.errors import did_you_mean
 
@@ -57,8 +58,7 @@ class Term:
             raise ValueError(f"reward: {self.term!r} needs finite weights, and least not above most")
 
     def weight_at(self, env_steps: int) -> float:
-        share = min(1.0, env_steps / self.weight_steps) if self.weight_steps else 0.0
-        return self.weight + share * (self.weight_end - self.weight)
+        return between(self.weight, self.weight_end, self.weight_steps, env_steps)
 
 
 DEFAULT = (Term("progress"), Term("clock"), Term("death", 15.0))
