@@ -21,6 +21,7 @@ class ActorCritic(nn.Module):
         self.observations = Observations(fields, settings) if settings.normalises else None
         self.returns = Moments() if settings.normalise_returns else None
         outputs = action.n or sum(action.nvec) or len(action.low)
+        values = outputs if settings.advantage == "q" else 1
         encoder = _encoder(fields, settings)
         if settings.shared_trunk:
             self.trunk = nn.Sequential(encoder)
@@ -29,12 +30,12 @@ class ActorCritic(nn.Module):
                 self.trunk.append(_ACTIVATIONS[settings.activation]())
             width = settings.hidden if not encoder.cnns else encoder.features
             self.actor_net = nn.Sequential(_mlp((width, outputs), settings, 0.01))
-            self.critic_net = nn.Sequential(_mlp((width, 1), settings, 1.0))
+            self.critic_net = nn.Sequential(_mlp((width, values), settings, 1.0))
         else:
             sizes = encoder.features, settings.hidden, settings.hidden
             self.trunk = nn.Sequential()
             self.actor_net = nn.Sequential(encoder, _mlp((*sizes, outputs), settings, 0.01))
-            self.critic_net = nn.Sequential(_encoder(fields, settings), _mlp((*sizes, 1), settings, 1.0))
+            self.critic_net = nn.Sequential(_encoder(fields, settings), _mlp((*sizes, values), settings, 1.0))
         if action.low:
             self.actor_net.append(Deviations(len(action.low), settings.log_std))
 

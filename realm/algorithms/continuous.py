@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.networks import MLP, Critic, Encoder, Obs
+from realm.algorithms.networks import MLP, Critic, Encoder, Obs, frozen_copy
 from realm.algorithms.rows import Drawn
-from realm.algorithms.settings import EncoderSettings
+from realm.algorithms.settings import EncoderSettings, OffPolicySettings
 from realm.contract import ActionSpec, Array, Field, Fields
 from realm.errors import ContractError
 
@@ -133,6 +133,42 @@ class TwinCritics:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         for adam, saved in zip(self._all, state, strict=True):
             adam.load_state_dict(saved)
+
+
+class OffPolicy:
+    """What TD3 and SAC train, and all of its state besides the weights. A subclass says what the targets follow."""
+
+    weights: list[nn.Parameter]
+    target_weights: list[nn.Parameter]
+
+    def __init__(
+        self, network: ActorCritics, action: ActionSpec, settings: OffPolicySettings, device: torch.device, seed: int
+    ) -> None:
+        self.network, self.device, self.scale = network, device, Scale(action)
+        self.target = frozen_copy(network)
+        self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
+        self.critics, self.lr = TwinCritics(network), settings.lr
+        self.generator = torch.Generator().manual_seed(seed)  # draws noise
+        self.steps = 0  # gradient steps of the critics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a resume needs besides the weights: tensors and plain numbers."""
+        return {
+            "targets": [weight.cpu().clone() for weight in self.target_weights],
+            "actor_adam": self.actor_adam.state_dict(),
+            "critics": self.critics.state_dict(),
+            "generator": self.generator.get_state(),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for weight, saved in zip(self.target_weights, state["targets"], strict=True):
+            weight.copy_(saved)
+        self.actor_adam.load_state_dict(state["actor_adam"])
+        self.critics.load_state_dict(state["critics"])
+        self.generator.set_state(state["generator"])
+        self.steps = state["steps"]
 
 
 class Scale:

@@ -15,7 +15,7 @@ from realm import returns
 from realm.algorithms.batch import Batch, Rows, normalised, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.group import Group
-from realm.algorithms.losses import Network
+from realm.algorithms.losses import Network, of_action
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import returns_of, seen_by
 from realm.algorithms.settings import Schedule, Settings
@@ -45,26 +45,34 @@ def estimate(
     of_learner = settings.value_source == "learner"
     of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
     raw_action, log_prob = here(distribution.raw_action(chunk)), here(chunk.extra["log_prob"])
-    proximal = log_prob
-    if stale and (settings.decoupled or settings.advantage == "vtrace"):
+    proximal, of_actions = log_prob, settings.advantage == "q"
+    reweighs = stale and (settings.decoupled or settings.advantage == "vtrace")
+    if reweighs or of_actions:
         policy, value = side.both(
             lambda: cut.forward(obs, network.actor), lambda: cut.forward(of_critic, network.critic)
         )
+    else:
+        value = _in_halves(cut, side, of_critic, network.critic)
+    if reweighs:
         masks = {name: x[:, :-1][valid] for name, x in obs.items() if name == "legal"}
         proximal = log_prob.clone()
         proximal[valid] = distribution.log_prob(policy[:, :-1][valid], masks, raw_action[valid])
-    else:
-        value = _in_halves(cut, side, of_critic, network.critic)
     if not of_learner:
         value = torch.cat([here(chunk.extra["value"]), value], dim=1)
     moments = returns_of(network, settings)
     value = value if moments is None else moments.unscaled(value)
+    before = value[:, :-1]
+    if of_actions:
+        before = of_action(before, raw_action)
+        value = (returns.masked_log_softmax(policy, obs.get("legal")).exp() * value).sum(-1)
     advantage, target = _advantages(chunk, settings, now, here, value, proximal - log_prob)
+    if of_actions:
+        advantage = torch.where(valid, before - value[:, :-1], 0.0)
     if "credit" in chunk.step:  # what each number of an action is paid for itself, at once
         advantage = advantage.unsqueeze(-1) + here(chunk.step["credit"])
     if settings.normalise_over == "batch":
         advantage[valid] = normalised(advantage[valid], settings, group)
-    return Batch(obs, valid, raw_action, log_prob, proximal, value[:, :-1], advantage, target)
+    return Batch(obs, valid, raw_action, log_prob, proximal, before, advantage, target)
 
 
 def _advantages(
@@ -78,7 +86,7 @@ def _advantages(
     if settings.advantage == "vtrace":
         log_ratio = log_ratio.where(valid, torch.zeros_like(reward))  # rows that are not valid have no action
         return returns.vtrace(reward, value, log_ratio, *ends, now.gamma, settings.lam, discount=discount)
-    lam = {"delta": 0.0, "returns": 1.0}.get(settings.advantage, settings.lam)
+    lam = {"delta": 0.0, "q": 0.0, "returns": 1.0}.get(settings.advantage, settings.lam)
     return returns.gae(reward, value, *ends, now.gamma, lam, discount=discount)
 
 

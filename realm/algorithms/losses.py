@@ -23,7 +23,7 @@ from realm.algorithms.distributions import Distribution
 from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Schedule, Settings
-from realm.errors import ConfigError
+from realm.errors import ConfigError, UserCodeError
 
 Metrics = dict[str, Tensor]  # of a gradient step: f32 [] each, or f32 [n], which `means` reduces
 
@@ -39,7 +39,7 @@ class Network(Protocol):
         ...
 
     def critic(self, obs: Obs) -> Tensor:
-        """Values f32 [n]."""
+        """Values f32 [n]; with `advantage = "q"` those of each action, f32 [n, A]."""
         ...
 
     def __call__(self, obs: Obs) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Obs]:
@@ -62,7 +62,7 @@ class Outputs:
     entropy: Tensor = _NOTHING  # f32 [n], of the policy
     log_ratio: Tensor = _NOTHING  # f32 [n] or [n, A], log-probability of the action, less that of the policy that acted
     proximal_log_ratio: Tensor = _NOTHING  # likewise, less that of the policy that the loss clips around
-    value: Tensor = _NOTHING  # f32 [n]
+    value: Tensor = _NOTHING  # f32 [n], or [n, A]
     more: Obs = field(default_factory=dict)  # name -> [n, ...], what else a network with a shared trunk returns
 
 
@@ -129,13 +129,21 @@ def ppo_losses(settings: Settings) -> list[Loss]:
         ).mean()
 
     def value(minibatch: Batch, outputs: Outputs) -> Tensor:
-        return returns.value_loss(outputs.value, minibatch.target, minibatch.value, settings.value_clip).mean()
+        new = of_action(outputs.value, minibatch.raw_action) if settings.advantage == "q" else outputs.value
+        return returns.value_loss(new, minibatch.target, minibatch.value, settings.value_clip).mean()
 
     return [
         Loss("policy_loss", policy),
         Loss("entropy", lambda minibatch, outputs: outputs.entropy.mean(), lambda now: -now.entropy_coef),
         Loss("value_loss", value, settings.vf_coef, of_critic=True),
     ]
+
+
+def of_action(values: Tensor, action: Tensor) -> Tensor:
+    """Of values f32 [..., A] of each action those of the action i64 [...]. Raises UserCodeError."""
+    if values.dim() != action.dim() + 1 or action.is_floating_point():
+        raise UserCodeError("advantage is 'q', which needs actions of one of n, and a critic with a value of each")
+    return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def by_graph(network: Network, part: Part, minibatch: Batch, distribution: Distribution, now: Schedule) -> Metrics:

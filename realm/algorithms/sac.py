@@ -17,14 +17,13 @@ from realm.algorithms.adam import Adam
 from realm.algorithms.continuous import (
     ActorCritics,
     Metrics,
-    Scale,
-    TwinCritics,
+    OffPolicy,
     both_values,
     normal_log_density,
     uniform_at_first,
     weights_of,
 )
-from realm.algorithms.networks import Obs, follow, frozen_copy
+from realm.algorithms.networks import Obs, follow
 from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
@@ -54,23 +53,18 @@ def targets(reward: Tensor, discount: Tensor, values: Tensor, log_density: Tenso
     return reward + discount * (torch.minimum(values[0], values[1]) - temperature * log_density)
 
 
-class SAC:
-    """Trains `network`: all of its state besides the weights is in `state_dict`."""
+class SAC(OffPolicy):
+    """Trains `network`, and the temperature."""
 
     def __init__(
         self, network: ActorCritics, action: ActionSpec, settings: SACSettings, device: torch.device, seed: int
     ) -> None:
-        self.network, self.settings, self.device = network, settings, device
-        self.scale = Scale(action)
-        self.target = frozen_copy(network)
+        super().__init__(network, action, settings, device, seed)
+        self.settings = settings
         self.log_temperature = nn.Parameter(torch.tensor(math.log(settings.temperature or 1.0), device=device))
         self.entropy_target = settings.entropy_target or -float(len(action.low))
-        self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critics, self.lr = TwinCritics(network), settings.lr
         self.temperature_adam = Adam([self.log_temperature], 1e-8)
         self.weights, self.target_weights = weights_of(network), weights_of(self.target)
-        self.generator = torch.Generator().manual_seed(seed)  # draws actions
-        self.steps = 0  # gradient steps
 
     @torch.inference_mode()
     def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
@@ -129,25 +123,11 @@ class SAC:
         return {"actor_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resume needs besides the weights: tensors and plain numbers."""
-        return {
-            "targets": [one.cpu().clone() for one in self.target_weights],
-            "log_temperature": self.log_temperature.detach().cpu().clone(),
-            "actor_adam": self.actor_adam.state_dict(),
-            "critics": self.critics.state_dict(),
-            "temperature_adam": self.temperature_adam.state_dict(),
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-        }
+        temperature, adam = self.log_temperature.detach().cpu().clone(), self.temperature_adam.state_dict()
+        return {**super().state_dict(), "log_temperature": temperature, "temperature_adam": adam}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for weight, saved in zip(self.target_weights, state["targets"], strict=True):
-            weight.copy_(saved)
+        super().load_state_dict(state)
         if not self.settings.temperature:  # else it is what the settings say, which may have changed
             self.log_temperature.data.copy_(state["log_temperature"])
-        self.actor_adam.load_state_dict(state["actor_adam"])
-        self.critics.load_state_dict(state["critics"])
         self.temperature_adam.load_state_dict(state["temperature_adam"])
-        self.generator.set_state(state["generator"])
-        self.steps = state["steps"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "advantage": ("gae", "vtrace", "delta", "returns"),
+    "advantage": ("gae", "vtrace", "delta", "returns", "q"),
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
     "normalise_over": ("batch", "minibatch"),
@@ -70,7 +70,7 @@ class Settings(Checked):
     # returns
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.99  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    advantage: str = "vtrace"  # advantages and the critic's targets: "gae", "vtrace", "delta" or "returns"; see below
+    advantage: str = "vtrace"  # and the critic's targets: "gae", "vtrace", "delta", "returns" or "q"; see below
     lam: float = 0.8  # lambda of "gae" and "vtrace": 0 trusts the critic, 1 the sampled return
     estimate_each_pass: bool = False  # estimate both again before each further pass, by the critic as it is then
     value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
@@ -106,6 +106,8 @@ class Settings(Checked):
     max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
     # "delta" is the error of one step, GAE with lambda 0; "returns" are discounted rewards minus the value, lambda 1.
+    # "q" is the critic's value of the action, of which it has one for each, less their mean under the policy. Its
+    # targets are of one step, so actions of older policies are as good: training may be off-policy.
     #
     # V-trace estimates for the policy before the update what an older one has played, so a lag of some updates costs
     # little. Its targets are corrections of the critic being trained, so it takes the learner's values: those of an
@@ -143,14 +145,11 @@ class Settings(Checked):
 
     def schedule(self, env_steps: int) -> Schedule:
         """Interpolate the settings `*_start` and `*_end` after so many env steps."""
-        progress = min(1.0, env_steps / self.total_env_steps)
-
-        def between(start: float, end: float) -> float:
-            return start + progress * (end - start)
-
+        until = self.total_env_steps, env_steps
+        progress = between(0.0, 1.0, *until)
         return Schedule(
-            lr=between(self.lr_start, self.lr_end),
-            entropy_coef=between(self.entropy_start, self.entropy_end),
+            lr=between(self.lr_start, self.lr_end, *until),
+            entropy_coef=between(self.entropy_start, self.entropy_end, *until),
             gamma=1.0 - (1.0 - self.gamma_start) ** (1.0 - progress) * (1.0 - self.gamma_end) ** progress,
         )
 
@@ -202,6 +201,7 @@ class NetworkSettings(EncoderSettings, Settings):
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")
         self.check("frames", self.frames == 1 or self.memory == "none", "1 with a memory, which has seen the others")
         self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
+        self.check("advantage", self.advantage != "q" or self.memory == "none", "another than 'q' with a memory")
 
 
 @dataclass(frozen=True)

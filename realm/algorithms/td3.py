@@ -5,23 +5,12 @@ An agent makes one `TD3` of its network and calls `act` in `predict`, `update` i
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from realm.algorithms.adam import Adam
-from realm.algorithms.continuous import (
-    ActorCritics,
-    Metrics,
-    Scale,
-    TwinCritics,
-    both_values,
-    uniform_at_first,
-    weights_of,
-)
-from realm.algorithms.networks import Obs, follow, frozen_copy
+from realm.algorithms.continuous import ActorCritics, Metrics, OffPolicy, both_values, uniform_at_first, weights_of
+from realm.algorithms.networks import Obs, follow
 from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
@@ -40,22 +29,17 @@ def targets(reward: Tensor, discount: Tensor, values: Tensor) -> Tensor:
     return torch.addcmul(reward, discount, torch.minimum(values[0], values[1]))
 
 
-class TD3:
-    """Trains `network`: all of its state besides the weights is in `state_dict`."""
+class TD3(OffPolicy):
+    """Trains `network`."""
 
     def __init__(
         self, network: ActorCritics, action: ActionSpec, settings: TD3Settings, device: torch.device, seed: int
     ) -> None:
-        self.network, self.settings, self.device = network, settings, device
-        self.scale = Scale(action)
-        self.target = frozen_copy(network)
+        super().__init__(network, action, settings, device, seed)
+        self.settings = settings
         self.weights, self.target_weights = (
             [*net.actor_net.parameters(), *weights_of(net)] for net in (network, self.target)
         )
-        self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
-        self.critics, self.lr = TwinCritics(network), settings.lr
-        self.generator = torch.Generator().manual_seed(seed)  # explores, smooths the target policy
-        self.steps = 0  # gradient steps of the critics
 
     @torch.inference_mode()
     def act(self, obs: Arrays, explore: Array, env_steps: int) -> Array:
@@ -113,22 +97,3 @@ class TD3:
         self.actor_adam.descend(loss, self.lr)
         follow(self.target_weights, self.weights, self.settings.tau)
         return {"actor_loss": loss.detach()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a resume needs besides the weights: tensors and plain numbers."""
-        return {
-            "targets": [weight.cpu().clone() for weight in self.target_weights],
-            "actor_adam": self.actor_adam.state_dict(),
-            "critics": self.critics.state_dict(),
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for weight, saved in zip(self.target_weights, state["targets"], strict=True):
-            weight.copy_(saved)
-        self.actor_adam.load_state_dict(state["actor_adam"])
-        self.critics.load_state_dict(state["critics"])
-        self.generator.set_state(state["generator"])
-        self.steps = state["steps"]

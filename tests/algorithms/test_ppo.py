@@ -21,6 +21,7 @@ from realm.algorithms.ppo import PPO
 from realm.algorithms.reconstruction import Decoder, reconstruction
 from realm.algorithms.settings import Settings
 from realm.contract import Array, Arrays, Chunk, Field, Learned, PredictContext, SampleInfo, chunk_to_arrays
+from realm.errors import UserCodeError
 from tests.corridor import ACTIONS, STATES, Training, context, copied
 
 TINY = Settings(
@@ -33,10 +34,10 @@ VTRACE = {"advantage": "vtrace", "value_source": "learner"}
 class Net(nn.Module):
     """Two small MLPs over `features`, or one with two heads."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, shared: bool, values: int = 1) -> None:
         super().__init__()
         self.actor_body = nn.Sequential(nn.Linear(STATES, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
-        self.actor_head, self.critic_head = nn.Linear(16, ACTIONS), nn.Linear(16, 1)
+        self.actor_head, self.critic_head = nn.Linear(16, ACTIONS), nn.Linear(16, values)
         nn.init.orthogonal_(self.actor_head.weight, 0.01)
         if not shared:
             self.critic_body = nn.Sequential(nn.Linear(STATES, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
@@ -55,7 +56,8 @@ class Net(nn.Module):
 class Agent:
     def __init__(self, config: Settings, seed: int, **options: Any) -> None:
         torch.manual_seed(seed)
-        self.config, self.model = config, Net(config.shared_trunk)
+        values = ACTIONS if config.advantage == "q" else 1
+        self.config, self.model = config, Net(config.shared_trunk, values)
         self.ppo = PPO(self.model, config, torch.device("cpu"), seed, **options)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
@@ -173,7 +175,9 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Settings) -> dict[str, floa
         flat = {name: torch.from_numpy(x).flatten(0, 1) for name, x in chunk.obs.items()}
         logits_of, values_of = (x.double().numpy() for x in agent.model(flat))
     size, steps = chunk.reward.shape
-    logits_of, values_of = logits_of.reshape(size, steps + 1, ACTIONS), values_of.reshape(size, steps + 1)
+    logits_of, values_of = logits_of.reshape(size, steps + 1, ACTIONS), values_of.reshape(size, steps + 1, -1)
+    if config.advantage != "q":
+        values_of = values_of[..., 0]
     rows = []
     for b in range(size):
         for t in range(steps):
@@ -181,6 +185,15 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Settings) -> dict[str, floa
                 continue
             if config.advantage == "vtrace":
                 rows.append((b, t, *literal_vtrace(chunk, b, t, values_of[b], logits_of[b], config)))
+                continue
+            if config.advantage == "q":
+                means = []
+                for at in (t, t + 1):
+                    exp = np.where(chunk.obs["legal"][b, at], np.exp(logits_of[b, at]), 0.0)
+                    means.append(float((exp / exp.sum() * values_of[b, at]).sum()))
+                taken = values_of[b, t, chunk.action[b, t]]
+                following = 0.0 if chunk.terminated[b, t] else means[1]
+                rows.append((b, t, taken - means[0], chunk.reward[b, t] + config.gamma_start * following))
                 continue
             advantage, weight = 0.0, 1.0
             for k in range(t, steps):
@@ -210,7 +223,8 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Settings) -> dict[str, floa
         policy_loss.append(-weight * min(ratio * a, bounded * a))
         clipped.append(abs(ratio - 1) > config.clip)
         kl.append(policy[action] / behaviour - 1 - np.log(policy[action] / behaviour))
-        value_loss.append(0.5 * (values_of[b, t] - target) ** 2)
+        value = values_of[b, t, action] if config.advantage == "q" else values_of[b, t]
+        value_loss.append(0.5 * (value - target) ** 2)
         entropy.append(-sum(p * np.log(p) for p in policy if p > 0))
     result = {
         "policy_loss": np.mean(policy_loss),
@@ -226,7 +240,10 @@ def literal_loss(agent: Agent, chunk: Chunk, config: Settings) -> dict[str, floa
     return {name: float(value) for name, value in result.items()}
 
 
-@pytest.mark.parametrize("fields", [{}, {"decoupled": True}, VTRACE, {**VTRACE, "shared_trunk": True}], ids=str)
+LITERAL = ({}, {"decoupled": True}, VTRACE, {**VTRACE, "shared_trunk": True}, {"advantage": "q"})
+
+
+@pytest.mark.parametrize("fields", [*LITERAL, {"advantage": "q", "shared_trunk": True, "decoupled": True}], ids=str)
 def test_the_loss_of_an_update_is_the_literal_one(fields: dict[str, Any]) -> None:
     config = dataclasses.replace(TINY, epochs=1, minibatch_size=10**6, value_source="learner")
     config = dataclasses.replace(config, **fields)
@@ -314,6 +331,13 @@ def test_values_of_the_actor_are_those_of_the_learner_when_on_policy() -> None:
         results.append(learn(other, chunk))
     for name, value in results[0].items():
         assert results[1][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_a_critic_of_one_value_has_none_of_each_action() -> None:
+    agent = make_agent(dataclasses.replace(TINY, advantage="q", value_source="learner"))
+    agent.model = agent.ppo.network = Net(shared=False)
+    with pytest.raises(UserCodeError, match="advantage is 'q', which needs actions of one of n, and a critic with a"):
+        learn(agent, recorded(1)[0])
 
 
 def test_vtrace_of_the_acting_policy_has_the_targets_of_gae() -> None:

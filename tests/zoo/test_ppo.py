@@ -13,11 +13,12 @@ from gymnasium import spaces
 from realm.algorithms.batch import Batch
 from realm.algorithms.losses import Outputs, ppo_losses
 from realm.chunk import ChunkBuilder
-from realm.contract import Prediction
+from realm.contract import Chunk, Prediction
+from realm.errors import ConfigError
 from realm.user import load_definition
 from realm.zoo.ppo.algorithm.agent import Agent, imitation
 from realm.zoo.ppo.config import Config
-from tests.corridor import Training, context
+from tests.corridor import Training, context, copied
 
 TURNS = 8
 
@@ -103,16 +104,19 @@ class Tempting(gymnasium.Env[Any, Any]):
         return np.ones(1, np.float32), 8.0 if action else 1.0, bool(action), False, {}
 
 
-def trained(env: type[gymnasium.Env[Any, Any]], updates: int, **settings: Any) -> tuple[Agent, Any, dict[str, float]]:
-    """The agent, environments of it, and the metrics of its last update."""
+def trained(
+    env: type[gymnasium.Env[Any, Any]], updates: int, drawn_from: int = 1, **settings: Any
+) -> tuple[Agent, Any, dict[str, float]]:
+    """The agent, environments of it, and the metrics of its last update. drawn_from: the newest batches"""
     limit = 5 if env is Tempting else None
     gymnasium.register(f"{env.__name__}-v0", entry_point=env, max_episode_steps=limit)
-    config = Config(chunk_length=32, minibatch_size=64, hidden=32, lr_start=3e-3, advantage="gae", **settings)
+    own = {"advantage": "gae", **settings}
+    config = Config(chunk_length=32, minibatch_size=64, hidden=32, lr_start=3e-3, **own)
     definition = load_definition("realm.zoo.ppo")
     envs: Any = definition.make_envs(8, 0, config, {"id": f"{env.__name__}-v0"})
     spec = definition.spec(envs, config)
     agent = Agent(spec, config, "cpu", 0)
-    training, metrics = Training(agent), dict[str, float]()
+    training, metrics, kept, draws = Training(agent), dict[str, float](), list[Chunk](), np.random.default_rng(0)
     obs, _ = envs.reset(seed=0)
     chunks = ChunkBuilder(spec, obs)
     while training.version.update < updates:
@@ -120,7 +124,8 @@ def trained(env: type[gymnasium.Env[Any, Any]], updates: int, **settings: Any) -
         obs, reward, terminated, truncated, _ = envs.step(action)
         chunks.step(Prediction(action, extra, training.version), reward, terminated, truncated, obs)
         if chunks.full:
-            metrics = training.learn(chunks.take())
+            kept = [*kept[1 - drawn_from :], copied(chunks.take())] if drawn_from > 1 else [chunks.take()]
+            metrics = training.learn(kept[draws.integers(len(kept))])
     return agent, envs, metrics
 
 
@@ -143,6 +148,8 @@ def greedy_return(agent: Agent, envs: Any) -> float:
         (Rich, 40, {"normalise_returns": True}, 1e4 * TURNS),
         (Buttons, 60, {}, TURNS),
         (Masked, 40, {"shared_trunk": True, "imitation": 0.1}, TURNS),
+        (Masked, 60, {"advantage": "q"}, TURNS),
+        (Masked, 120, {"advantage": "q", "drawn_from": 16}, TURNS),
     ],
 )
 def test_it_finds_the_best_answers(
@@ -197,3 +204,11 @@ def test_each_number_of_an_action_may_have_its_own_advantage() -> None:
 def test_minibatches_with_a_memory_are_of_whole_chunks() -> None:
     with pytest.raises(ValueError, match="minibatch_size is 64, it must be chunk_length, 128, or more with a memory"):
         Config(memory="gru", minibatch_size=64)
+
+
+def test_a_value_of_each_action_needs_one_action_of_n() -> None:
+    definition, config = load_definition("realm.zoo.ppo"), Config(advantage="q")
+    with pytest.raises(ConfigError, match="advantage is 'q', but an action is several numbers here"):
+        definition.spec(definition.make_envs(1, 0, config, {"id": "Pendulum-v1"}), config)
+    with pytest.raises(ValueError, match="advantage is 'q', it must be another than 'q' with a memory"):
+        Config(advantage="q", memory="gru")

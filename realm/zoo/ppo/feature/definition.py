@@ -3,6 +3,7 @@
 from typing import Any
 
 from realm.contract import Field, Spec
+from realm.errors import ConfigError
 from realm.zoo.gym import action_spec, attention_memory, frames_before, make_vec, obs_fields, step_fields
 from realm.zoo.ppo.config import Config
 
@@ -13,6 +14,8 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 
 def spec(envs: Any, config: Config) -> Spec:
     action = action_spec(envs)
+    if config.advantage == "q" and not action.n:
+        raise ConfigError("ppo.advantage is 'q', but an action is several numbers here; it must be another one")
     numbers = action.field.shape if config.ratio == "each" else ()
     extra = {"log_prob": Field(numbers, "float32")}  # what `predict` returns besides the action
     if action.low:
