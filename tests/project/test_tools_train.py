@@ -30,7 +30,7 @@ SMOKE = ROOT / "conf" / "smoke.toml"
 TINY = ["diy.chunk_length=16", "diy.hidden=32", "diy.minibatch_size=64"]
 FIGURES = {
     "round", "env_steps_per_s", "cpu_s_per_1000", "pss_mb", "seconds_to_score", "env_steps_to_score", "score",
-    "env_steps", "updates", "window_s", "start_s", "died",
+    "env_steps", "updates", "window_s", "start_s", "died", "lag", "learner_busy",
 }  # fmt: skip
 
 
@@ -154,10 +154,10 @@ def test_lines_are_read_as_they_come(tmp_path):
 def test_curves_are_read(tmp_path):
     board = TensorBoard(tmp_path / "log" / "tensorboard")
     values = {"system/learner/version_update": 4.0, "episode/score": 30.0, "system/aisrv/episodes_per_s": 200.0}
-    board.write(values, 512)
+    board.write({**values, "learner/policy_lag_updates": 0.5, "system/learner/busy_share": 0.75}, 512)
     board.close()
     (point,) = train.Curves(tmp_path).poll()
-    assert point[1:] == (512, 4, None)
+    assert point[1:] == (512, 4, None, 0.5, 0.75)
     assert abs(point.time - time.time()) < 60
 
 
@@ -234,10 +234,12 @@ def test_ratios_are_of_rows_in_the_same_round():
         "pufferlib": entry({2: 30.0}, failures=(1,)),
         "broken": entry({}, failures=(1, 2)),
     }
-    lines = train.table({"rows": rows, "setup": {"to_score": 1150.0}}).splitlines()
+    results = {"rows": rows, "setup": {"to_score": 1150.0}, "alone": {"env_steps_per_s": 250.0}}
+    lines = train.table(results).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 200 | 100 - 400 | 1.00 (1.00 - 1.00) |" in lines[2]
     assert "| 50 (3 of 3 rounds) |" in lines[2]
+    assert "| 1.00 (1.00 - 1.00) | 0.80 |" in lines[2]  # of the parts alone
     assert "| 0.75 (0.50 - 1.00) |" in lines[3]  # of the medians it would be 1.0
     assert "failed in round 1: it broke / twice over" in lines[4]
     assert "| 0.15 (0.15 - 0.15) |" in lines[4]
@@ -368,6 +370,23 @@ def test_a_wrong_row_is_one_sentence(tmp_path):
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --rows nothing: there is no such row")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", ["cartpole.toml", "ppo/pendulum.toml"])
+def test_the_parts_alone_are_what_a_training_does(file):
+    config = tools_common.effective(load_config(ROOT / "conf" / file))
+    torch.set_num_threads(1)
+    parts = train.alone(config, updates=2)
+    each = [parts[name] for name in ("environments", "predictions", "updates")]
+    assert min(each) > 0
+    assert parts["env_steps_per_s"] == pytest.approx(this_machine().cores / sum(each))
+
+
+def test_rows_with_the_network_of_diy_are_not_beside_another_package(tmp_path, monkeypatch):
+    path = str(ROOT / "conf" / "ppo" / "cartpole.toml")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config", path, "--out", str(tmp_path / "a.json")])
+    with pytest.raises(ConfigError, match="--rows plain: has the network of diy, but algo is 'realm"):
+        train.main()
 
 
 def test_a_second_sigterm_does_not_come_in_the_middle_of_ending():

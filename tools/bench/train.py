@@ -6,6 +6,8 @@
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
     python tools/bench/train.py --rows tuner hooks --rounds 5   # what hooks, a logger and log_info cost
     python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
+    python tools/bench/train.py --config conf/mario/simple.toml --rows local --alone \
+        --row strict='max_version_lag=0' --row free='max_version_lag=free'    # how much of both cores is used
 
 Rows: plain (tools/bench/plain_ppo.py), graph (it acts by a CUDA graph), local (one process), tuner (the cluster that
 the tuner chooses), hooks (the same with every hook), pufferlib.
@@ -18,7 +20,11 @@ row. A row that fails is tried again in the next round. PufferLib computes in fl
 s to score   with --to-score, a row goes on until the mean score of its last 200 episodes, looked at every two seconds,
              is that high. Seconds count from the start of the command; a round that does not get there is infinite
 of the first of the first row in the same round: the median over the rounds, and the range
+of alone     with --alone: of what all cores would do if environments, predictions and updates took no more time than
+             they take alone, in one thread
 cores        CPU seconds a second: where cores are left, a row waits
+lag          how many updates older than the learner's the weights were that acted
+learner      the share of the time in which it trains; for the rest it waits, or in one process acts
 MB           the peak of the sum of all processes' PSS, in which shared memory counts once
 """
 
@@ -36,7 +42,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,11 +52,16 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.config.plan import Machine, Plan, this_machine
+from realm.contract import SampleInfo, Version, WorkflowContext
 from realm.errors import ConfigError
+from realm.policy.local_policy import LocalPolicy
+from realm.user import hyper_of, load_agent, load_definition, load_workflow, make_envs
 from realm.watch.board import RECENT_EPISODES, last_episodes
+from realm.watch.meters import Meters
 from tools import common
 
 PEER = common.ROOT / ".cache" / "peers" / "pufferlib"  # its Python environment, made by tools/bench/peers.sh
@@ -200,6 +211,8 @@ class Point(NamedTuple):
     env_steps: int
     updates: int
     score: float | None  # mean of the last RECENT_EPISODES episodes
+    lag: float | None = None
+    busy: float | None = None  # share of the time in which the learner trains
 
 
 def reached(points: Sequence[Point], score: float | None) -> Point | None:
@@ -276,7 +289,8 @@ class Curves:
             episodes = values.get("system/aisrv/episodes_per_s", 0.0) * (at - (self._before or at))
             self._before = at
             score = self._score.take(values.get("episode/score"), episodes)
-            points.append(Point(at, env_steps, int(values.get("system/learner/version_update", 0)), score))
+            told = (values.get(name) for name in ("learner/policy_lag_updates", "system/learner/busy_share"))
+            points.append(Point(at, env_steps, int(values.get("system/learner/version_update", 0)), score, *told))
         return points
 
 
@@ -370,7 +384,49 @@ def measure(start: Start, log: Path, reader: Lines | Curves, wanted: Wanted, sho
         "env_steps_to_score": at_score.env_steps if at_score else None,
         "score": points[-1].score, "env_steps": last.env_steps, "updates": last.updates,
         "window_s": last.time - first.time, "start_s": points[0].time - began, "died": died,
+        "lag": mean(one.lag for one in points if first.time < one.time <= last.time),
+        "learner_busy": mean(one.busy for one in points if first.time < one.time <= last.time),
     }  # fmt: skip
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of what is known."""
+    known = [one for one in values if one is not None]
+    return statistics.fmean(known) if known else None
+
+
+def alone(config: RunConfig, updates: int = 4) -> Figures:
+    """CPU seconds of an env step in one thread: of the environments, the predictions and the updates, of which the
+    first is left out; and the env steps that all cores would do in a second."""
+    import torch
+
+    torch.set_num_threads(1)
+    hyper, algo, num_envs = hyper_of(config), config.app.algo, common.plan_of(config.app).envs_per_worker
+    envs, took = make_envs(config, num_envs, 1), dict.fromkeys(("environments", "predictions", "updates"), 0.0)
+    spec = load_definition(algo).spec(envs, hyper)
+    agent = load_agent(algo)(spec, hyper, "cpu", 1)
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*args: Any) -> Any:
+            begin = time.process_time()
+            result = call(*args)
+            took[name] += time.process_time() - begin
+            return result
+
+        return taken
+
+    agent.predict, envs.step = timed("predictions", agent.predict), timed("environments", envs.step)
+    learn = timed("updates", lambda chunk, info: [*agent.learn(chunk, info)])
+    policy = LocalPolicy(agent, spec, num_envs, lambda: (Version(1, 0), 0, 0))
+    chunks = load_workflow(algo)(envs, policy, WorkflowContext(spec, hyper, 1, 0, 1, Meters()))
+    many = np.ones(num_envs)
+    for number, chunk in zip(range(updates), chunks, strict=False):
+        learn(chunk, SampleInfo(many.astype(np.uint64), many, many.astype(np.int64)))
+        if number == 0:
+            took |= dict.fromkeys(took, 0.0)
+    envs.close()
+    each = {name: seconds / ((updates - 1) * num_envs * spec.chunk_length) for name, seconds in took.items()}
+    return {**each, "env_steps_per_s": this_machine().cores / sum(each.values())}
 
 
 def _watch(
@@ -465,10 +521,9 @@ def seconds_to_score(entry: dict[str, Any]) -> str:
 
 def table(results: Results) -> str:
     """Markdown: a line for each row."""
-    heads, rows = (
-        ("env steps/s", "range", "of the first", "CPU s per 1000", "cores", "MB", "s to score"),
-        results["rows"],
-    )
+    heads = ("env steps/s", "range", "of the first", "of alone", "CPU s per 1000", "cores", "MB", "lag", "learner",
+             "s to score")  # fmt: skip
+    rows, bound = results["rows"], results.get("alone", {}).get("env_steps_per_s")
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     rates = {name: {one["round"]: one["env_steps_per_s"] for one in entry["rounds"]} for name, entry in rows.items()}
     first = next(iter(rates.values()))
@@ -476,7 +531,7 @@ def table(results: Results) -> str:
         why = "; ".join(f"round {one['round']}: {one['why']}" for one in entry["failures"])
         why = " ".join(why.replace("|", "/").split())
         if not entry["rounds"]:
-            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * 6)
+            lines.append(f"| {name}: {entry['says']} | {why or 'not run'} |" + " |" * (len(heads) - 1))
             continue
         known = common.spread(rates[name].values())
         ratio = common.beside(rates[name], first)
@@ -485,11 +540,14 @@ def table(results: Results) -> str:
             for values in zip(*((one["cpu_s_per_1000"], one["cpu_s_per_1000"] * one["env_steps_per_s"] / 1000,
                                  one["pss_mb"]) for one in entry["rounds"]), strict=True)
         )  # fmt: skip
+        lag, busy = (mean(one[what] for one in entry["rounds"]) for what in ("lag", "learner_busy"))
         cells = [
             f"{name}: {entry['says']}" + (f" (failed in {why})" if why else ""),
             f"{known.median:,.0f}", f"{known.least:,.0f} - {known.greatest:,.0f}",
             "{:.2f} ({:.2f} - {:.2f})".format(*ratio) if ratio else "-",
+            f"{known.median / bound:.2f}" if bound else "-",
             f"{cpu:.3f}", f"{cores:.1f}", f"{memory:,.0f}",
+            "-" if lag is None else f"{lag:.2f}", "-" if busy is None else f"{busy:.0%}",
             seconds_to_score(entry) if results["setup"]["to_score"] else "-",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
@@ -506,6 +564,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="default: all")
     parser.add_argument("--row", action="append", default=[], metavar="NAME='KEY=VALUE ...'",
                         help="one more row: the tuner's cluster with these changes, repeatable")  # fmt: skip
+    parser.add_argument("--alone", action="store_true", help="also measure environments, predictions, updates alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="that count, of each row and round")
     parser.add_argument("--to-score", type=float, metavar="POINTS", nargs="?", const=1150.0,
@@ -522,10 +581,10 @@ def main() -> None:
     args = arguments()
     common.end_in_order()
     config = load_config(args.config, args.set)
-    if config.app.algo != "diy":
-        raise ConfigError(f"{args.config}: algo is {config.app.algo!r}; it must be diy, whose network all rows have")
     tuner = tuner_settings(config.app, this_machine())
     rows = chosen_rows(all_rows(args.config, args.set, tuner, args.row), args.rows, args.row)
+    if config.app.algo != "diy" and (other := [row.name for row in rows if row.kind not in ("local", "cluster")]):
+        raise ConfigError(f"--rows {other[0]}: has the network of diy, but algo is {config.app.algo!r}; leave it out")
     common.check_out(args.out)
     plan = common.plan_of(load_config(args.config, [*args.set, *tuner]).app)
     setup = {
@@ -533,6 +592,10 @@ def main() -> None:
         "num_envs": plan.round_size, "to_score": args.to_score,
     }  # fmt: skip
     results = {"about": common.about(), "setup": setup, "rows": {}}
+    if args.alone:
+        results["alone"] = each = alone(common.effective(config))
+        print(f"alone, all cores: {each['env_steps_per_s']:,.0f} env steps/s; of each "
+              + ", ".join(f"{name} {1e6 * each[name]:,.0f} us" for name in list(each)[:3]))  # fmt: skip
     results["rows"] = {row.name: new_entry(row) for row in rows}
     stopped = False
     try:
