@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import safetensors.torch
+import torch
 
 from realm.commands import locate as chosen
 from realm.commands import main as cli
@@ -48,7 +50,8 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     place.loader.exec_module(module)
 
     def evaluate(arguments: list[str]) -> int:
-        assert cli._parser().parse_args(arguments).all
+        given = cli._parser().parse_args(arguments)
+        assert given.all or (given.stochastic and given.episodes == 30)
         Path(arguments[-1]).write_text(json.dumps({"checkpoint": arguments[1]}))
         return 0
 
@@ -99,6 +102,16 @@ def test_a_model_is_shipped_and_plays(
         out, err = capsys.readouterr()
         assert (out, err.startswith("error: "), len(err.splitlines())) == ("", True, 1)
         assert text in err
+
+
+def test_a_model_of_another_package_is_shipped_in_half_the_bytes(tool: ModuleType, tmp_path: Path) -> None:
+    run, shipped = make_run(tmp_path / "run", "diy.hidden=16"), tmp_path / "shipped"
+    tool.ship(run, "latest", shipped, of_diy=False)
+    half, whole = (safetensors.torch.load(checkpoint.find(one / "ckpt", 3).weights) for one in (shipped, run))
+    assert half.keys() == whole.keys()
+    for name, x in whole.items():
+        torch.testing.assert_close(half[name].to(x.dtype), x, rtol=1e-3, atol=1e-4)
+    assert any(x.dtype == torch.float16 for x in half.values())
 
 
 def test_what_does_not_fit_is_refused(

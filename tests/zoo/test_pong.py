@@ -18,10 +18,11 @@ from PIL import Image
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Array, Chunk, Field, PredictContext, Prediction, Spec, Version, WorkflowContext
 from realm.errors import ConfigError
+from realm.learn.checkpoint import find, load_bytes, not_finite
 from realm.learn.evaluation import Player, predictor
 from realm.learn.export import OnnxPolicy, write_onnx
 from realm.policy.local_policy import LocalPolicy
-from realm.user import hyper_of, load_definition
+from realm.user import hyper_of, load_definition, make_agent
 from realm.watch.meters import Meters
 from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
@@ -401,3 +402,13 @@ def test_a_network_is_exported_with_its_memory(name: str, tmp_path: Path) -> Non
         obs = envs.obs()
         assert (exported.act(obs, first) == predict(obs, PredictContext(slot, first, none))[0]).all()
         first = envs.random.random(8) < 0.3
+
+
+def test_the_shipped_model_fits_and_is_small() -> None:
+    folder = ROOT / "realm" / "zoo" / "pong" / "shipped"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 1_000_000
+    config = load_config(folder / "config.toml")
+    spec = Spec({"state": Field((42, 42, 1), "uint8")}, ActionSpec(n=6), {"log_prob": Field((), "float32")}, 64)
+    agent = make_agent(config, spec, "cpu", 1)
+    assert load_bytes(agent.model, find(folder / "ckpt", 489).weights) == []
+    assert not not_finite(agent.model.state_dict())

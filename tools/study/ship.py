@@ -1,12 +1,13 @@
 """Makes what comes with Realm: the model in diy/shipped, and the oracle's bounds on the default map.
 
     python tools/study/ship.py train/my_run --id best
+    python tools/study/ship.py train/pong/quick-1 --id best --to realm/zoo/pong/shipped
     python tools/study/ship.py --bounds
 
 A model: `realm play` takes it when there is no run. Evaluates the run's model with `realm eval --all` and writes
 `eval.json`, `config.toml` (with every hyper-parameter, so that new defaults do not change the model) and `ckpt/`, in
 which the optimizer is a fresh one, since training never goes on from there. What was shipped before is replaced at the
-end.
+end. With --to it is a model of any package, evaluated in 30 sampled episodes; its weights are in float16.
 
 Bounds: so that `realm eval` answers at once on the default map. To be made again (two minutes) after a change of that
 map, of the game's rules or of the oracle's bound; a slow test compares the file with what the oracle computes. The file
@@ -40,11 +41,11 @@ from realm.watch.progress import measuring
 from tools import common
 
 
-def ship(run: Path, number: str, shipped: Path) -> None:
+def ship(run: Path, number: str, shipped: Path, of_diy: bool = True) -> None:
     """Replace the folder `shipped`. Raises an error of one sentence if the model cannot be played by this code."""
     config, folder, update = chosen_model(str(run), number, (), None)
     env = config.evaluated().env
-    if config.app.algo != "diy" or env.get("map", "default") != "default":
+    if of_diy and (config.app.algo != "diy" or env.get("map", "default") != "default"):
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
     hyper = hyper_of(config)
     app = dataclasses.replace(config.app, log_dir=AppConfig().log_dir)  # not a folder of this machine
@@ -52,6 +53,8 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     found = checkpoint.find(folder, update)
     envs, agent, *_ = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
     envs.close()
+    for weight in [] if of_diy else agent.model.parameters():
+        weight.data = weight.data.half()
 
     draft = shipped.with_name(f".{shipped.name}-draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -59,8 +62,14 @@ def ship(run: Path, number: str, shipped: Path) -> None:
     try:
         checkpoint.save(draft / "ckpt", agent, found.version, found.env_steps, found.schema, keep=1)
         (draft / "config.toml").write_text(to_toml(config))
-        if realm(["eval", str(found.path), "--all", "--json", str(draft / "eval.json")]) != 0:
+        how = ["--all"] if of_diy else ["--stochastic", "--episodes", "30"]
+        if (
+            realm(["eval", str(found.path if of_diy else draft / "ckpt"), *how, "--json", str(draft / "eval.json")])
+            != 0
+        ):
             sys.exit(2)
+        told = draft / "eval.json"
+        told.write_text(told.read_text().replace(draft.name, shipped.name))
         shutil.rmtree(shipped, ignore_errors=True)
         draft.rename(shipped)
     finally:
@@ -86,13 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", help="a run's folder, such as train/final")
     parser.add_argument("--id", default="latest", help=ID_HELP)
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="of a model of another package than diy")
     parser.add_argument("--bounds", action="store_true", help="the oracle's bounds instead of a model")
     args = parser.parse_args()
     if (args.run is None) != args.bounds:
         parser.error("give the run whose model is to be shipped, or --bounds")
     if args.bounds:
         return ship_bounds()
-    ship(args.run, args.id, common.ROOT / "diy" / "shipped")
+    ship(args.run, args.id, args.to or common.ROOT / "diy" / "shipped", of_diy=args.to is None)
 
 
 if __name__ == "__main__":
