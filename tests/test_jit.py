@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = """
 from numbers_of_it import STEP
@@ -26,6 +28,7 @@ def said(folder: Path, cache: Path) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
+@pytest.mark.slow
 def test_a_constant_of_another_file_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL)
     (tmp_path / "numbers_of_it.py").write_text("STEP = 1\n")

@@ -44,6 +44,7 @@ def test_debug_run_fails_if_nothing_was_trained(tmp_path):
     assert "FAILED: no update happened" in done.stderr
 
 
+@pytest.mark.slow
 def test_debug_run_fails_if_the_agent_restores_wrongly(tmp_path):
     """A package whose agent forgets a weight when it saves: the debug run must notice."""
     package = tmp_path / "forgetful"

@@ -309,7 +309,7 @@ def updates(run: Run) -> float:
 @pytest.mark.parametrize(
     ("flow", "leave"),
     [
-        ("one process", 0),
+        pytest.param("one process", 0, marks=pytest.mark.slow),
         ("at once", 4096 * 3),
         pytest.param("one process", 4096 * 3, marks=pytest.mark.slow),
         pytest.param("at once", 0, marks=pytest.mark.slow),

@@ -194,7 +194,7 @@ def test_a_role_that_is_busy_or_starts_ends_where_the_user_has_stopped_it(tmp_pa
         assert run.interrupt() == 0, run.text()
 
 
-@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
+@pytest.mark.parametrize("mode", [pytest.param("wrapper_type=local", marks=pytest.mark.slow), "wrapper_type=remote"])
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path, mode):
     with Run(tmp_path, NATIVE, mode, launch=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as run:
         run.wait_running()
@@ -310,7 +310,8 @@ def test_detached(tmp_path):
     assert "chunk_length" in wrong.stderr
 
 
-@pytest.mark.parametrize("turn", ["context.tick()", pytest.param("policy.predict(obs, first)", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", ["context.tick()", "policy.predict(obs, first)"])
 def test_a_workflow_that_never_yields_is_named_and_can_be_ended(tmp_path, turn):
     """In one process nobody else could say it, or stop it."""
     shutil.copytree(ROOT / "tests" / "counting", tmp_path / "silent")
