@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "advantage": ("gae", "vtrace", "delta", "returns", "q"),
     "value_source": ("actor", "learner"),
     "normalise_advantage": ("none", "std", "mean_std"),
     "normalise_over": ("batch", "minibatch"),
@@ -66,11 +65,13 @@ class Schedule:
 @dataclass(frozen=True)
 class Settings(Checked):
     table: ClassVar[str] = "ppo"
+    advantages: ClassVar[tuple[str, ...]] = ("gae", "vtrace", "delta", "returns")
+    """What `advantage` may be; one that allows "q" has a critic with a value of each action."""
 
     # returns
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.99  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    advantage: str = "vtrace"  # and the critic's targets: "gae", "vtrace", "delta", "returns" or "q"; see below
+    advantage: str = "vtrace"  # how advantages and the critic's targets are estimated: one of `advantages`, see below
     lam: float = 0.8  # lambda of "gae" and "vtrace": 0 trusts the critic, 1 the sampled return
     estimate_each_pass: bool = False  # estimate both again before each further pass, by the critic as it is then
     value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
@@ -106,8 +107,9 @@ class Settings(Checked):
     max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
     # "delta" is the error of one step, GAE with lambda 0; "returns" are discounted rewards minus the value, lambda 1.
-    # "q" is the critic's value of the action, of which it has one for each, less their mean under the policy. Its
-    # targets are of one step, so actions of older policies are as good: training may be off-policy.
+    # "q": the critic has a value of each action; the advantage is that of the action taken less the policy's mean of
+    # them. Targets are of one step and the policy as it is, so actions of older ones serve, too: it alone may be
+    # trained off-policy. `kl_stop` and `kl_target` count from the policy that acted, so they stop that early.
     #
     # V-trace estimates for the policy before the update what an older one has played, so a lag of some updates costs
     # little. Its targets are corrections of the critic being trained, so it takes the learner's values: those of an
@@ -115,7 +117,7 @@ class Settings(Checked):
     # the loss clips around the policy before the update, and `decoupled` would weigh a sample twice.
 
     def __post_init__(self) -> None:
-        self.check_choices(CHOICES)
+        self.check_choices({"advantage": self.advantages, **CHOICES})
         vtrace = self.advantage == "vtrace"
         self.check("value_source", not vtrace or self.value_source == "learner", "'learner' if advantage is 'vtrace'")
         self.check(
@@ -183,6 +185,8 @@ class EncoderSettings(Checked):
 @dataclass(frozen=True)
 class NetworkSettings(EncoderSettings, Settings):
     """Those of PPO, and what its network is made of (`actor_critic.py`, or with a memory `recurrent.py`)."""
+
+    advantages: ClassVar[tuple[str, ...]] = (*Settings.advantages, "q")
 
     hidden: int = 64  # width of the two hidden layers of actor and critic
     activation: str = "tanh"  # between them: "tanh" or "relu"

@@ -7,7 +7,7 @@ import dataclasses
 import io
 import threading
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +24,14 @@ from realm.contract import Array, Arrays, Chunk, Field, Learned, PredictContext,
 from realm.errors import UserCodeError
 from tests.corridor import ACTIONS, STATES, Training, context, copied
 
-TINY = Settings(
+
+class EachAction(Settings):
+    """Of networks that have a value of each action, if they are asked to."""
+
+    advantages: ClassVar[tuple[str, ...]] = (*Settings.advantages, "q")
+
+
+TINY = EachAction(
     minibatch_size=64, lr_start=3e-3, lr_end=1e-3, gamma_start=0.9, gamma_end=0.9, advantage="gae",
     value_source="actor",
 )  # fmt: skip

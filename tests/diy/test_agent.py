@@ -108,7 +108,7 @@ def test_the_heads_on_a_shared_trunk_answer_alone_as_together() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"advantage": "td"}, "diy.advantage is 'td', it must be one of 'gae', 'vtrace', 'delta', 'returns', 'q'"),
+        ({"advantage": "td"}, "diy.advantage is 'td', it must be one of 'gae', 'vtrace', 'delta', 'returns'"),
         (
             {"advantage": "vtrace", "value_source": "actor"},
             "diy.value_source is 'actor', it must be 'learner' if advantage is 'vtrace'",

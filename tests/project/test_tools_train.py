@@ -382,10 +382,18 @@ def test_the_parts_alone_are_what_a_training_does(file):
     assert parts["env_steps_per_s"] == pytest.approx(this_machine().cores / sum(each))
 
 
+def test_rows_of_a_replay_memory_are_no_part_alone():
+    config = tools_common.effective(load_config(ROOT / "conf" / "pendulum.toml"))
+    with pytest.raises(ConfigError, match="td3 learns from a replay memory"):
+        train.alone(config)
+
+
 def test_rows_with_the_network_of_diy_are_not_beside_another_package(tmp_path, monkeypatch):
     path = str(ROOT / "conf" / "ppo" / "cartpole.toml")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--config", path, "--out", str(tmp_path / "a.json")])
-    with pytest.raises(ConfigError, match="--rows plain: has the network of diy, but algo is 'realm"):
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "--config", path, "--rows", "local", "plain", "--out", str(tmp_path / "a.json")]
+    )
+    with pytest.raises(ConfigError, match="--rows plain: it has the network of diy, but algo is 'realm"):
         train.main()
 
 

@@ -22,7 +22,7 @@ from realm.learn.checkpoint import find, load_bytes, not_finite
 from realm.learn.evaluation import Player, predictor
 from realm.learn.export import OnnxPolicy, write_onnx
 from realm.policy.local_policy import LocalPolicy
-from realm.user import hyper_of, load_definition, make_agent
+from realm.user import hyper_of, load_definition, make_agent, make_envs
 from realm.watch.meters import Meters
 from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
@@ -412,3 +412,10 @@ def test_the_shipped_model_fits_and_is_small() -> None:
     agent = make_agent(config, spec, "cpu", 1)
     assert load_bytes(agent.model, find(folder / "ckpt", 489).weights) == []
     assert not not_finite(agent.model.state_dict())
+
+
+@needs_ale
+def test_the_shipped_model_is_of_these_environments() -> None:
+    config = load_config(ROOT / "realm" / "zoo" / "pong" / "shipped" / "config.toml")
+    spec = load_definition(config.app.algo).spec(make_envs(config, 1, 1), hyper_of(config))
+    assert find(ROOT / "realm" / "zoo" / "pong" / "shipped" / "ckpt", 489).schema == spec.schema

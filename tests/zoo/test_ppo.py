@@ -13,12 +13,12 @@ from gymnasium import spaces
 from realm.algorithms.batch import Batch
 from realm.algorithms.losses import Outputs, ppo_losses
 from realm.chunk import ChunkBuilder
-from realm.contract import Chunk, Prediction
+from realm.contract import Prediction
 from realm.errors import ConfigError
 from realm.user import load_definition
 from realm.zoo.ppo.algorithm.agent import Agent, imitation
 from realm.zoo.ppo.config import Config
-from tests.corridor import Training, context, copied
+from tests.corridor import Training, context
 
 TURNS = 8
 
@@ -104,10 +104,27 @@ class Tempting(gymnasium.Env[Any, Any]):
         return np.ones(1, np.float32), 8.0 if action else 1.0, bool(action), False, {}
 
 
+class Fork(gymnasium.Env[Any, Any]):
+    """Action 0 pays 0.3 at once. The others lead on, where one of five pays 1: chance makes 0.2 of it."""
+
+    observation_space: ClassVar[spaces.Space[Any]] = spaces.Box(0, 1, (1,), np.float32)
+    action_space: ClassVar[spaces.Space[Any]] = spaces.Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.on = False
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        over, reward = self.on or action == 0, float(action == 4) if self.on else 0.3 * (action == 0)
+        self.on = True
+        return np.ones(1, np.float32), reward, bool(over), False, {}
+
+
 def trained(
-    env: type[gymnasium.Env[Any, Any]], updates: int, drawn_from: int = 1, **settings: Any
+    env: type[gymnasium.Env[Any, Any]], updates: int, played: bool = True, **settings: Any
 ) -> tuple[Agent, Any, dict[str, float]]:
-    """The agent, environments of it, and the metrics of its last update. drawn_from: the newest batches"""
+    """The agent, environments of it, and the metrics of its last update. played: by it; else by one without training"""
     limit = 5 if env is Tempting else None
     gymnasium.register(f"{env.__name__}-v0", entry_point=env, max_episode_steps=limit)
     own = {"advantage": "gae", **settings}
@@ -116,16 +133,16 @@ def trained(
     envs: Any = definition.make_envs(8, 0, config, {"id": f"{env.__name__}-v0"})
     spec = definition.spec(envs, config)
     agent = Agent(spec, config, "cpu", 0)
-    training, metrics, kept, draws = Training(agent), dict[str, float](), list[Chunk](), np.random.default_rng(0)
+    player = agent if played else Agent(spec, config, "cpu", 0)
+    training, metrics = Training(agent), dict[str, float]()
     obs, _ = envs.reset(seed=0)
     chunks = ChunkBuilder(spec, obs)
     while training.version.update < updates:
-        action, extra, _ = agent.predict(obs, context(8))
+        action, extra, _ = player.predict(obs, context(8))
         obs, reward, terminated, truncated, _ = envs.step(action)
         chunks.step(Prediction(action, extra, training.version), reward, terminated, truncated, obs)
         if chunks.full:
-            kept = [*kept[1 - drawn_from :], copied(chunks.take())] if drawn_from > 1 else [chunks.take()]
-            metrics = training.learn(kept[draws.integers(len(kept))])
+            metrics = training.learn(chunks.take())
     return agent, envs, metrics
 
 
@@ -149,7 +166,6 @@ def greedy_return(agent: Agent, envs: Any) -> float:
         (Buttons, 60, {}, TURNS),
         (Masked, 40, {"shared_trunk": True, "imitation": 0.1}, TURNS),
         (Masked, 60, {"advantage": "q"}, TURNS),
-        (Masked, 120, {"advantage": "q", "drawn_from": 16}, TURNS),
     ],
 )
 def test_it_finds_the_best_answers(
@@ -161,6 +177,18 @@ def test_it_finds_the_best_answers(
     assert ("imitation_loss" in metrics) == ("imitation" in settings)
     if env is Rich:
         assert metrics["explained_variance"] > 0.9
+
+
+@pytest.mark.parametrize(("advantage", "goes_on"), [("q", True), ("gae", False)])
+def test_a_value_of_each_action_is_learned_from_what_another_policy_plays(
+    advantage: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which goes on at random, so to GAE going on stays worse."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    agent, _, _ = trained(Fork, 60, played=False, advantage=advantage, clip=1e3, entropy_start=0.0)
+    first, later = agent.greedy({"state": torch.tensor([[0.0], [1.0]])})["action"].tolist()
+    assert (first > 0) == goes_on
+    assert later == 4
 
 
 @pytest.mark.parametrize("bootstrapped", [True, False])
@@ -208,7 +236,9 @@ def test_minibatches_with_a_memory_are_of_whole_chunks() -> None:
 
 def test_a_value_of_each_action_needs_one_action_of_n() -> None:
     definition, config = load_definition("realm.zoo.ppo"), Config(advantage="q")
-    with pytest.raises(ConfigError, match="advantage is 'q', but an action is several numbers here"):
+    with pytest.raises(ConfigError, match="advantage is 'q', but actions here are not one of n; it must be"):
         definition.spec(definition.make_envs(1, 0, config, {"id": "Pendulum-v1"}), config)
     with pytest.raises(ValueError, match="advantage is 'q', it must be another than 'q' with a memory"):
         Config(advantage="q", memory="gru")
+    with pytest.raises(ValueError, match="it must be 0 if advantage is 'q'"):
+        Config(advantage="q", imitation=0.1)

@@ -6,8 +6,7 @@
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
     python tools/bench/train.py --rows tuner hooks --rounds 5   # what hooks, a logger and log_info cost
     python tools/bench/train.py --rows tuner --row many='aisrv_count=16' --row few='aisrv_connect_to_kaiwu_env_count=4'
-    python tools/bench/train.py --config conf/mario/simple.toml --rows local --alone \
-        --row strict='max_version_lag=0' --row free='max_version_lag=free'    # how much of both cores is used
+    python tools/bench/train.py --config conf/ppo/cartpole.toml --alone    # how much of all cores a package uses
 
 Rows: plain (tools/bench/plain_ppo.py), graph (it acts by a CUDA graph), local (one process), tuner (the cluster that
 the tuner chooses), hooks (the same with every hook), pufferlib.
@@ -402,6 +401,8 @@ def alone(config: RunConfig, updates: int = 4) -> Figures:
 
     torch.set_num_threads(1)
     hyper, algo, num_envs = hyper_of(config), config.app.algo, common.plan_of(config.app).envs_per_worker
+    if load_definition(algo).spec(make_envs(config, 1, 1), hyper).draw:
+        raise ConfigError(f"--alone: {algo} learns from a replay memory, which is no part alone; leave --alone out")
     envs, took = make_envs(config, num_envs, 1), dict.fromkeys(("environments", "predictions", "updates"), 0.0)
     spec = load_definition(algo).spec(envs, hyper)
     agent = load_agent(algo)(spec, hyper, "cpu", 1)
@@ -583,8 +584,12 @@ def main() -> None:
     config = load_config(args.config, args.set)
     tuner = tuner_settings(config.app, this_machine())
     rows = chosen_rows(all_rows(args.config, args.set, tuner, args.row), args.rows, args.row)
+    if config.app.algo != "diy" and not args.rows:
+        rows = [row for row in rows if row.kind in ("local", "cluster")]
     if config.app.algo != "diy" and (other := [row.name for row in rows if row.kind not in ("local", "cluster")]):
-        raise ConfigError(f"--rows {other[0]}: has the network of diy, but algo is {config.app.algo!r}; leave it out")
+        raise ConfigError(
+            f"--rows {other[0]}: it has the network of diy, but algo is {config.app.algo!r}; leave it out"
+        )
     common.check_out(args.out)
     plan = common.plan_of(load_config(args.config, [*args.set, *tuner]).app)
     setup = {

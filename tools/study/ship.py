@@ -43,6 +43,8 @@ from tools import common
 
 def ship(run: Path, number: str, shipped: Path, of_diy: bool = True) -> None:
     """Replace the folder `shipped`. Raises an error of one sentence if the model cannot be played by this code."""
+    if shipped.exists() and not (shipped / "config.toml").exists():
+        raise ConfigError(f"--to {shipped}: it is there and holds no shipped model; name another folder")
     config, folder, update = chosen_model(str(run), number, (), None)
     env = config.evaluated().env
     if of_diy and (config.app.algo != "diy" or env.get("map", "default") != "default"):
@@ -98,11 +100,12 @@ def main() -> None:
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="of a model of another package than diy")
     parser.add_argument("--bounds", action="store_true", help="the oracle's bounds instead of a model")
     args = parser.parse_args()
-    if (args.run is None) != args.bounds:
-        parser.error("give the run whose model is to be shipped, or --bounds")
+    if (args.run is None) != args.bounds or (args.bounds and args.to):
+        parser.error("give the run whose model is to be shipped, or --bounds alone")
     if args.bounds:
         return ship_bounds()
-    ship(args.run, args.id, args.to or common.ROOT / "diy" / "shipped", of_diy=args.to is None)
+    to = args.to.resolve() if args.to else common.ROOT / "diy" / "shipped"
+    ship(args.run, args.id, to, of_diy=args.to is None)
 
 
 if __name__ == "__main__":

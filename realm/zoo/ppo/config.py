@@ -24,5 +24,6 @@ class Config(NetworkSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("imitation",), 0)
+        self.check("imitation", not self.imitation or self.advantage != "q", "0 if advantage is 'q'")
         whole = self.memory == "none" or self.minibatch_size >= self.chunk_length
         self.check("minibatch_size", whole, f"chunk_length, {self.chunk_length}, or more with a memory: whole chunks")

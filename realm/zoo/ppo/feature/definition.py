@@ -15,7 +15,7 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
 def spec(envs: Any, config: Config) -> Spec:
     action = action_spec(envs)
     if config.advantage == "q" and not action.n:
-        raise ConfigError("ppo.advantage is 'q', but an action is several numbers here; it must be another one")
+        raise ConfigError("ppo.advantage is 'q', but actions here are not one of n; it must be another, such as 'gae'")
     numbers = action.field.shape if config.ratio == "each" else ()
     extra = {"log_prob": Field(numbers, "float32")}  # what `predict` returns besides the action
     if action.low:
