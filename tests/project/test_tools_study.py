@@ -282,7 +282,7 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     text = control.page(
         [control.result(task, curves[task.folder.name]) for task in (*tasks, late, none)],
         common.about(),
-        Path("ppo.toml"),
+        ROOT / "tools" / "study" / "ppo.toml",
         Path("page.md"),
     )
     assert (

@@ -87,7 +87,8 @@ class Task(NamedTuple):
 
 
 def all_studies(path: Path = STUDIES) -> list[Study]:
-    return [Study(name, **{**table, "set": tuple(table.get("set", ()))}) for name, table in read_toml(path)[0].items()]
+    tables = {name: table for name, table in read_toml(path)[0].items() if name != "page"}
+    return [Study(name, **{**table, "set": tuple(table.get("set", ()))}) for name, table in tables.items()]
 
 
 def chosen(every: Sequence[Study], only: Sequence[str]) -> list[Study]:
@@ -193,11 +194,10 @@ def _is_running(task: Task) -> bool:
 
 HEAD = """# {title}
 
-{algorithms} (`realm/zoo/`) on gymnasium's environments, in one process with one thread each. An evaluation is
-the mean return of ten greedy episodes (Pendulum: a hundred; Pong: ten games with sampled actions; Mario: the share of
-20 sampled episodes that reached the flag, in percent). *last* is the mean of the last ten evaluations of a run, with
-the worst of them in brackets. *first* is the env steps, and the minutes, until an evaluation reached the mark; later
-ones may be lower.
+{algorithms} (`realm/zoo/`), in one process with one thread each.
+An evaluation is {evaluation}.
+*last* is the mean of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps,
+and the minutes, until an evaluation reached the mark; later ones may be lower.
 
 """
 FOOT = """
@@ -212,7 +212,8 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out:
     names = list(dict.fromkeys(one.task.study.says.partition(",")[0] for one in results))
     algorithms = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
     title = names[0] if names == [studies.stem.upper()] else studies.stem.capitalize()
-    lines = [f"![The curves of all runs: mean return against env steps]({out.with_suffix('.png').name})\n"]
+    evaluation = read_toml(studies)[0]["page"]["evaluation"]
+    lines = [f"![The evaluations of all runs against env steps]({out.with_suffix('.png').name})\n"]
     lines += ["| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
     waiting = 0  # studies of which no run has an evaluation
     for study in dict.fromkeys(one.task.study for one in results):
@@ -230,7 +231,7 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out:
         )
     lines = lines if len(lines) > 3 else ["No run has an evaluation yet."]
     foot = FOOT.format(waiting=waiting, studies=studies.name, **machine)
-    return HEAD.format(title=title, algorithms=algorithms) + "\n".join(lines) + foot
+    return HEAD.format(title=title, algorithms=algorithms, evaluation=evaluation) + "\n".join(lines) + foot
 
 
 def by_hand(out: Path) -> str:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from realm.commands.locate import chosen_model
 from realm.contract import Array
+from realm.errors import ConfigError
 from realm.learn.evaluation import Player, load_player, steps_of
 from tools import common
 
@@ -172,6 +173,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: RUN/features.png")
     args = parser.parse_args()
     config, folder, number = chosen_model(args.run, args.id, (), None)
+    if config.app.algo != "realm.zoo.pong":
+        raise ConfigError(f"{args.run}: algo is {config.app.algo!r}; it must be realm.zoo.pong, whose layers are drawn")
     from realm.learn.checkpoint import find
 
     config, checkpoint = config.evaluated(), find(folder, number)
