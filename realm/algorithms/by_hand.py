@@ -79,8 +79,8 @@ class Net:
 def nets_of(parts: Sequence[Part], network: Network, distribution: Distribution, settings: Settings) -> dict[Adam, Net]:
     """Of the parts whose gradients `gradient` can find. Torch has to find them where the network is another one, sees
     images or is not on the CPU, and where the losses are not the plain ones."""
-    other = settings.shared_trunk or settings.decoupled or settings.value_clip or settings.ratio == "each"
-    other = other or settings.advantage == "q"
+    other = settings.shared_trunk or settings.decoupled or settings.value_clip
+    other = other or settings.ratio == "each" or settings.advantage == "q"
     if type(network) is not ActorCritic or other:
         return {}
     nets = {}

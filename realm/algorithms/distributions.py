@@ -72,11 +72,11 @@ class Categorical:
         return batch.action
 
     def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
-        return _at(returns.masked_log_softmax(outputs, obs.get("legal")), raw_action)
+        return at_action(returns.masked_log_softmax(outputs, obs.get("legal")), raw_action)
 
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = returns.masked_log_softmax(outputs, obs.get("legal"))
-        return _at(log_probs, raw_action), returns.entropy(log_probs)
+        return at_action(log_probs, raw_action), returns.entropy(log_probs)
 
 
 class Product:
@@ -160,6 +160,6 @@ def distribution_of(action: ActionSpec, each: bool = False) -> Distribution:
     return Gaussian(action, each) if action.low else Product(action.nvec, each) if action.nvec else Categorical()
 
 
-def _at(log_probs: Tensor, action: Tensor) -> Tensor:
-    """log_probs: f32 [n, A]; action: i64 [n]."""
-    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+def at_action(x: Tensor, action: Tensor) -> Tensor:
+    """Of x f32 [..., A] those numbers that are of the action i64 [...]."""
+    return x.gather(-1, action.unsqueeze(-1)).squeeze(-1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from realm import returns
 from realm.algorithms.adam import Adam
 from realm.algorithms.batch import Batch
-from realm.algorithms.distributions import Distribution
+from realm.algorithms.distributions import Distribution, at_action
 from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
 from realm.algorithms.settings import Schedule, Settings
@@ -143,7 +143,7 @@ def of_action(values: Tensor, action: Tensor) -> Tensor:
     """Of values f32 [..., A] of each action those of the action i64 [...]. Raises UserCodeError."""
     if values.dim() != action.dim() + 1 or action.is_floating_point():
         raise UserCodeError("advantage is 'q', which needs actions of one of n, and a critic with a value of each")
-    return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return at_action(values, action)
 
 
 def by_graph(network: Network, part: Part, minibatch: Batch, distribution: Distribution, now: Schedule) -> Metrics:

@@ -282,7 +282,8 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     text = control.page(
         [control.result(task, curves[task.folder.name]) for task in (*tasks, late, none)],
         common.about(),
-        ROOT / "tools" / "study" / "ppo.toml",
+        Path("ppo.toml"),
+        "the mean return",
         Path("page.md"),
     )
     assert (
@@ -292,6 +293,7 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     assert "| last: at least 10 | 14 (10) / *0% done* | - | - | not known yet |" in text
     assert "C, E-v1" not in text
     assert "have not begun: 1." in text
+    assert "An evaluation is the mean return." in text
     assert control.by_hand(tmp_path / "none.md") == ""
     (tmp_path / "page.md").write_text(text + "\n## Speed\n\nfast\n")
     assert control.by_hand(tmp_path / "page.md") == "\n## Speed\n\nfast\n"

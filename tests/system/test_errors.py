@@ -1,6 +1,5 @@
 """What users do wrong most often: each is one sentence on stderr and exit code 2, and leaves nothing behind."""
 
-import re
 import shutil
 
 import pytest
@@ -207,7 +206,7 @@ WRONG = "count.copy()}", "count.astype('float32')}", "the result of Agent.predic
 STOPS = (
     'count = obs["count"]',
     'breakpoint(); count = obs["count"]',
-    r"agent\.py:2\d: breakpoint\(\) or input\(\) wants a terminal",
+    "agent.py:{line}: breakpoint() or input() wants a terminal",
 )
 
 
@@ -231,4 +230,6 @@ def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, ro
     done = start(tmp_path, "algo=wrong", *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert f"{role}: " in done.stderr
-    assert re.search(text, done.stderr)
+    line = source[: source.index(old)].count("\n") + 1
+    # a debugger stops there, or before Python 3.13 at the line behind it
+    assert any(text.format(line=one) in done.stderr for one in (line, line + 1))

@@ -51,7 +51,6 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-
 from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, load_config, to_toml
 from realm.config.plan import Machine, Plan, this_machine
@@ -401,10 +400,10 @@ def alone(config: RunConfig, updates: int = 4) -> Figures:
 
     torch.set_num_threads(1)
     hyper, algo, num_envs = hyper_of(config), config.app.algo, common.plan_of(config.app).envs_per_worker
-    if load_definition(algo).spec(make_envs(config, 1, 1), hyper).draw:
-        raise ConfigError(f"--alone: {algo} learns from a replay memory, which is no part alone; leave --alone out")
     envs, took = make_envs(config, num_envs, 1), dict.fromkeys(("environments", "predictions", "updates"), 0.0)
     spec = load_definition(algo).spec(envs, hyper)
+    if spec.draw:
+        raise ConfigError(f"--alone: {algo} learns from a replay memory, which is no part alone; leave --alone out")
     agent = load_agent(algo)(spec, hyper, "cpu", 1)
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -584,12 +583,13 @@ def main() -> None:
     config = load_config(args.config, args.set)
     tuner = tuner_settings(config.app, this_machine())
     rows = chosen_rows(all_rows(args.config, args.set, tuner, args.row), args.rows, args.row)
-    if config.app.algo != "diy" and not args.rows:
-        rows = [row for row in rows if row.kind in ("local", "cluster")]
-    if config.app.algo != "diy" and (other := [row.name for row in rows if row.kind not in ("local", "cluster")]):
-        raise ConfigError(
-            f"--rows {other[0]}: it has the network of diy, but algo is {config.app.algo!r}; leave it out"
-        )
+    if config.app.algo != "diy":
+        other = [row.name for row in rows if row.kind not in ("local", "cluster")]
+        if args.rows and other:
+            raise ConfigError(
+                f"--rows {other[0]}: it has the network of diy, but algo is {config.app.algo!r}; leave it out"
+            )
+        rows = [row for row in rows if row.name not in other]
     common.check_out(args.out)
     plan = common.plan_of(load_config(args.config, [*args.set, *tuner]).app)
     setup = {

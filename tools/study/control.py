@@ -86,9 +86,12 @@ class Task(NamedTuple):
         return common.start_command(common.ROOT / "conf" / self.study.config, self.overrides())
 
 
-def all_studies(path: Path = STUDIES) -> list[Study]:
-    tables = {name: table for name, table in read_toml(path)[0].items() if name != "page"}
-    return [Study(name, **{**table, "set": tuple(table.get("set", ()))}) for name, table in tables.items()]
+def all_studies(path: Path = STUDIES) -> tuple[list[Study], str]:
+    """Those of a file, and what an evaluation of them is."""
+    tables = read_toml(path)[0]
+    if not (evaluation := tables.pop("page", {}).get("evaluation")):
+        raise ConfigError(f"{path}: [page] evaluation is missing; it must say what an evaluation is")
+    return [Study(name, **{**one, "set": tuple(one.get("set", ()))}) for name, one in tables.items()], evaluation
 
 
 def chosen(every: Sequence[Study], only: Sequence[str]) -> list[Study]:
@@ -208,11 +211,10 @@ Other work ran on the same cores, so minutes are upper bounds.
 """
 
 
-def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, out: Path) -> str:
+def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, evaluation: str, out: Path) -> str:
     names = list(dict.fromkeys(one.task.study.says.partition(",")[0] for one in results))
     algorithms = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
     title = names[0] if names == [studies.stem.upper()] else studies.stem.capitalize()
-    evaluation = read_toml(studies)[0]["page"]["evaluation"]
     lines = [f"![The evaluations of all runs against env steps]({out.with_suffix('.png').name})\n"]
     lines += ["| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
     waiting = 0  # studies of which no run has an evaluation
@@ -299,7 +301,8 @@ def main() -> None:
     args = arguments()
     common.end_in_order()
     common.check_out(args.out)
-    every, folder, saved = all_studies(args.studies), args.folder.absolute(), args.out.with_suffix(".json")
+    every, evaluation = all_studies(args.studies)
+    folder, saved = args.folder.absolute(), args.out.with_suffix(".json")
     known = read_curves(saved)
     tasks = [
         Task(one, seed, folder / f"{one.name}-{seed}") for seed in args.seeds for one in every if seed <= one.seeds
@@ -323,7 +326,7 @@ def main() -> None:
     known |= {one.folder.name: curve_of(one, known) for one in tasks}
     write_curves(saved, {name: one for name, one in known.items() if one.points})
     results = [result(one, known[one.folder.name]) for one in tasks]
-    args.out.write_text(page(results, common.about(), args.studies, args.out) + by_hand(args.out))
+    args.out.write_text(page(results, common.about(), args.studies, evaluation, args.out) + by_hand(args.out))
     if any(one.points for one in results):
         draw(results, args.out.with_suffix(".png"))
     for one in results:

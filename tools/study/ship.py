@@ -64,13 +64,10 @@ def ship(run: Path, number: str, shipped: Path, of_diy: bool = True) -> None:
     try:
         checkpoint.save(draft / "ckpt", agent, found.version, found.env_steps, found.schema, keep=1)
         (draft / "config.toml").write_text(to_toml(config))
-        how = ["--all"] if of_diy else ["--stochastic", "--episodes", "30"]
-        if (
-            realm(["eval", str(found.path if of_diy else draft / "ckpt"), *how, "--json", str(draft / "eval.json")])
-            != 0
-        ):
-            sys.exit(2)
         told = draft / "eval.json"
+        what = [str(found.path), "--all"] if of_diy else [str(draft / "ckpt"), "--stochastic", "--episodes", "30"]
+        if realm(["eval", *what, "--json", str(told)]) != 0:
+            sys.exit(2)
         told.write_text(told.read_text().replace(draft.name, shipped.name))
         shutil.rmtree(shipped, ignore_errors=True)
         draft.rename(shipped)
