@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from realm.algorithms.networks import MLP, Deviations, Encoder, Obs
+from realm.algorithms.networks import MLP, Encoder, Obs, deviations_of
 from realm.algorithms.normalise import Moments, Observations
 from realm.algorithms.settings import NetworkSettings
 from realm.contract import ActionSpec, Fields
@@ -36,8 +36,7 @@ class ActorCritic(nn.Module):
             self.trunk = nn.Sequential()
             self.actor_net = nn.Sequential(encoder, _mlp((*sizes, outputs), settings, 0.01))
             self.critic_net = nn.Sequential(_encoder(fields, settings), _mlp((*sizes, values), settings, 1.0))
-        if action.low:
-            self.actor_net.append(Deviations(len(action.low), settings.log_std))
+        self.actor_net.extend(deviations_of(action, settings))
 
     def actor(self, obs: Obs) -> Tensor:
         return self.actor_net(self.trunk(obs))  # type: ignore[no-any-return]

@@ -8,13 +8,14 @@ Axes: k sequences of K steps, M steps of the memory, S = M + K places that a ste
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from realm.algorithms.batch import STATE
-from realm.algorithms.networks import Encoder, Obs
+from realm.algorithms.networks import Encoder, Obs, deviations_of
 from realm.algorithms.recurrent import MemoryNetwork
 from realm.algorithms.settings import NetworkSettings
 from realm.algorithms.windows import begins
@@ -36,9 +37,9 @@ class AttentionNetwork(MemoryNetwork):
     """Features, a transformer over them and those before, and heads. The memory: `rows` f32 [layers, M, 2 width], the
     newest last, of which the last `age` are of this episode."""
 
-    def __init__(self, encoder: nn.Module, shape: Shape, action: ActionSpec, log_std: float = 0.0) -> None:
-        """encoder: from observations to features f32 [n, width]."""
-        super().__init__(encoder, shape.width, action, log_std)
+    def __init__(self, encoder: nn.Module, shape: Shape, action: ActionSpec, end: Sequence[nn.Module] = ()) -> None:
+        """encoder: from observations to features f32 [n, width]. end: of the policy's head."""
+        super().__init__(encoder, shape.width, action, end)
         self.shape = shape
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
 
@@ -60,7 +61,7 @@ def attention_network(fields: Fields, action: ActionSpec, settings: NetworkSetti
     encoder = Encoder(fields)
     features = nn.Sequential(encoder, nn.Linear(encoder.features, settings.hidden), nn.Tanh())
     shape = Shape(settings.hidden, settings.memory_steps, settings.memory_layers)
-    network = AttentionNetwork(features, shape, action, settings.log_std)
+    network = AttentionNetwork(features, shape, action, deviations_of(action, settings))
     network.normalise(fields, settings)
     return network
 

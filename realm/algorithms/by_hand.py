@@ -44,7 +44,8 @@ class Net:
             gradients.append(self._gradients[begin:end].reshape(parameter.shape))
             parameter.grad = torch.from_numpy(gradients[-1])
             weights.append(parameter.detach().numpy())
-        if len(net) > 2:  # `Deviations`
+        self._bounded = len(net) > 2 and net[2].bounded  # `Deviations`
+        if len(net) > 2:
             self.log_std, self.of_log_std = weights.pop(), gradients.pop()
         self._weights, self._biases = weights[::2], weights[1::2]
         self._of_weights, self._of_biases = gradients[::2], gradients[1::2]
@@ -60,10 +61,13 @@ class Net:
             self._inputs.append(x)
             x = np.matmul(x, weight.T)
             x += bias
+        self._outputs = np.tanh(x, out=x) if self._bounded else x
         return x
 
     def backward(self, grad: F32) -> None:
         """grad: f32 [n, outputs], of the loss; it is overwritten."""
+        if self._bounded:
+            grad *= 1 - np.square(self._outputs)
         np.sum(grad, 0, out=self._of_biases[-1])
         for layer in reversed(range(len(self._weights))):
             np.matmul(grad.T, self._inputs[layer], out=self._of_weights[layer])

@@ -13,8 +13,8 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from realm.algorithms.settings import EncoderSettings
-from realm.contract import Field, Fields
+from realm.algorithms.settings import EncoderSettings, NetworkSettings
+from realm.contract import ActionSpec, Field, Fields
 
 Obs = dict[str, Tensor]  # name -> [n, ...]
 
@@ -197,13 +197,20 @@ class Critic(nn.Module):
 class Deviations(nn.Module):
     """Puts the logs of standard deviations, which no observation changes, behind means f32 [n, A]: f32 [n, 2 A]."""
 
-    def __init__(self, actions: int, log_std: float = 0.0) -> None:
-        """log_std: at first."""
+    def __init__(self, actions: int, log_std: float = 0.0, bounded: bool = False) -> None:
+        """log_std: at first. bounded: means are the tanh of what comes in."""
         super().__init__()
+        self.bounded = bounded
         self.log_std = nn.Parameter(torch.full((actions,), log_std))
 
     def forward(self, mean: Tensor) -> Tensor:
+        mean = mean.tanh() if self.bounded else mean
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+
+def deviations_of(action: ActionSpec, settings: NetworkSettings) -> list[Deviations]:
+    """What ends a policy's network: nothing unless actions are continuous."""
+    return [Deviations(len(action.low), settings.log_std, settings.bounded_mean)] if action.low else []
 
 
 def frozen_copy(network: Module) -> Module:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from realm.algorithms.batch import STATE, Sequences, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.losses import Loss, Network
-from realm.algorithms.networks import Deviations, Encoder, Obs
+from realm.algorithms.networks import Encoder, Obs, deviations_of
 from realm.algorithms.normalise import Moments, Observations, seen_by
 from realm.algorithms.ppo import PPO
 from realm.algorithms.settings import NetworkSettings, Settings
@@ -31,8 +31,8 @@ from realm.errors import UserCodeError
 class MemoryNetwork(nn.Module):
     """Features, what a memory makes of them, and the heads of policy and critic on it. A subclass has `remembered`."""
 
-    def __init__(self, encoder: nn.Module, width: int, action: ActionSpec, log_std: float) -> None:
-        """encoder: from observations to features f32 [n, width]."""
+    def __init__(self, encoder: nn.Module, width: int, action: ActionSpec, end: Sequence[nn.Module] = ()) -> None:
+        """encoder: from observations to features f32 [n, width]. end: of the policy's head."""
         super().__init__()
         self.observations: Observations | None = None
         self.returns: Moments | None = None
@@ -42,8 +42,7 @@ class MemoryNetwork(nn.Module):
         for head, gain in ((self.actor_head[0], 0.01), (self.critic_head, 1.0)):
             nn.init.orthogonal_(head.weight, gain)  # type: ignore[arg-type]
             nn.init.zeros_(head.bias)  # type: ignore[arg-type]
-        if action.low:
-            self.actor_head.append(Deviations(len(action.low), log_std))
+        self.actor_head.extend(end)
 
     def normalise(self, fields: Fields, settings: NetworkSettings) -> None:
         self.observations = Observations(fields, settings) if settings.normalises else None
@@ -75,7 +74,7 @@ class GRUNetwork(MemoryNetwork):
     def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
         encoder, hidden = Encoder(fields), settings.hidden
         layers = nn.Sequential(encoder, nn.Linear(encoder.features, hidden), nn.Tanh())
-        super().__init__(layers, hidden, action, settings.log_std)
+        super().__init__(layers, hidden, action, deviations_of(action, settings))
         self.normalise(fields, settings)
         self.gru = nn.GRU(hidden, hidden, batch_first=True)
 

@@ -49,9 +49,14 @@ def minibatch_of(fields: Fields, action: ActionSpec) -> Batch:
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize(("fields", "action"), [(FIELDS, DISCRETE), (MASKED, DISCRETE), (FIELDS, CONTINUOUS)])
-def test_the_gradient_is_that_of_the_graph(fields: Fields, action: ActionSpec, activation: str) -> None:
-    ppo = ppo_of(fields, action, activation=activation)
+@pytest.mark.parametrize(
+    ("fields", "action", "bounded_mean"),
+    [(FIELDS, DISCRETE, False), (MASKED, DISCRETE, False), (FIELDS, CONTINUOUS, False), (FIELDS, CONTINUOUS, True)],
+)
+def test_the_gradient_is_that_of_the_graph(
+    fields: Fields, action: ActionSpec, bounded_mean: bool, activation: str
+) -> None:
+    ppo = ppo_of(fields, action, activation=activation, bounded_mean=bounded_mean)
     minibatch, now = minibatch_of(fields, action), ppo.settings.schedule(0)
     assert set(ppo.nets) == {part.adam for part in ppo.parts}
     for part in ppo.parts:
