@@ -4,8 +4,8 @@ Called by the command line before any process starts, and by each role for the r
 of these tables: `[app]` (AppConfig), `[env]` (free-form options for the user's `make_envs`), `[eval_env]` (options that
 differ in evaluations), one with the name of the last part of `algo` (overrides of the user's `Config`), and `[sweep]`,
 which only `realm sweep` reads. Above them `base = "other.toml"` may name a file next to it, whose keys hold where this
-one has none. Out comes a RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got ...; must be ... (did
-you mean 'y'?)`. No content of a file is executed.
+one has none; it may have a base, too. Out comes a RunConfig, or a ConfigError of one sentence: `file:line: key 'x': got
+...; must be ... (did you mean 'y'?)`. No content of a file is executed.
 """
 
 from __future__ import annotations
@@ -115,15 +115,17 @@ def load_config(
     return RunConfig(app, env, eval_env, hyper, places, (*translated, *warnings))
 
 
-def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """`read_toml` of the file, laid over the file next to it that its `base` names."""
+def _with_base(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
+    """`read_toml` of the file, laid over the file next to it that its `base` names. above: files it is the base of."""
     tables, places = read_toml(path)
     base = tables.pop("base", None)
     if base is None:
         return tables, places
     if not isinstance(base, str):
         raise ConfigError(f"{places['base']}: key 'base': got {toml_value(base)[:80]}; must be the name of a file")
-    below, places_below = read_toml(path.parent / base)
+    if (path.parent / base).resolve() in (path.resolve(), *above):
+        raise ConfigError(f"{places['base']}: key 'base': got {base!r}, whose base is this file; must be another file")
+    below, places_below = _with_base(path.parent / base, (path.resolve(), *above))
     for name, table in tables.items():
         under = below.get(name)
         below[name] = {**under, **table} if isinstance(under, dict) and isinstance(table, dict) else table

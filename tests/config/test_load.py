@@ -511,11 +511,26 @@ def test_a_file_over_another(tmp_path: Path) -> None:
     assert config.places["app.run_name"].endswith("x.toml:3")
 
 
+def test_a_base_has_a_base(tmp_path: Path) -> None:
+    (tmp_path / "lowest.toml").write_text("[app]\nseed = 1\nrun_name = 'lowest'\n[env]\nx = 1\n")
+    (tmp_path / "base.toml").write_text("base = 'lowest.toml'\n[app]\nrun_name = 'below'\n[env]\ny = 2\n")
+    config = load(tmp_path, "base = 'base.toml'\n[env]\ny = 3\n")
+    assert (config.app.seed, config.app.run_name, config.env) == (1, "below", {"x": 1, "y": 3})
+    assert config.places["app.seed"].endswith("lowest.toml:2")
+
+
 @pytest.mark.parametrize(
-    ("line", "says"), [("base = 1", "must be the name of a file"), ("base = 'bas.toml'", "no such file; .*base.toml")]
+    ("line", "says"),
+    [
+        ("base = 1", "must be the name of a file"),
+        ("base = 'bas.toml'", "no such file; .*base.toml"),
+        ("base = 'x.toml'", "x.toml:1: .* got 'x.toml', whose base is this file"),
+        ("base = 'turn.toml'", "turn.toml:1: .* got 'x.toml', whose base is this file"),
+    ],
 )
 def test_a_base_that_cannot_be(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "base.toml").write_text("")
+    (tmp_path / "turn.toml").write_text("base = 'x.toml'\n")
     with pytest.raises(ConfigError, match=says):
         load(tmp_path, line)
 
