@@ -213,6 +213,7 @@ class NetworkSettings(EncoderSettings, Settings):
 class OffPolicySettings(Checked):
     """What the off-policy algorithms share."""
 
+    gamma: float = 0.99  # discount of a step
     minibatch_size: int = 256  # rows of one gradient step; a draw is cut into parts of this size
     lr: float = 3e-4  # learning rate, of every network
     lr_end: float = 0.0  # what it becomes by lr_steps, linear between
@@ -224,7 +225,7 @@ class OffPolicySettings(Checked):
         self.check_positive(("lr",))
         self.check_least(("lr_end", "lr_steps"), 0)
         self.check_least(("minibatch_size", "beta_steps"), 1)
-        self.check_share(("beta_start",))
+        self.check_share(("gamma", "beta_start"))
 
     def lr_at(self, env_steps: int) -> float:
         return between(self.lr, self.lr_end, self.lr_steps, env_steps)
@@ -238,7 +239,6 @@ class TD3Settings(OffPolicySettings):
     """Of `td3.py`; the paper's values where it has them (arXiv:1802.09477)."""
 
     table: ClassVar[str] = "td3"
-    gamma: float = 0.99  # discount of a step
     tau: float = 0.005  # how far the targets move in a step
     policy_delay: int = 2  # steps of the critics for one of the actor and the targets
     explore_noise: float = 0.1  # standard deviation of exploration, in halves of the action's range
@@ -249,7 +249,7 @@ class TD3Settings(OffPolicySettings):
     def __post_init__(self) -> None:
         self.check_least(("policy_delay",), 1)
         self.check_shared()
-        self.check_share(("gamma", "tau"))
+        self.check_share(("tau",))
         self.check_least(("explore_noise", "target_noise", "target_noise_clip", "random_steps"), 0)
 
 
@@ -258,7 +258,6 @@ class SACSettings(OffPolicySettings):
     """Of `sac.py`; the values of arXiv:1812.05905."""
 
     table: ClassVar[str] = "sac"
-    gamma: float = 0.99  # discount of a step
     tau: float = 0.005  # how far the targets move in a step
     temperature: float = 0.0  # weight of the entropy; 0: learned
     entropy_target: float = 0.0  # of the learned temperature, in nats; 0: minus the number of action dimensions
@@ -266,7 +265,7 @@ class SACSettings(OffPolicySettings):
 
     def __post_init__(self) -> None:
         self.check_shared()
-        self.check_share(("gamma", "tau"))
+        self.check_share(("tau",))
         self.check_least(("temperature", "random_steps"), 0)
 
 
@@ -275,7 +274,6 @@ class QSettings(OffPolicySettings):
     """Of `q_learning.py`."""
 
     table: ClassVar[str] = "q_learning"
-    gamma: float = 0.99  # discount of a step
     n_step: int = 1  # rewards of a row
     minibatch_size: int = 128
     lr: float = 2.5e-4
@@ -290,5 +288,5 @@ class QSettings(OffPolicySettings):
     def __post_init__(self) -> None:
         self.check_least(("n_step", "target_every", "epsilon_steps"), 1)
         self.check_shared()
-        self.check_share(("gamma", "epsilon_start", "epsilon_end"))
+        self.check_share(("epsilon_start", "epsilon_end"))
         self.check_least(("huber", "max_grad_norm"), 0)

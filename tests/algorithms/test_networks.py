@@ -1,4 +1,4 @@
-"""The encoder of images."""
+"""The encoder of images, and the end of a policy's network."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 import torch
 from loguru import logger
 
-from realm.algorithms.networks import Encoder, use_bf16
-from realm.algorithms.settings import EncoderSettings
-from realm.contract import Field
+from realm.algorithms.actor_critic import ActorCritic
+from realm.algorithms.attention import attention_network
+from realm.algorithms.batch import STATE
+from realm.algorithms.networks import Encoder, Obs, use_bf16
+from realm.algorithms.recurrent import GRUNetwork
+from realm.algorithms.settings import EncoderSettings, NetworkSettings
+from realm.contract import ActionSpec, Field
 
 CPU = torch.device("cpu")
 
@@ -56,3 +60,35 @@ def test_a_cpu_that_is_slow_in_bfloat16_gets_it_if_asked_with_a_warning(
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert [use_bf16(precision, CPU) for _ in range(2)] == [slow] * 2
     assert said == ['bfloat16 is slow on this cpu; precision = "auto" uses it where it is fast\n'] * slow
+
+
+@pytest.mark.parametrize("bounded_mean", [False, True])
+@pytest.mark.parametrize("memory", ["none", "shared", "gru", "attention"])
+def test_bounded_means_stay_in_the_range_and_are_the_tanh_of_the_others(memory: str, bounded_mean: bool) -> None:
+    """Whatever the network: so noise of a deviation of one changes what the environment gets."""
+    made = {"none": ActorCritic, "shared": ActorCritic, "gru": GRUNetwork, "attention": attention_network}[memory]
+    fields, action = {"obs": Field((3,), "float32")}, ActionSpec(low=(0.0, -3.0), high=(2.0, 3.0))
+
+    def outputs(bounded: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        shared = memory == "shared"
+        own = NetworkSettings(hidden=8, memory_steps=4, log_std=-0.5, bounded_mean=bounded, shared_trunk=shared)
+        network = made(fields, action, own)
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter *= 1.0 if name.endswith("log_std") else 2000.0
+        torch.manual_seed(1)
+        obs: Obs = {"obs": torch.randn(6, 3)}
+        if memory not in ("none", "shared"):
+            rows = {"memory": torch.zeros(6, 8)} if memory == "gru" else {
+                "rows": torch.zeros(6, 1, 4, 16), "age": torch.zeros(6, dtype=torch.int64)
+            }  # fmt: skip
+            obs = {"obs": obs["obs"][:, None], "first": torch.ones(6, 1, dtype=torch.bool)}
+            obs |= {STATE + name: x for name, x in rows.items()}
+        return network.actor(obs).flatten(0, -2)
+
+    mean, log_std = outputs(bounded_mean).chunk(2, -1)
+    free, _ = outputs(False).chunk(2, -1)
+    assert free.abs().max() > 3, "far from the range"
+    torch.testing.assert_close(mean, free.tanh() if bounded_mean else free)
+    assert (log_std == -0.5).all()

@@ -34,7 +34,9 @@ from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 from tests.corridor import Training
 
 ROOT = Path(__file__).parents[2]
-RUNS = sorted(path for path in (ROOT / "conf" / "mario").glob("*.toml") if path.stem not in ("base", "off_policy"))
+RUNS = sorted(
+    path for path in (ROOT / "conf" / "mario").glob("*.toml") if path.stem not in ("game", "base", "off_policy")
+)
 FLAG, PIT, CLOCK = 120, 60, 400
 
 
