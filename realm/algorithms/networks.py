@@ -145,14 +145,19 @@ class Encoder(nn.Module):
             x = obs[name] if self._frames == 1 else torch.cat(obs[name].unbind(1), -1)
             if str(number) in self.cnns:
                 image = x.permute(0, 3, 1, 2)
-                bf16 = torch.is_grad_enabled() and use_bf16(self._precision, x.device)
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+                with of_images(self._precision, x.device):
                     features = self.cnns[str(number)](image.float() / 255 if x.dtype == torch.uint8 else image)
                 parts.append(features.float())
             else:
                 flat = x.reshape(x.shape[0], -1).float()
                 parts.append(flat / 255 if x.dtype == torch.uint8 and x.dim() > 2 else flat)  # a small image
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def of_images(precision: str, device: torch.device) -> torch.autocast:
+    """For what an image goes through: in bfloat16 if it gets gradients and `use_bf16` says so."""
+    bf16 = torch.is_grad_enabled() and use_bf16(precision, device)
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
 
 @cache

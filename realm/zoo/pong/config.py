@@ -15,6 +15,7 @@ CHOICES = {
     "image_loss": ("mean", "sum"),
     "patches": ("pixels", "conv"),
     "where": ("none", "onehot", "learned"),
+    "precision": ("fp32", "bf16", "auto"),
 }
 
 OF_NETWORKS = {
@@ -53,6 +54,7 @@ class Config(Settings):
     raw_pixels: bool = False  # the network sees numbers from 0 to 255 instead of 0 to 1
     frames: int = 1  # that it sees at once, the newest last
     difference: bool = False  # of two frames it sees the newer minus the older
+    precision: str = "fp32"  # of the gradients of all networks' features but "patches": as in `EncoderSettings`
     batch_norm: str = "none"  # after each convolution: in "updates" alone, as it should be, or "always"
     layer: str = ""  # a parameter's name: the length of each loss's gradient there is a curve
 
@@ -89,8 +91,7 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("chunk_length", "frames"), 1)
-        self.check_least(("latent", "past"), 1)
+        self.check_least(("chunk_length", "frames", "latent", "past"), 1)
         self.check_least(("memory_width", "memory_steps", "memory_layers", "memory_heads"), 1)
         self.check_choices(CHOICES)
         whole = self.memory_width % self.memory_heads == 0

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from realm.algorithms.networks import Obs, relu
+from realm.algorithms.networks import Obs, of_images, relu
 from realm.zoo.pong.config import FEATURES, Config
 from realm.zoo.pong.networks.heads import Trunk
 
@@ -27,7 +27,10 @@ class Conv(Trunk):
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 9 * 9, self.width), relu())
 
     def forward(self, obs: Obs) -> tuple[Tensor, Obs]:
-        return self.layers(pixels(obs, self.config)), {}
+        image = pixels(obs, self.config)
+        with of_images(self.config.precision, image.device):
+            features = self.layers(image)
+        return features.float(), {}
 
 
 def _norm(channels: int, when: str) -> list[nn.Module]:
