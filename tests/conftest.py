@@ -31,6 +31,11 @@ def logged() -> Iterator[list[str]]:
     logger.remove(number)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long ones begin first, so that at the end no process has a long one left while the others have none."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.get_closest_marker("system") is None))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The tests of the oracle run in one process, which compiles it and makes what they share; others are dealt singly.
