@@ -297,3 +297,26 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     assert control.by_hand(tmp_path / "none.md") == ""
     (tmp_path / "page.md").write_text(text + "\n## Speed\n\nfast\n")
     assert control.by_hand(tmp_path / "page.md") == "\n## Speed\n\nfast\n"
+
+
+def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path):
+    set_ = ("eval_every_steps=1000", "max_env_steps=20000")
+    base = control.Task(control.Study("b", "B, E-v1", "pendulum.toml", at_least=10, set=set_), 1, tmp_path / "b-1")
+    own = control.Task(control.Study("c", "C, E-v1", "pendulum.toml", set=set_, beside="b"), 1, tmp_path / "c-1")
+    first = control.Task(own.study._replace(name="d", measure="first", at_least=9), 1, tmp_path / "d-1")
+    curves = {
+        "b-1": control.Curve([control.Point(1000 * n, 0.0, float(n)) for n in range(40)], True),
+        "c-1": control.Curve([control.Point(1000 * n, 0.0, 2.0 * n) for n in range(20)], True),
+        "d-1": control.Curve([], False),
+    }
+    assert control.marked(own, curves).at_least == 15.0, "10 to 20 thousand"
+    assert control.marked(first, curves).at_least == 9
+    assert control.marked(base, curves) is base.study
+    assert control.marked(own, {}) is own.study
+    results = [
+        control.result(one._replace(study=control.marked(one, curves)), curves[one.folder.name]) for one in (base, own)
+    ]
+    text = control.page(results, common.about(), Path("x.toml"), "it", Path("page.md"))
+    assert "| last: at least 15, as `b` | 29 (20) | 29 | - | yes |" in text
+    control.draw(results, tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 1000

@@ -45,14 +45,15 @@ class Study(NamedTuple):
     name: str
     says: str
     config: str
-    measure: str
-    at_least: float
+    measure: str = "last"
+    at_least: float = 0.0
     within: int = 0
     set: Sequence[str] = ()
     seeds: int = 3  # at most
     known: str = ""
     minutes: float = float("inf")
     statistic: str = ""
+    beside: str = ""
 
 
 class Point(NamedTuple):
@@ -188,6 +189,15 @@ def result(task: Task, curve: Curve) -> Result:
     return Result(task, found, 1.0 if done else share, figure, passed)
 
 
+def marked(task: Task, curves: Mapping[str, Curve]) -> Study:
+    """Its study; one that is measured by its "last" evaluations beside another has as its mark those of that one."""
+    app, base = task.config().app, curves.get(f"{task.study.beside}-1", Curve([], False))
+    since, until = app.max_env_steps - LAST * app.eval_every_steps, app.max_env_steps + app.eval_every_steps / 2
+    shown = [one.score for one in base.points if since <= one.env_steps < until]
+    known = shown and task.study.measure == "last"
+    return task.study._replace(at_least=round(statistics.fmean(shown), 1)) if known else task.study
+
+
 def _is_running(task: Task) -> bool:
     run = read_run(task.folder)
     return run is not None and bool(living_pids(run))
@@ -225,6 +235,7 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, eval
             continue
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
         mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
+        mark += f", as `{study.beside}`" if study.beside and study.measure == "last" else ""
         mark += f" and {study.minutes:g} min" if np.isfinite(study.minutes) else ""
         mean = f"{statistics.fmean(figures):,.0f}" if len(figures) == len(seeds) else "-"
         lines.append(
@@ -267,10 +278,12 @@ def draw(results: Sequence[Result], out: Path) -> None:
     for axis in axes.flat[len(studies) :]:
         axis.remove()
     for study, axis in zip(studies, axes.flat, strict=False):
-        for one in results:
-            if one.task.study == study and one.points:
-                curve = np.array([(point.env_steps, point.score) for point in one.points])
-                axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C0", linewidth=1.1)
+        own = [one for one in results if one.task.study == study and one.points]
+        base = [one for one in results if one.task.study.name == study.beside and one.points]
+        until = max(point.env_steps for one in own for point in one.points)
+        for one in (*base, *own):
+            curve = np.array([(point.env_steps, point.score) for point in one.points if point.env_steps <= until])
+            axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C7" if one in base else "C0", linewidth=1.1)
         axis.axhline(study.at_least, color="black", linestyle="--", linewidth=0.9)
         axis.set_title(study.says, fontsize=12, wrap=True)
         axis.set_xlabel("thousand env steps", fontsize=11)
@@ -325,7 +338,7 @@ def main() -> None:
         failed = [f"{one.folder} (exit code {code})" for one, code in zip(todo, codes, strict=True) if code]
     known |= {one.folder.name: curve_of(one, known) for one in tasks}
     write_curves(saved, {name: one for name, one in known.items() if one.points})
-    results = [result(one, known[one.folder.name]) for one in tasks]
+    results = [result(one._replace(study=marked(one, known)), known[one.folder.name]) for one in tasks]
     args.out.write_text(page(results, common.about(), args.studies, evaluation, args.out) + by_hand(args.out))
     if any(one.points for one in results):
         draw(results, args.out.with_suffix(".png"))
