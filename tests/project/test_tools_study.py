@@ -313,10 +313,12 @@ def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path):
     assert control.marked(first, curves).at_least == 9
     assert control.marked(base, curves) is base.study
     assert control.marked(own, {}) is own.study
+    alone = control.page([control.result(own, curves["c-1"])], common.about(), Path("x.toml"), "it", Path("page.md"))
+    assert "| last: that of `b` | 29 (20) | 29 | - | not known yet |" in alone
     results = [
         control.result(one._replace(study=control.marked(one, curves)), curves[one.folder.name]) for one in (base, own)
     ]
     text = control.page(results, common.about(), Path("x.toml"), "it", Path("page.md"))
-    assert "| last: at least 15, as `b` | 29 (20) | 29 | - | yes |" in text
+    assert "| last: at least 15 | 29 (20) | 29 | - | yes |" in text
     control.draw(results, tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 1000

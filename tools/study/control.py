@@ -46,7 +46,7 @@ class Study(NamedTuple):
     says: str
     config: str
     measure: str = "last"
-    at_least: float = 0.0
+    at_least: float = float("nan")
     within: int = 0
     set: Sequence[str] = ()
     seeds: int = 3  # at most
@@ -234,8 +234,8 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, eval
             waiting += 1
             continue
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
-        mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
-        mark += f", as `{study.beside}`" if study.beside and study.measure == "last" else ""
+        mark = f"at least {study.at_least:,g}" if np.isfinite(study.at_least) else f"that of `{study.beside}`"
+        mark += f" within {study.within:,}" if study.within else ""
         mark += f" and {study.minutes:g} min" if np.isfinite(study.minutes) else ""
         mean = f"{statistics.fmean(figures):,.0f}" if len(figures) == len(seeds) else "-"
         lines.append(
@@ -256,7 +256,7 @@ def by_hand(out: Path) -> str:
 def verdict(study: Study, seeds: Sequence[Result]) -> str:
     """Of a study: a mean is judged where the mark is one of a mean, else each seed."""
     known = [one for one in seeds if one.figure is not None]
-    if len(known) < len(seeds):
+    if len(known) < len(seeds) or np.isnan(study.at_least):
         return "not known yet"
     if study.measure == "last":
         return "yes" if statistics.fmean(one.figure or 0.0 for one in known) >= study.at_least else "no"
