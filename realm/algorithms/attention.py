@@ -37,7 +37,7 @@ class AttentionNetwork(MemoryNetwork):
     """Features, a transformer over them and those before, and heads. The memory: `rows` f32 [layers, M, 2 width], the
     newest last, of which the last `age` are of this episode."""
 
-    def __init__(self, encoder: nn.Module, shape: Shape, action: ActionSpec, end: Sequence[nn.Module] = ()) -> None:
+    def __init__(self, encoder: nn.Module, shape: Shape, action: ActionSpec, end: Sequence[nn.Module]) -> None:
         """encoder: from observations to features f32 [n, width]. end: of the policy's head."""
         super().__init__(encoder, shape.width, action, end)
         self.shape = shape

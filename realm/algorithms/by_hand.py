@@ -50,6 +50,7 @@ class Net:
         self._weights, self._biases = weights[::2], weights[1::2]
         self._of_weights, self._of_biases = gradients[::2], gradients[1::2]
         self._inputs: list[F32] = []
+        self._outputs = np.empty(0, np.float32)
 
     def forward(self, obs: Obs) -> F32:
         """f32 [n, outputs]; it is remembered for `backward`."""
@@ -62,7 +63,7 @@ class Net:
             x = np.matmul(x, weight.T)
             x += bias
         self._outputs = np.tanh(x, out=x) if self._bounded else x
-        return x
+        return self._outputs
 
     def backward(self, grad: F32) -> None:
         """grad: f32 [n, outputs], of the loss; it is overwritten."""

@@ -155,7 +155,7 @@ class Encoder(nn.Module):
 
 
 def of_images(precision: str, device: torch.device) -> torch.autocast:
-    """For what an image goes through: in bfloat16 if it gets gradients and `use_bf16` says so."""
+    """Autocast for the layers that see an image: bfloat16 if gradients follow and `use_bf16` says so."""
     bf16 = torch.is_grad_enabled() and use_bf16(precision, device)
     return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 

@@ -31,7 +31,7 @@ from realm.errors import UserCodeError
 class MemoryNetwork(nn.Module):
     """Features, what a memory makes of them, and the heads of policy and critic on it. A subclass has `remembered`."""
 
-    def __init__(self, encoder: nn.Module, width: int, action: ActionSpec, end: Sequence[nn.Module] = ()) -> None:
+    def __init__(self, encoder: nn.Module, width: int, action: ActionSpec, end: Sequence[nn.Module]) -> None:
         """encoder: from observations to features f32 [n, width]. end: of the policy's head."""
         super().__init__()
         self.observations: Observations | None = None

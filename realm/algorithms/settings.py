@@ -192,7 +192,7 @@ class NetworkSettings(EncoderSettings, Settings):
     activation: str = "tanh"  # between them: "tanh" or "relu"
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
-    bounded_mean: bool = False  # of continuous actions: means stay in the range, by tanh, so that noise always counts
+    bounded_mean: bool = False  # of continuous actions: means stay in the range, by tanh
     memory: str = "none"  # "gru" or "attention": policy and critic share one, which an episode begins without
     memory_steps: int = 32  # of "attention": how many steps it looks back ...
     memory_layers: int = 1  # ... and how often

@@ -123,9 +123,9 @@ def _with_base(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any]
         return tables, places
     if not isinstance(base, str):
         raise ConfigError(f"{places['base']}: key 'base': got {toml_value(base)[:80]}; must be the name of a file")
-    if (path.parent / base).resolve() in (path.resolve(), *above):
-        raise ConfigError(f"{places['base']}: key 'base': got {base!r}, whose base is this file; must be another file")
-    below, places_below = _with_base(path.parent / base, (path.resolve(), *above))
+    if any((path.parent / base).samefile(one) for one in (path, *above) if (path.parent / base).exists()):
+        raise ConfigError(f"{places['base']}: key 'base': got {base!r}, which leads back here; must be another file")
+    below, places_below = _with_base(path.parent / base, (path, *above))
     for name, table in tables.items():
         under = below.get(name)
         below[name] = {**under, **table} if isinstance(under, dict) and isinstance(table, dict) else table

@@ -22,7 +22,7 @@ class Raw(torch.nn.Module):
 
 def network(detached: bool = False) -> AttentionNetwork:
     torch.manual_seed(0)
-    made = AttentionNetwork(Raw(), Shape(WIDTH, STEPS, LAYERS, 2, detached), ActionSpec(n=3))
+    made = AttentionNetwork(Raw(), Shape(WIDTH, STEPS, LAYERS, 2, detached), ActionSpec(n=3), ())
     for layer in made.layers:
         torch.nn.init.normal_(layer.distance)
     torch.nn.init.normal_(made.actor_head[0].weight)
@@ -55,7 +55,7 @@ def test_a_step_sees_itself_and_what_its_episode_had_before(first: list[bool], a
 def test_no_gradient_comes_from_a_masked_step(first: list[bool], age: int, step: int) -> None:
     """With one layer: a step of a second one sees what the steps that it sees have seen."""
     torch.manual_seed(1)
-    made = AttentionNetwork(Raw(), Shape(WIDTH, STEPS, 1, 2), ActionSpec(n=3))
+    made = AttentionNetwork(Raw(), Shape(WIDTH, STEPS, 1, 2), ActionSpec(n=3), ())
     x = torch.randn(1, LENGTH, WIDTH, requires_grad=True)
     rows = torch.randn(1, 1, STEPS, 2 * WIDTH, requires_grad=True)
     obs = {"state": x, "first": torch.tensor([first]), STATE + "rows": rows, STATE + "age": torch.tensor([age])}

@@ -524,8 +524,8 @@ def test_a_base_has_a_base(tmp_path: Path) -> None:
     [
         ("base = 1", "must be the name of a file"),
         ("base = 'bas.toml'", "no such file; .*base.toml"),
-        ("base = 'x.toml'", "x.toml:1: .* got 'x.toml', whose base is this file"),
-        ("base = 'turn.toml'", "turn.toml:1: .* got 'x.toml', whose base is this file"),
+        ("base = 'x.toml'", "x.toml:1: .* got 'x.toml', which leads back here"),
+        ("base = 'turn.toml'", "turn.toml:1: .* got 'x.toml', which leads back here"),
     ],
 )
 def test_a_base_that_cannot_be(tmp_path: Path, line: str, says: str) -> None:

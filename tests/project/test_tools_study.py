@@ -299,26 +299,36 @@ def test_the_page_says_what_each_seed_reached_and_what_is_missing(tmp_path):
     assert control.by_hand(tmp_path / "page.md") == "\n## Speed\n\nfast\n"
 
 
-def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path):
+def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path, monkeypatch):
     set_ = ("eval_every_steps=1000", "max_env_steps=20000")
-    base = control.Task(control.Study("b", "B, E-v1", "pendulum.toml", at_least=10, set=set_), 1, tmp_path / "b-1")
-    own = control.Task(control.Study("c", "C, E-v1", "pendulum.toml", set=set_, beside="b"), 1, tmp_path / "c-1")
-    first = control.Task(own.study._replace(name="d", measure="first", at_least=9), 1, tmp_path / "d-1")
-    curves = {
-        "b-1": control.Curve([control.Point(1000 * n, 0.0, float(n)) for n in range(40)], True),
-        "c-1": control.Curve([control.Point(1000 * n, 0.0, 2.0 * n) for n in range(20)], True),
-        "d-1": control.Curve([], False),
-    }
-    assert control.marked(own, curves).at_least == 15.0, "10 to 20 thousand"
-    assert control.marked(first, curves).at_least == 9
-    assert control.marked(base, curves) is base.study
-    assert control.marked(own, {}) is own.study
-    alone = control.page([control.result(own, curves["c-1"])], common.about(), Path("x.toml"), "it", Path("page.md"))
-    assert "| last: that of `b` | 29 (20) | 29 | - | not known yet |" in alone
-    results = [
-        control.result(one._replace(study=control.marked(one, curves)), curves[one.folder.name]) for one in (base, own)
-    ]
+    base = control.Study("b", "B, E-v1", "pendulum.toml", at_least=10, set=set_)
+    own = control.Study("c", "C, E-v1", "pendulum.toml", set=set_, beside="b")
+    first = own._replace(name="d", says="D, E-v1", measure="first", at_least=9)
+
+    def of(study, seed, scores, begin=0):
+        task = control.Task(study, seed, tmp_path / f"{study.name}-{seed}")
+        points = [control.Point(1000 * n + begin, 0.0, score) for n, score in enumerate(scores)]
+        return control.result(task, control.Curve(points, True))
+
+    results = [of(base, 1, map(float, range(40)), 7), of(base, 2, map(float, range(5)))]
+    results += [of(own, seed, [2.0 * n for n in range(20)]) for seed in (1, 2)] + [of(first, 1, [3.0] * 20)]
     text = control.page(results, common.about(), Path("x.toml"), "it", Path("page.md"))
-    assert "| last: at least 15 | 29 (20) | 29 | - | yes |" in text
+    assert "| last: `b` has 14 | 29 (20) / 29 (20) | 29 | - | - |" in text, (
+        "10 to 19 thousand, of the seed that got there"
+    )
+    assert "| first: at least 9 | never | - | - | 0 of 1 |" in text
+    alone = control.page(results[2:4], common.about(), Path("x.toml"), "it", Path("page.md"))
+    assert "| last: `b` | 29 (20) / 29 (20) | 29 | - | - |" in alone
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, out, dpi: drawn.append(figure.axes))
     control.draw(results, tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 1000
+    ends = {axis.get_title(): [line.get_xdata()[-1] for line in axis.lines] for axis in drawn[0]}
+    assert ends["C, E-v1"][:4] == [18.007, 4.0, 19.0, 19.0], "both bases until the end of its own"
+
+
+@pytest.mark.parametrize("keys", ["beside = 'simpel'", ""])
+def test_a_base_that_is_not_there_is_one_sentence(tmp_path, keys):
+    file = tmp_path / "x.toml"
+    file.write_text(f"[page]\nevaluation = 'it'\n[a]\nsays = 'A'\nconfig = 'pendulum.toml'\n{keys}\n")
+    with pytest.raises(ConfigError, match=r"\[a\] beside is .*; without at_least it must be another run"):
+        control.all_studies(file)

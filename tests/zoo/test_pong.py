@@ -27,6 +27,7 @@ from realm.watch.meters import Meters
 from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
 from realm.zoo.pong.networks.attention import Attending, Past, rows_of
+from realm.zoo.pong.networks.conv import Conv
 from realm.zoo.pong.train_workflow import LEAST_ACTIONS, workflow
 from tests.corridor import Training
 from tools.study.pong_pictures import draw, played
@@ -298,6 +299,18 @@ def test_a_network_trains(name: str) -> None:
     unused = {"trunk.log_variance", "decoder", "onehot"} if name == "autoencoder_bn" else set()  # of no weight
     same = {key for key, x in agent.model.state_dict().items() if x.equal(before[key]) and x.dtype.is_floating_point}
     assert {key for key in same if not any(part in key for part in unused)} == set()
+
+
+def test_precision_is_that_of_the_gradients() -> None:
+    picture = {"state": torch.randint(0, 255, (64, 84, 84, 1), dtype=torch.uint8)}
+    found = []
+    for precision in ("fp32", "bf16"):
+        torch.manual_seed(0)
+        network = Conv(Config(precision=precision))
+        network(picture)[0].square().mean().backward()
+        found.append([x.grad for x in network.parameters() if x.grad is not None])
+    for exact, rough in zip(*found, strict=True):
+        assert 0 < (rough - exact).norm() / exact.norm() < 0.05
 
 
 @pytest.mark.parametrize("name", ["shared", "autoencoder", "attention", "conv_patches", "transformer"])

@@ -92,7 +92,11 @@ def all_studies(path: Path = STUDIES) -> tuple[list[Study], str]:
     tables = read_toml(path)[0]
     if not (evaluation := tables.pop("page", {}).get("evaluation")):
         raise ConfigError(f"{path}: [page] evaluation is missing; it must say what an evaluation is")
-    return [Study(name, **{**one, "set": tuple(one.get("set", ()))}) for name, one in tables.items()], evaluation
+    studies = [Study(name, **{**one, "set": tuple(one.get("set", ()))}) for name, one in tables.items()]
+    for one in studies:
+        if one.beside not in tables and (one.beside or np.isnan(one.at_least)):
+            raise ConfigError(f"{path}: [{one.name}] beside is {one.beside!r}; without at_least it must be another run")
+    return studies, evaluation
 
 
 def chosen(every: Sequence[Study], only: Sequence[str]) -> list[Study]:
@@ -189,15 +193,6 @@ def result(task: Task, curve: Curve) -> Result:
     return Result(task, found, 1.0 if done else share, figure, passed)
 
 
-def marked(task: Task, curves: Mapping[str, Curve]) -> Study:
-    """Its study; one that is measured by its "last" evaluations beside another has as its mark those of that one."""
-    app, base = task.config().app, curves.get(f"{task.study.beside}-1", Curve([], False))
-    since, until = app.max_env_steps - LAST * app.eval_every_steps, app.max_env_steps + app.eval_every_steps / 2
-    shown = [one.score for one in base.points if since <= one.env_steps < until]
-    known = shown and task.study.measure == "last"
-    return task.study._replace(at_least=round(statistics.fmean(shown), 1)) if known else task.study
-
-
 def _is_running(task: Task) -> bool:
     run = read_run(task.folder)
     return run is not None and bool(living_pids(run))
@@ -210,7 +205,8 @@ HEAD = """# {title}
 {algorithms} (`realm/zoo/`), in one process with one thread each.
 An evaluation is {evaluation}.
 *last* is the mean of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps,
-and the minutes, until an evaluation reached the mark; later ones may be lower.
+and the minutes, until an evaluation reached the mark; later ones may be lower. Where another run is the mark, its curve
+is grey, and its figure is the mean of its last ten evaluations until the same env steps.
 
 """
 FOOT = """
@@ -234,10 +230,10 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, eval
             waiting += 1
             continue
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
-        mark = f"at least {study.at_least:,g}" if np.isfinite(study.at_least) else f"that of `{study.beside}`"
-        mark += f" within {study.within:,}" if study.within else ""
+        mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
         mark += f" and {study.minutes:g} min" if np.isfinite(study.minutes) else ""
         mean = f"{statistics.fmean(figures):,.0f}" if len(figures) == len(seeds) else "-"
+        mark = mark_beside(study, seeds, results) if np.isnan(study.at_least) else mark
         lines.append(
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
             f"| {study.known or '-'} | {verdict(study, seeds)} |"
@@ -253,10 +249,22 @@ def by_hand(out: Path) -> str:
     return text[text.index("\n## ") :] if "\n## " in text else ""
 
 
+def mark_beside(study: Study, seeds: Sequence[Result], results: Sequence[Result]) -> str:
+    """What the study that this one is laid beside has shown in its last evaluations until the same env steps."""
+    every = seeds[0].task.config().app.eval_every_steps
+    until = max(one.points[-1].env_steps for one in seeds if one.points) + every / 2
+    bases = [one.points for one in results if one.task.study.name == study.beside and one.points]
+    far = [[one.score for one in base if one.env_steps < until] for base in bases if base[-1].env_steps + every > until]
+    known = f" has {statistics.fmean(statistics.fmean(one[-LAST:]) for one in far):,.0f}" if far else ""
+    return f"`{study.beside}`{known}"
+
+
 def verdict(study: Study, seeds: Sequence[Result]) -> str:
     """Of a study: a mean is judged where the mark is one of a mean, else each seed."""
     known = [one for one in seeds if one.figure is not None]
-    if len(known) < len(seeds) or np.isnan(study.at_least):
+    if np.isnan(study.at_least):
+        return "-"
+    if len(known) < len(seeds):
         return "not known yet"
     if study.measure == "last":
         return "yes" if statistics.fmean(one.figure or 0.0 for one in known) >= study.at_least else "no"
@@ -338,7 +346,7 @@ def main() -> None:
         failed = [f"{one.folder} (exit code {code})" for one, code in zip(todo, codes, strict=True) if code]
     known |= {one.folder.name: curve_of(one, known) for one in tasks}
     write_curves(saved, {name: one for name, one in known.items() if one.points})
-    results = [result(one._replace(study=marked(one, known)), known[one.folder.name]) for one in tasks]
+    results = [result(one, known[one.folder.name]) for one in tasks]
     args.out.write_text(page(results, common.about(), args.studies, evaluation, args.out) + by_hand(args.out))
     if any(one.points for one in results):
         draw(results, args.out.with_suffix(".png"))

@@ -54,7 +54,7 @@ class Config(Settings):
     raw_pixels: bool = False  # the network sees numbers from 0 to 255 instead of 0 to 1
     frames: int = 1  # that it sees at once, the newest last
     difference: bool = False  # of two frames it sees the newer minus the older
-    precision: str = "fp32"  # of the gradients of all networks' features but "patches": as in `EncoderSettings`
+    precision: str = "fp32"  # of the convolutions before a gradient, but for "patches": as in `EncoderSettings`
     batch_norm: str = "none"  # after each convolution: in "updates" alone, as it should be, or "always"
     layer: str = ""  # a parameter's name: the length of each loss's gradient there is a curve
 

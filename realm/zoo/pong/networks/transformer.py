@@ -22,4 +22,4 @@ class _Features(nn.Module):
 def transformer(config: Config, action: ActionSpec) -> AttentionNetwork:
     detached = not config.memory_attached
     shape = Shape(config.memory_width, config.memory_steps, config.memory_layers, config.memory_heads, detached)
-    return AttentionNetwork(_Features(config), shape, action)
+    return AttentionNetwork(_Features(config), shape, action, ())
