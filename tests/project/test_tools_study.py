@@ -323,7 +323,7 @@ def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path, monkeypatch
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, out, dpi: drawn.append(figure.axes))
     control.draw(results, tmp_path / "page.png")
     ends = {axis.get_title(): [line.get_xdata()[-1] for line in axis.lines] for axis in drawn[0]}
-    assert ends["C, E-v1"][:4] == [18.007, 4.0, 19.0, 19.0], "both bases until the end of its own"
+    assert ends["C, E-v1"][:4] == [19.007, 4.0, 19.0, 19.0], "both bases until the end of its own"
 
 
 @pytest.mark.parametrize("keys", ["beside = 'simpel'", ""])

@@ -288,7 +288,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
     for study, axis in zip(studies, axes.flat, strict=False):
         own = [one for one in results if one.task.study == study and one.points]
         base = [one for one in results if one.task.study.name == study.beside and one.points]
-        until = max(point.env_steps for one in own for point in one.points)
+        until = max(one.points[-1].env_steps for one in own) + own[0].task.config().app.eval_every_steps / 2
         for one in (*base, *own):
             curve = np.array([(point.env_steps, point.score) for point in one.points if point.env_steps <= until])
             axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C7" if one in base else "C0", linewidth=1.1)
