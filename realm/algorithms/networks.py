@@ -202,15 +202,14 @@ class Critic(nn.Module):
 class Deviations(nn.Module):
     """Puts the logs of standard deviations, which no observation changes, behind means f32 [n, A]: f32 [n, 2 A]."""
 
-    def __init__(self, actions: int, log_std: float = 0.0, bounded: bool = False) -> None:
+    def __init__(self, actions: int, log_std: float, bounded: bool) -> None:
         """log_std: at first. bounded: means are the tanh of what comes in."""
         super().__init__()
         self.bounded = bounded
         self.log_std = nn.Parameter(torch.full((actions,), log_std))
 
     def forward(self, mean: Tensor) -> Tensor:
-        mean = mean.tanh() if self.bounded else mean
-        return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+        return torch.cat((mean.tanh() if self.bounded else mean, self.log_std.expand_as(mean)), -1)
 
 
 def deviations_of(action: ActionSpec, settings: NetworkSettings) -> list[Deviations]:

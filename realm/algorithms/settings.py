@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "minibatches": ("permuted", "drawn"),
     "ratio": ("joint", "each"),
 }
+PRECISIONS = ("fp32", "bf16", "auto")
 
 
 def between(start: float, end: float, steps: int, now: int) -> float:
@@ -179,7 +180,7 @@ class EncoderSettings(Checked):
         self.check_least(("frames",), 1)
         ok = len(self.channels) <= 3 and min(self.channels, default=1) > 0
         self.check("channels", ok, "up to three numbers from 1")
-        self.check_choices({"precision": ("fp32", "bf16", "auto")})
+        self.check_choices({"precision": PRECISIONS})
 
 
 @dataclass(frozen=True)

@@ -583,12 +583,10 @@ def main() -> None:
     config = load_config(args.config, args.set)
     tuner = tuner_settings(config.app, this_machine())
     rows = chosen_rows(all_rows(args.config, args.set, tuner, args.row), args.rows, args.row)
-    if config.app.algo != "diy":
+    if (algo := config.app.algo) != "diy":
         other = [row.name for row in rows if row.kind not in ("local", "cluster")]
         if args.rows and other:
-            raise ConfigError(
-                f"--rows {other[0]}: it has the network of diy, but algo is {config.app.algo!r}; leave it out"
-            )
+            raise ConfigError(f"--rows {other[0]}: it has the network of diy, but algo is {algo!r}; leave it out")
         rows = [row for row in rows if row.name not in other]
     common.check_out(args.out)
     plan = common.plan_of(load_config(args.config, [*args.set, *tuner]).app)

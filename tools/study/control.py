@@ -230,10 +230,10 @@ def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, eval
             waiting += 1
             continue
         figures = [one.figure for one in seeds if one.figure is not None and np.isfinite(one.figure)]
-        mark = f"at least {study.at_least:,g}" + (f" within {study.within:,}" if study.within else "")
+        mark = mark_beside(study, seeds, results) if np.isnan(study.at_least) else f"at least {study.at_least:,g}"
+        mark += f" within {study.within:,}" if study.within else ""
         mark += f" and {study.minutes:g} min" if np.isfinite(study.minutes) else ""
         mean = f"{statistics.fmean(figures):,.0f}" if len(figures) == len(seeds) else "-"
-        mark = mark_beside(study, seeds, results) if np.isnan(study.at_least) else mark
         lines.append(
             f"| {study.says} | {study.measure}: {mark} | {' / '.join(one.cell for one in seeds)} | {mean} "
             f"| {study.known or '-'} | {verdict(study, seeds)} |"
@@ -249,21 +249,27 @@ def by_hand(out: Path) -> str:
     return text[text.index("\n## ") :] if "\n## " in text else ""
 
 
+def base_of(seeds: Sequence[Result], results: Sequence[Result]) -> tuple[list[Result], float]:
+    """The runs that these of one study are laid beside, and the env steps until which they are."""
+    task = seeds[0].task
+    until = max(one.points[-1].env_steps for one in seeds if one.points) + task.config().app.eval_every_steps / 2
+    return [one for one in results if one.task.study.name == task.study.beside and one.points], until
+
+
 def mark_beside(study: Study, seeds: Sequence[Result], results: Sequence[Result]) -> str:
     """What the study that this one is laid beside has shown in its last evaluations until the same env steps."""
-    every = seeds[0].task.config().app.eval_every_steps
-    until = max(one.points[-1].env_steps for one in seeds if one.points) + every / 2
-    bases = [one.points for one in results if one.task.study.name == study.beside and one.points]
-    far = [[one.score for one in base if one.env_steps < until] for base in bases if base[-1].env_steps + every > until]
+    (base, until), every = base_of(seeds, results), seeds[0].task.config().app.eval_every_steps
+    runs = [one.points for one in base if one.points[-1].env_steps + every > until]
+    far = [[one.score for one in points if one.env_steps < until] for points in runs]
     known = f" has {statistics.fmean(statistics.fmean(one[-LAST:]) for one in far):,.0f}" if far else ""
     return f"`{study.beside}`{known}"
 
 
 def verdict(study: Study, seeds: Sequence[Result]) -> str:
     """Of a study: a mean is judged where the mark is one of a mean, else each seed."""
-    known = [one for one in seeds if one.figure is not None]
     if np.isnan(study.at_least):
         return "-"
+    known = [one for one in seeds if one.figure is not None]
     if len(known) < len(seeds):
         return "not known yet"
     if study.measure == "last":
@@ -274,23 +280,20 @@ def verdict(study: Study, seeds: Sequence[Result]) -> str:
 
 def draw(results: Sequence[Result], out: Path) -> None:
     """A picture with a plot for each study that has curves, and a line for each run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # late: only pictures need it
 
     studies = list(dict.fromkeys(one.task.study for one in results if one.points))
     columns = min(3, max(1, len(studies)) if len(studies) != 4 else 2)
     rows = max(1, -(-len(studies) // columns))
-    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 3.1 * rows), squeeze=False, layout="constrained")
+    figure = Figure((4.4 * columns, 3.1 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(studies) :]:
         axis.remove()
     for study, axis in zip(studies, axes.flat, strict=False):
         own = [one for one in results if one.task.study == study and one.points]
-        base = [one for one in results if one.task.study.name == study.beside and one.points]
-        until = max(one.points[-1].env_steps for one in own) + own[0].task.config().app.eval_every_steps / 2
+        base, until = base_of(own, results)
         for one in (*base, *own):
-            curve = np.array([(point.env_steps, point.score) for point in one.points if point.env_steps <= until])
+            curve = np.array([(point.env_steps, point.score) for point in one.points if point.env_steps < until])
             axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C7" if one in base else "C0", linewidth=1.1)
         axis.axhline(study.at_least, color="black", linestyle="--", linewidth=0.9)
         axis.set_title(study.says, fontsize=12, wrap=True)
@@ -298,7 +301,6 @@ def draw(results: Sequence[Result], out: Path) -> None:
         axis.tick_params(labelsize=11)
         axis.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
-    plt.close(figure)
 
 
 # ---- the command ----

@@ -216,12 +216,10 @@ def table(results: Results) -> str:
 
 def draw(results: Results, out: Path) -> None:
     """Regret over env steps, a line for each seed."""
-    import matplotlib
+    from matplotlib.figure import Figure  # late: only pictures need it
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure((8, 4.5), layout="constrained")
+    axes = figure.subplots()
     for seed, entry in results["seeds"].items():
         if models := sorted(entry.get("models", {}).values(), key=lambda one: one["env_steps"]):
             steps, regret = (np.array([one[key] for one in models]) for key in ("env_steps", "regret"))
@@ -233,7 +231,6 @@ def draw(results: Results, out: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(out, dpi=120)
-    plt.close(figure)
 
 
 def arguments() -> argparse.Namespace:

@@ -4,7 +4,7 @@ base of the runs in `conf/pong/`."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from realm.algorithms.settings import Settings
+from realm.algorithms.settings import PRECISIONS, Settings
 
 FEATURES = 256  # numbers that heads see of a frame
 
@@ -15,7 +15,7 @@ CHOICES = {
     "image_loss": ("mean", "sum"),
     "patches": ("pixels", "conv"),
     "where": ("none", "onehot", "learned"),
-    "precision": ("fp32", "bf16", "auto"),
+    "precision": PRECISIONS,
 }
 
 OF_NETWORKS = {
