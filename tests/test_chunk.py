@@ -140,14 +140,14 @@ def compare(chunks: list[Chunk], streams: list[Stream], length: int) -> None:
 
 
 def test_every_pattern_of_ends_around_the_borders() -> None:
-    """T = 3: nine steps of one environment, in which any step, resets too, ends, is cut off, or neither."""
-    seen = set()
-    for pattern in itertools.product("-tu", repeat=7):
-        ends = iter([(np.array([one == "t"]), np.array([one == "u"])) for one in (*pattern, "-", "-")])
-        chunks, streams = play(np.random.default_rng(0), 3, 1, ends, 9)
-        assert len(chunks) == 3
-        compare(chunks, streams, 3)
-        seen.add(tuple(chunks[1].valid[0].tolist()))
+    """T = 3: nine steps, in which any, resets too, ends, is cut off, or neither; an environment for each pattern."""
+    patterns = np.array(list(itertools.product("-tu", repeat=7)))
+    steps = np.hstack((patterns, np.full((len(patterns), 2), "-"))).T
+    ends = iter([(one == "t", one == "u") for one in steps])
+    chunks, streams = play(np.random.default_rng(0), 3, len(patterns), ends, 9)
+    assert len(chunks) == 3
+    compare(chunks, streams, 3)
+    seen = {tuple(one) for one in chunks[1].valid.tolist()}
     # in the middle chunk a reset is the first row, the last, both, or neither; two in a row there cannot be
     assert seen == {(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1) if (a or b) and (b or c)}
 

@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
+unset PYTHONDONTWRITEBYTECODE # set in many images: each process would compile torch again, which takes it two seconds
 
 # PIP_USER=0: a pip.conf that asks for --user would install outside of the environment. Python compiles what it imports;
 # everything would be a tenth of the environment, and a minute.

@@ -149,7 +149,9 @@ def test_an_exported_model_speaks_as_its_environment(
 
 
 @needs_onnx
-@pytest.mark.parametrize("setting", ["ppo.memory=gru", "ppo.memory=attention", "ppo.frames=3"])
+@pytest.mark.parametrize(
+    "setting", ["ppo.memory=gru", pytest.param("ppo.memory=attention", marks=pytest.mark.slow), "ppo.frames=3"]
+)
 def test_a_memory_goes_into_a_file_and_comes_out(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -306,15 +306,9 @@ def updates(run: Run) -> float:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("flow", "leave"),
-    [
-        pytest.param("one process", 0, marks=pytest.mark.slow),
-        ("at once", 4096 * 3),
-        pytest.param("one process", 4096 * 3, marks=pytest.mark.slow),
-        pytest.param("at once", 0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("flow", ["one process", "at once"])
+@pytest.mark.parametrize("leave", [0, 4096 * 3])
 def test_a_disk_that_is_full_when_a_run_stops(small: Path, tmp_path: Path, flow: str, leave: int) -> None:
     """leave: room for run.json, but not for a checkpoint."""
     settings = ["counting.learn_s=0.01", "dump_model_freq=100000", f"log_dir={small}/runs", *FLOWS[flow]]

@@ -125,6 +125,7 @@ def test_a_run_from_its_start_to_an_interrupt(tmp_path):
         assert (run.file()["state"], run.file()["cause"]) == ("stopped", "SIGINT received")
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_it_at_once(tmp_path):
     with Run(tmp_path, NATIVE, "counting.learn_s=60.0") as run:  # a learner that does not listen
         run.wait_running()
@@ -145,6 +146,7 @@ def test_many_interrupts_do_not_hang_it(tmp_path):
         assert run.processes() == []
 
 
+@pytest.mark.slow
 def test_two_starts_at_once_share_nothing(tmp_path):
     """Whoever comes second is refused, also when the first has not written anything yet."""
     with Run(tmp_path, NATIVE, "max_env_steps=2000") as first, Run(tmp_path, NATIVE, "max_env_steps=2000") as second:
@@ -194,7 +196,8 @@ def test_a_role_that_is_busy_or_starts_ends_where_the_user_has_stopped_it(tmp_pa
         assert run.interrupt() == 0, run.text()
 
 
-@pytest.mark.parametrize("mode", [pytest.param("wrapper_type=local", marks=pytest.mark.slow), "wrapper_type=remote"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wrapper_type=local", "wrapper_type=remote"])
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path, mode):
     with Run(tmp_path, NATIVE, mode, launch=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as run:
         run.wait_running()
@@ -235,6 +238,7 @@ def _is_free(port):
         return True
 
 
+@pytest.mark.slow
 def test_a_run_whose_files_are_lost(tmp_path):
     """Epochs go on without the checkpoints. Without its log a role cannot be started again: the run ends in order."""
     with Run(tmp_path, NATIVE, "restart_budget=1") as run:

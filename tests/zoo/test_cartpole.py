@@ -33,6 +33,7 @@ def test_a_few_updates_are_a_run(tmp_path: Path) -> None:
         assert re.fullmatch(r"(\d+) steps, return \1\.0", out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_it_learns_to_balance_the_pole(tmp_path: Path) -> None:
     run, results = trained(tmp_path, 12_000), tmp_path / "eval.json"
     code, _, err = realm("eval", run, "--episodes", "100", "--json", results)

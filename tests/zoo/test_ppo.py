@@ -161,11 +161,11 @@ def greedy_return(agent: Agent, envs: Any) -> float:
     ("env", "updates", "settings", "best"),
     [
         (Masked, 40, {}, TURNS),
-        (Scales, 40, {"normalise_obs": True}, TURNS),
-        (Rich, 40, {"normalise_returns": True}, 1e4 * TURNS),
-        (Buttons, 60, {}, TURNS),
-        (Masked, 40, {"shared_trunk": True, "imitation": 0.1}, TURNS),
-        (Masked, 60, {"advantage": "q"}, TURNS),
+        pytest.param(Scales, 40, {"normalise_obs": True}, TURNS, marks=pytest.mark.slow),
+        pytest.param(Rich, 40, {"normalise_returns": True}, 1e4 * TURNS, marks=pytest.mark.slow),
+        pytest.param(Buttons, 60, {}, TURNS, marks=pytest.mark.slow),
+        pytest.param(Masked, 40, {"shared_trunk": True, "imitation": 0.1}, TURNS, marks=pytest.mark.slow),
+        pytest.param(Masked, 60, {"advantage": "q"}, TURNS, marks=pytest.mark.slow),
     ],
 )
 def test_it_finds_the_best_answers(
@@ -179,6 +179,7 @@ def test_it_finds_the_best_answers(
         assert metrics["explained_variance"] > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("advantage", "goes_on"), [("q", True), ("gae", False)])
 def test_a_value_of_each_action_is_learned_from_what_another_policy_plays(
     advantage: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
