@@ -203,10 +203,11 @@ def load_config_class(algo: str) -> type[Any]:
     """Import the class `Config` of `<algo>/config.py`."""
     expected = "a frozen dataclass Config"
     module = _module(algo, "config", expected)
-    config = _attribute(module, "Config", expected)
-    if not (isinstance(config, type) and dataclasses.is_dataclass(config)) or not _frozen(config):
+    config: Any = _attribute(module, "Config", expected)
+    dataclass = isinstance(config, type) and dataclasses.is_dataclass(config)
+    if not dataclass or not config.__dataclass_params__.frozen:
         raise UserCodeError(f"{module.__file__}: Config must be a frozen dataclass")
-    return config
+    return config  # type: ignore[no-any-return]
 
 
 def hyper_keys(algo: str) -> list[str]:
@@ -321,10 +322,6 @@ def _mention(text: str, key: str, value: Any) -> int:
     return min(
         (match.start() for name in names if (match := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text))), default=-1
     )
-
-
-def _frozen(config: type[Any]) -> bool:
-    return bool(config.__dataclass_params__.frozen)
 
 
 def _module(algo: str, name: str, expected: str) -> ModuleType:

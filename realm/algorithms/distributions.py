@@ -22,7 +22,7 @@ from realm import returns
 from realm.algorithms.choose import choose
 from realm.algorithms.continuous import Scale, normal_log_density
 from realm.algorithms.networks import Obs
-from realm.contract import ActionSpec, Array, Arrays, Chunk
+from realm.contract import ActionSpec, Array, Arrays
 
 _NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # with a standard deviation of 1
 
@@ -31,16 +31,13 @@ class Distribution(Protocol):
     """outputs: float [n, ...] of `Network.actor`; obs: name -> [n, ...], of which a mask `legal` counts."""
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
-        """Actions [n, ...] and what `learn` needs of them, with log_prob f32 [n]: drawn where explore f32 [n] is 1, the
-        most likely ones where it is 0. log_prob is that of the policy, whatever explore is."""
+        """Actions [n, ...] and what `learn` needs of them: log_prob f32 [n], and `drawn` where actions are cut after
+        that. They are drawn where explore f32 [n] is 1, the most likely ones where it is 0. log_prob is that of
+        the policy, whatever explore is."""
         ...
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         """The most likely action [n, ...], by torch alone (`contract.Agent`)."""
-        ...
-
-    def raw_action(self, batch: Chunk) -> Array:
-        """The action as it was drawn, [B, T, ...]."""
         ...
 
     def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
@@ -67,9 +64,6 @@ class Categorical:
         """Also the logits f32 [n, A], -inf where an action is illegal."""
         logits = outputs.masked_fill(~obs["legal"], -torch.inf) if "legal" in obs else outputs
         return {"action": logits.argmax(-1), "logits": logits}
-
-    def raw_action(self, batch: Chunk) -> Array:
-        return batch.action
 
     def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
         return at_action(returns.masked_log_softmax(outputs, obs.get("legal")), raw_action)
@@ -106,9 +100,6 @@ class Product:
         action, logits = ([one[name] for one in greedy] for name in ("action", "logits"))
         return {"action": torch.stack(action, -1), "logits": torch.cat(logits, -1)}
 
-    def raw_action(self, batch: Chunk) -> Array:
-        return batch.action
-
     def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
         return self.log_prob_and_entropy(outputs, obs, raw_action)[0]
 
@@ -139,9 +130,6 @@ class Gaussian:
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         return {"action": self._scale.out_tensor(outputs.chunk(2, -1)[0].clamp(-1, 1))}
-
-    def raw_action(self, batch: Chunk) -> Array:
-        return batch.extra["drawn"]
 
     def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)

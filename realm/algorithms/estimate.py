@@ -44,7 +44,7 @@ def estimate(
     obs, valid = seen_by(network, settings, cut.inputs(chunk, device)), here(chunk.valid)
     of_learner = settings.value_source == "learner"
     of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
-    raw_action, log_prob = here(distribution.raw_action(chunk)), here(chunk.extra["log_prob"])
+    raw_action, log_prob = here(chunk.extra.get("drawn", chunk.action)), here(chunk.extra["log_prob"])
     proximal, of_actions = log_prob, settings.advantage == "q"
     reweighs = stale and (settings.decoupled or settings.advantage == "vtrace")
     if reweighs or of_actions:

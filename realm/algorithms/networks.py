@@ -21,9 +21,10 @@ Obs = dict[str, Tensor]  # name -> [n, ...]
 Module = TypeVar("Module")
 
 _IMAGE_FEATURES = 256
-# channels, kernel and stride of the convolutions on images with sides of 64 at least, and on smaller ones
+# channels, kernel and stride of the convolutions on images with sides of 64 at least, and on smaller ones, two unless
+# `channels` names three
 _LARGE = (32, 8, 4), (64, 4, 2), (64, 3, 1)
-_SMALL = (16, 4, 2), (32, 4, 3)
+_SMALL = (16, 4, 2), (32, 4, 3), (32, 3, 1)
 _MANY = 1_400_000  # multiplications; with fewer, oneDNN takes longer than MKL, mostly for its call
 
 relu = partial(nn.ReLU, inplace=True)  # what it follows needs its own output no more
@@ -175,8 +176,8 @@ def is_image(field: Field) -> bool:
 
 def _cnn(shape: Sequence[int], channels: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    inputs, own = shape[2], _LARGE if min(shape[:2]) >= 64 else _SMALL
-    for outputs, (_, kernel, stride) in zip(channels or [layer[0] for layer in own], own, strict=False):
+    inputs, (own, usual) = shape[2], (_LARGE, 3) if min(shape[:2]) >= 64 else (_SMALL, 2)
+    for outputs, (_, kernel, stride) in zip(channels or [layer[0] for layer in own[:usual]], own, strict=False):
         layers += [nn.Conv2d(inputs, outputs, kernel, stride), relu()]
         inputs = outputs
     convolutions = nn.Sequential(*layers, nn.Flatten())

@@ -162,11 +162,6 @@ class Settings(Checked):
             return scale
         return min(1.5 * scale, 100.0) if kl < self.kl_target else max(scale / 1.5, 0.01)
 
-    def check_apart(self) -> None:
-        """For an agent whose actor and critic share no weights, and whose critic does not act."""
-        self.check("shared_trunk", not self.shared_trunk, "false, since actor and critic share no weights here")
-        self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
-
 
 @dataclass(frozen=True)
 class EncoderSettings(Checked):

@@ -12,7 +12,6 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +33,7 @@ from realm.learn.policy import own_actions
 from realm.learn.results import main_statistic
 from realm.rollout.rounds import close
 from realm.user import folder_of
-from realm.watch.progress import Show, busy, counting
+from realm.watch.progress import busy, counting
 from realm.watch.status import named, say
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _print_statistics(candidate: Candidate) -> None:
 
     console, columns = make_console(), []
     for explore in request.explores:
-        with playing(explore, episodes) as show:
+        with counting(ROUNDS[explore], episodes) as show:
             played = evaluate(config, candidate.envs, candidate.predict, episodes, explore, request.seed, show)
         statistics = played.statistics
         number = len(statistics[main_statistic(statistics)])
@@ -209,11 +208,6 @@ def make_console() -> Console:
     from rich.console import Console  # late: `--help` does not need it
 
     return Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
-
-
-def playing(explore: float, episodes: int) -> AbstractContextManager[Show]:
-    """Show how many episodes of a round are played."""
-    return counting(ROUNDS[explore], episodes)
 
 
 def title_of(checkpoint: Checkpoint) -> str:

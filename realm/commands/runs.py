@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,16 +99,13 @@ def _row(path: Path, run: RunFile) -> tuple[str, ...]:
 
 
 def megabytes(folder: Path) -> str:
-    """What the files below a folder hold."""
-    return f"{sum(file.st_size for file in below(folder)) / 1e6:,.1f} MB"
-
-
-def below(folder: Path) -> Iterator[os.stat_result]:
-    """What the system knows of each file below a folder; what is behind a link does not count."""
+    """What the files below a folder hold; what is behind a link does not count."""
+    size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):  # a living run has just deleted it
-                yield os.lstat(os.path.join(parent, name))
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return f"{size / 1e6:,.1f} MB"
 
 
 # --- compare

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import shlex
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,13 +152,9 @@ def seed_table(folders: Sequence[Path]) -> list[str]:
         newest = newest_model(folder)
         scores = texts(result.best, result.final) if result else ["-"] * (1 + with_best)
         rows.append([folder.name, f"{newest.env_steps:,}" if newest else "-", *scores])
-    for name, of in (("mean", _mean), ("least", min), ("greatest", max)) if there else ():
+    for name, of in (("mean", statistics.fmean), ("least", min), ("greatest", max)) if there else ():
         rows.append([name, "", *texts(of([one.score for one in there]), of([one.final for one in there]))])
     return ["", f"{what}:", *table(rows, frozenset({1, 2, 3}))]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 # --- sweep

@@ -36,7 +36,6 @@ _TICK_EVERY_S = 0.05
 _IDLE_S = 60.0
 _MOST_TICK_S = 1.0  # longer between two steps: it stood in a call, a debugger, or a machine that slept
 _MOST_BYTES = 64 << 20  # of one message
-_HELD_HERE = 2  # references to a local variable, as sys.getrefcount counts them
 _EXPLORE = {"predict": 1.0, "exploit": 0.0}
 
 
@@ -278,15 +277,8 @@ class _WorkerSide(_Calls):
             raise
 
     def _batch(self, vectors: list[Any]) -> Array:
-        """f32 [n, sample_dim]. Takes the vectors out of the list, since one that nobody else holds needs no copy."""
+        """f32 [n, sample_dim]"""
         dim = self.context.config.sample_dim
-        if len(vectors) == 1:
-            vector = vectors.pop()
-            fits = isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dim,)
-            if fits and vector.base is None and vector.flags.c_contiguous and sys.getrefcount(vector) == _HELD_HERE:
-                own: Array = vector.reshape(1, dim)
-                return own
-            vectors.append(vector)
         batch = np.empty((len(vectors), dim), np.float32)
         for i, vector in enumerate(vectors):
             right = isinstance(vector, np.ndarray) and vector.shape == (dim,)

@@ -85,7 +85,9 @@ class OneProcess:
         self._envs = worker_envs(config, plan, spec, seed, self._played.count)
         agent = make_agent(config, spec, plan.device, app.seed)
         self.trainer = begin(agent, spec, app, prepared.run_dir, epoch, self.trained)
-        _tell(prepared, self.trainer.origin)
+        prepared.run_file.state = "running"
+        prepared.run_file.beginning.append(self.trainer.origin)
+        prepared.run_file.write_or_warn(prepared.run_dir)
         kept = prepared.run_dir / "replay" if app.save_replay else None
         self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest, self._played.count)
@@ -243,13 +245,6 @@ def _report(board: Board, trainer: Trainer, played: Meters, trained: Meters, buf
 def _is_used(buffer: ReplayBuffer) -> bool:
     """Whether anything has ever been in it: a workflow may train past it (`WorkflowContext.update`)."""
     return buffer.size > 0 or buffer.counters["inserted"] > 0
-
-
-def _tell(prepared: Prepared, origin: str) -> None:
-    """Write into run.json that the run is running, and where it begins."""
-    prepared.run_file.state = "running"
-    prepared.run_file.beginning.append(origin)
-    prepared.run_file.write_or_warn(prepared.run_dir)
 
 
 @contextmanager

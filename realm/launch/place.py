@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import setproctitle
 
@@ -88,11 +88,8 @@ def place(
     os.close(open_log(log))  # raises OSError here if the log cannot be written
     fork = imports_torch and sys.platform == "linux"
     arguments = (run, argument, dict(environment), log, title, own_network)
-    process: BaseProcess
-    if fork:
-        process = multiprocessing.get_context("forkserver").Process(target=_main, args=arguments, name=title)
-    else:
-        process = multiprocessing.get_context("spawn").Process(target=_main, args=arguments, name=title)
+    ways: Any = multiprocessing.get_context("forkserver" if fork else "spawn")
+    process: BaseProcess = ways.Process(target=_main, args=arguments, name=title)
     try:
         with _environment(environment), blocked():
             _start_guard()

@@ -31,7 +31,6 @@ from realm.learn.results import models_in
 from realm.watch.status import Status
 
 _MOST_BYTES = 4 << 20  # of a run.json
-_UNWRITTEN = ("lock", "warned", "writing", "written")
 
 
 @dataclass
@@ -61,14 +60,11 @@ class RunFile:
     """What the start told the user: a new run or a resumed one, changed keys, and where training goes on."""
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`aisrv-0` -> pid, created, incarnation, address, state"""
-    lock: Any = field(default=None, repr=False, compare=False)
-    """The open lock file; it keeps other starts out of the directory while this process lives. Not written."""
-    writing: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-    """Held while it is written: in one process a signal is noted by a thread. Not written."""
-    written: Any = field(default=b"", repr=False, compare=False)
-    """What it says since the last write. Not written."""
-    warned: bool = field(default=False, repr=False, compare=False)
-    """Whether the last write failed. Not written."""
+
+    def __post_init__(self) -> None:
+        self.lock: Any = None  # the open lock file; it keeps other starts out of the directory while this process lives
+        self._writing = threading.Lock()  # held meanwhile: in one process a signal is noted by a thread
+        self._written, self._warned = b"", False  # what it says since the last write; whether that failed
 
     def lives(self) -> bool:
         """Whether its supervisor, or its one process, lives."""
@@ -81,22 +77,21 @@ class RunFile:
 
     def write(self, run_dir: Path) -> None:
         """Write it, unless it says all that already."""
-        with self.writing:
-            content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _UNWRITTEN}
-            text = json.dumps(content, indent=1).encode()
-            if text != self.written:
+        with self._writing:
+            text = json.dumps({entry.name: getattr(self, entry.name) for entry in fields(self)}, indent=1).encode()
+            if text != self._written:
                 replace_file(run_dir / "run.json", text, mode=0o600, sync=False)
-                self.written = text
+                self._written = text
 
     def write_or_warn(self, run_dir: Path) -> None:
         """Write it; a full disk is one warning, until a write succeeds again."""
         try:
             self.write(run_dir)
-            self.warned = False
+            self._warned = False
         except OSError as error:
-            if not self.warned:
+            if not self._warned:
                 logger.warning("cannot write {}, so stop and status may fail: {}", run_dir / "run.json", error)
-            self.warned = True
+            self._warned = True
 
 
 def read_run(run_dir: Path, skipped: Callable[[str], None] | None = None) -> RunFile | None:
@@ -104,10 +99,7 @@ def read_run(run_dir: Path, skipped: Callable[[str], None] | None = None) -> Run
     and cannot be read."""
     path = run_dir / "run.json"
     try:
-        content = read_json(path, _MOST_BYTES)
-        for name in _UNWRITTEN:
-            content.pop(name, None)
-        run = msgspec.convert(content, RunFile)
+        run = msgspec.convert(read_json(path, _MOST_BYTES), RunFile)
         for role in run.roles.values():
             msgspec.convert((role["pid"], role["created"]), tuple[int, float])
         return run
@@ -215,7 +207,8 @@ def claim_run_dir(app: AppConfig, fresh: bool, run_id: str = "") -> tuple[Path, 
     # a damaged checkpoint counts, too: its number is taken
     epoch = max([earlier.epoch if earlier else 0, *(version.epoch for version, _ in models_in(run_dir / "ckpt"))])
     own = os.getpid()
-    run = RunFile(run_id or secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch, lock=lock)
+    run = RunFile(run_id or secrets.token_hex(8), own, start_of(own), boot_id(), time.time(), epoch=epoch)
+    run.lock = lock
     if earlier:
         run.statistic, run.score = earlier.statistic, earlier.score
     run.write(run_dir)

@@ -15,7 +15,7 @@ from typing import Any
 
 from loguru import logger
 
-from realm.contract import NO_VERSION, Agent, Evaluation, Version
+from realm.contract import NO_VERSION, Agent, Evaluation
 from realm.files import read_json, replace_file, set_aside
 from realm.learn import checkpoint
 from realm.learn.results import ranked
@@ -38,8 +38,8 @@ class BestModel:
         self._few = True  # it has played few episodes: any model that has played all takes its place
         known = self._read()
         if known is not None and known["setting"] == self._setting:
-            self.version, self.score, self._few = Version(*known["version"]), float(known["score"]), known["few"]
-            self._rank = [*(float(known["means"][name]) for name in by), self.score]
+            self.version, self._rank, self._few = known["version"], known["rank"], known["few"]
+            self.score = self._rank[-1]
             logger.info("the best model so far is {} with {:.2f}", self.version, self.score)
         elif known is not None:
             aside = set_aside(folder)
@@ -77,16 +77,16 @@ class BestModel:
         return True
 
     def _read(self) -> dict[str, Any] | None:
-        """Setting, version and score of the model in the folder; None without a valid one."""
+        """Setting, version and rank of the model in the folder; None without a valid one."""
         newest, _ = checkpoint.load_newest(self._folder, "best model")
         if newest is None:
             return None
         path = newest.path.with_name(f"{newest.path.name}.json")
         try:
             body = read_json(path, _MOST_BYTES)
-            score, few = float(body["score"]), bool(body.get("few", False))
-            own = {"setting": body["setting"], "means": body["means"]}
-            return {**own, "version": list(newest.version), "score": score, "few": few}
+            by = self._by if body["setting"] == self._setting else ()
+            rank = [*(float(body["means"][name]) for name in by), float(body["score"])]
+            return {"setting": body["setting"], "version": newest.version, "rank": rank, "few": bool(body.get("few"))}
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             logger.warning("cannot read {}, so its model is ignored: {}", path, error)
             return None

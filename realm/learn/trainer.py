@@ -171,14 +171,13 @@ class Trainer:
         finally:
             self.agent.model.eval()
         update_s = time.monotonic() - started
-        if self.version != made:
-            self._number_weights(steps)
-            self._save_due()
-        elif restored:  # the weights that went out early keep their number
-            self._number_weights(0)
+        early = self.version == made  # these weights have gone out, and keep their number
+        if not early or restored:
+            self._number_weights(0 if early else steps)
             self._save_due()
         meters = self._meters
-        meters.put_all(metrics, self._learns_at)
+        for name, value in metrics.items():
+            meters.put(name, value, self._learns_at)
         meters.put("sample_reuse", float(info.times_sampled.mean()))
         version = items["version"].reshape(-1, 2)
         meters.put("versions_in_batch", float(len(np.unique(version[:, 0] << 32 | version[:, 1]))))

@@ -15,8 +15,8 @@ from loguru import logger
 from realm.config.load import RunConfig, to_toml
 from realm.config.toml import toml_value
 from realm.contract import Evaluation, Progress, Version
-from realm.watch import health
 from realm.watch.board import Board
+from realm.watch.health import Health
 from realm.watch.progress import Every
 from realm.watch.progress_csv import ProgressCsv
 from realm.watch.tensorboard import TensorBoard
@@ -40,7 +40,7 @@ class Curves:
             ProgressCsv(run_dir / "progress.csv"),
         )
         self._every = Every(_EVERY_S)
-        self._health = health.HealthState()
+        self._health = Health()
         self._begun = False
 
     def begin(self, board: Board, env_steps: int) -> None:
@@ -69,8 +69,7 @@ class Curves:
         if (score := board.score) is not None:
             numbers["score"] = score
         updates = int(board.total("learner", "updates"))
-        self._health, warnings = health.check(self._health, numbers, updates, board.env_steps)
-        for sentence in warnings:
+        for sentence in self._health.check(numbers, updates, board.env_steps):
             self._warn(sentence)
 
     def take(self, board: Board, result: Evaluation, epoch: int) -> None:

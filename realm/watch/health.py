@@ -1,16 +1,16 @@
 """Watches the numbers of a training run and names what looks wrong, each thing once, in a sentence for the user.
 
-`curves.py` calls `check` with the means since its last call, every two seconds. Names are those that the algorithm
-reports (`realm/algorithms/ppo.py`), and `score` for the mean of the last episodes. An agent that reports other names is
-not judged by the rules that need these. The thresholds are far from what healthy runs show (`tests/healthy.json`): a
-warning is worth reading.
+`curves.py` calls `Health.check` with the means since its last call, every two seconds. Names are those that the
+algorithm reports (`realm/algorithms/ppo.py`), and `score` for the mean of the last episodes. An agent that reports
+other names is not judged by the rules that need these. The thresholds are far from what healthy runs show
+(`tests/healthy.json`): a warning is worth reading.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 _FIRST = 3  # observations that say how large a loss is at the beginning
@@ -19,7 +19,7 @@ _LOSS_TIMES = 10_000  # a healthy critic's loss grows a hundredfold when the fir
 _GRADIENT_TIMES = 1000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Level:
     """What is remembered of one number; size is its absolute value."""
 
@@ -29,11 +29,10 @@ class Level:
     highest: float = -math.inf
     lowest: float = math.inf
 
-    def take(self, value: float) -> Level:
-        if not math.isfinite(value):
-            return self
-        first = max(self.first, abs(value)) if self.count < _FIRST else self.first
-        return Level(self.count + 1, first, max(self.highest, value), min(self.lowest, value))
+    def take(self, value: float) -> None:
+        if math.isfinite(value):
+            self.first = max(self.first, abs(value)) if self.count < _FIRST else self.first
+            self.count, self.highest, self.lowest = self.count + 1, max(self.highest, value), min(self.lowest, value)
 
 
 class Since(NamedTuple):
@@ -42,15 +41,6 @@ class Since(NamedTuple):
     updates: int
     env_steps: int
     observations: int
-
-
-@dataclass(frozen=True)
-class HealthState:
-    """What `check` remembers. seen: rule -> since when; named: rules that the user has been told of."""
-
-    levels: Mapping[str, Level] = field(default_factory=dict)
-    seen: Mapping[str, Since] = field(default_factory=dict)
-    named: frozenset[str] = frozenset()
 
 
 Numbers = Mapping[str, float]
@@ -66,26 +56,6 @@ class Rule(NamedTuple):
     observations: int
     updates: int
     advice: str
-
-
-def check(state: HealthState, numbers: Numbers, updates: int, env_steps: int) -> tuple[HealthState, list[str]]:
-    """Take the newest numbers; returns the next state and the warnings to show now."""
-    levels = {**state.levels, **{name: state.levels.get(name, Level()).take(x) for name, x in numbers.items()}}
-    seen, named, warnings = dict(state.seen), set(state.named), []
-    for rule in RULES:
-        what = rule.look(numbers, levels)
-        if what is None or rule.name in named:
-            continue
-        if not what:
-            seen.pop(rule.name, None)
-            continue
-        since = seen.get(rule.name, Since(updates, env_steps, 0))
-        since = seen[rule.name] = since._replace(observations=since.observations + 1)
-        if since.observations >= rule.observations and updates - since.updates >= rule.updates:
-            named.add(rule.name)
-            when = f"since update {since.updates:,} ({since.env_steps:,} env steps)"
-            warnings.append(f"{rule.name}: {what}, {when}; {rule.advice}")
-    return replace(state, levels=levels, seen=seen, named=frozenset(named)), warnings
 
 
 def _explodes(of: Callable[[str], bool], times: int) -> Callable[[Numbers, Levels], str | None]:
@@ -176,3 +146,30 @@ RULES = (
         "try an earlier checkpoint with a smaller learning rate, or rewards that come earlier in an episode",
     ),
 )  # fmt: skip
+
+
+class Health:
+    def __init__(self) -> None:
+        self._levels: dict[str, Level] = {}
+        self._seen: dict[str, Since] = {}  # rule -> since when
+        self._named = set[str]()  # rules that the user has been told of
+
+    def check(self, numbers: Numbers, updates: int, env_steps: int) -> list[str]:
+        """Take the newest numbers; returns the warnings to show now."""
+        for name, value in numbers.items():
+            self._levels.setdefault(name, Level()).take(value)
+        warnings = []
+        for rule in RULES:
+            what = rule.look(numbers, self._levels)
+            if what is None or rule.name in self._named:
+                continue
+            if not what:
+                self._seen.pop(rule.name, None)
+                continue
+            since = self._seen.get(rule.name, Since(updates, env_steps, 0))
+            since = self._seen[rule.name] = since._replace(observations=since.observations + 1)
+            if since.observations >= rule.observations and updates - since.updates >= rule.updates:
+                self._named.add(rule.name)
+                when = f"since update {since.updates:,} ({since.env_steps:,} env steps)"
+                warnings.append(f"{rule.name}: {what}, {when}; {rule.advice}")
+        return warnings

@@ -50,10 +50,6 @@ class Meters:
             entry[0] += value
             entry[1] += 1
 
-    def put_all(self, values: Mapping[str, float], where: str) -> None:
-        for name, value in values.items():
-            self.put(name, value, where)
-
     def timing(self, name: str, seconds: float) -> None:
         """Add one observation of a duration; becomes `<name>_median_ms` and `<name>_p99_ms`."""
         with self._lock:

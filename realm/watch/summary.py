@@ -64,8 +64,9 @@ def shares(board: Board, ran: Mapping[str, str]) -> dict[str, dict[str, float]]:
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str, ran: Mapping[str, str]) -> None:
     """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`); a full disk is a warning. ran: as of
     `shares`."""
+    bypassed = bypasses(board, plan)
     summary = {
-        "cause": cause, "env_steps": board.env_steps, "bypassed": bypasses(board, plan),
+        "cause": cause, "env_steps": board.env_steps, "bypassed": bypassed,
         "environments": environment_faults(board), "processes": board.processes(), "hosts": shares(board, ran),
     }  # fmt: skip
     try:
@@ -74,7 +75,7 @@ def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str, ran: Mapp
         replace_file(run_dir / "summary.json", json.dumps(summary, indent=1).encode(), sync=False)
     except OSError as error:
         logger.warning("cannot write {}: {}", run_dir / "summary.json", error)
-    for what, amount in bypasses(board, plan).items():
+    for what, amount in bypassed.items():
         if amount:
             logger.warning(
                 "{:,.0f} {} did not come from the role that hands them out, which is an error in Realm; see {}",

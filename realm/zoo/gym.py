@@ -92,32 +92,20 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
 
 
 def _masked(name: Any, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment; what its `action_masks()` gives, if it has such, is its observation `action_mask`."""
     env = gymnasium.make(name, **options)
-    own = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else {}
+    own = env.observation_space
+    parts = own.spaces if isinstance(own, spaces.Dict) else {"state": own}
     masks = env.has_wrapper_attr("action_masks") and isinstance(env.action_space, (*_CHOICES, spaces.MultiBinary))
-    return _Masked(env) if masks and not own.keys() & set(_MASK_KEYS) else env
+    if not masks or parts.keys() & set(_MASK_KEYS):
+        return env
 
+    def with_mask(obs: Any) -> dict[str, Any]:
+        mask = np.asarray(env.get_wrapper_attr("action_masks")(), np.int8)
+        return {**(obs if isinstance(obs, Mapping) else {"state": obs}), "action_mask": mask}
 
-class _Masked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """What `action_masks()` of an environment gives, as the observation `action_mask`."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        own, count = env.observation_space, sum(_whole(env.action_space)[1])
-        parts = own.spaces if isinstance(own, spaces.Dict) else {"state": own}
-        self.observation_space = spaces.Dict({**parts, "action_mask": spaces.MultiBinary(count)})
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._with_mask(obs), info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_mask(obs), reward, terminated, truncated, info
-
-    def _with_mask(self, obs: Any) -> dict[str, Any]:
-        parts = obs if isinstance(obs, Mapping) else {"state": obs}
-        return {**parts, "action_mask": np.asarray(self.env.get_wrapper_attr("action_masks")(), np.int8)}
+    space = spaces.Dict({**parts, "action_mask": spaces.MultiBinary(sum(_whole(env.action_space)[1]))})
+    return gymnasium.wrappers.TransformObservation(env, with_mask, space)
 
 
 class _Envs(SyncVectorEnv):

@@ -29,6 +29,14 @@ def said() -> Iterator[list[str]]:
     logger.remove(number)
 
 
+@pytest.mark.parametrize(("side", "usual"), [(36, 2), (63, 2), (64, 3), (84, 3)])
+@pytest.mark.parametrize("channels", [(), (8,), (8, 8, 8)])
+def test_an_image_has_as_many_convolutions_as_channels_say(side: int, usual: int, channels: tuple[int, ...]) -> None:
+    encoder = Encoder({"state": Field((side, side, 1), "uint8")}, EncoderSettings(channels=channels))
+    convolutions = [one for one in encoder.modules() if isinstance(one, torch.nn.Conv2d)]
+    assert len(convolutions) == (len(channels) or usual)
+
+
 def test_gradients_of_images_are_computed_in_bfloat16_and_actions_are_not() -> None:
     torch.manual_seed(1)
     picture = {"state": Field((40, 40, 1), "uint8")}

@@ -18,9 +18,8 @@ from realm.algorithms.batch import Batch, of_a_pass
 from realm.algorithms.losses import Loss, Outputs
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
-from realm.algorithms.reconstruction import Decoder, reconstruction
 from realm.algorithms.settings import Settings
-from realm.contract import Array, Arrays, Chunk, Field, Learned, PredictContext, SampleInfo, chunk_to_arrays
+from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, chunk_to_arrays
 from realm.errors import UserCodeError
 from tests.corridor import ACTIONS, STATES, Training, context, copied
 
@@ -617,17 +616,20 @@ def test_settings_that_do_not_go_together_are_one_sentence() -> None:
 # ---- further losses ----
 
 
-class Features(Net):
-    """A shared trunk that gives its features for further losses."""
+class Reconstructs(Net):
+    """A shared trunk that gives a reconstruction of the observation for a further loss."""
 
     def __init__(self) -> None:
         super().__init__(shared=True)
-        fields = {"features": Field((STATES,), "float32"), "legal": Field((ACTIONS,), "bool")}
-        self.decoder = Decoder(fields, 16)
+        self.decoder = torch.nn.Linear(16, STATES)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor, Obs]:  # type: ignore[override]
         features = self.actor_body(obs["features"])
-        return self.actor_head(features), self.critic_head(features).squeeze(-1), {"features": features}
+        return self.actor_head(features), self.critic_head(features).squeeze(-1), {"again": self.decoder(features)}
+
+
+def error(minibatch: Batch, outputs: Outputs) -> Tensor:
+    return torch.nn.functional.mse_loss(outputs.more["again"], minibatch.rows(minibatch.obs["features"]).float())
 
 
 def test_a_further_loss_is_descended_and_has_a_curve() -> None:
@@ -635,9 +637,9 @@ def test_a_further_loss_is_descended_and_has_a_curve() -> None:
     for coefficient in (0.0, 10.0):
         torch.manual_seed(1)
         agent = make_agent(dataclasses.replace(TINY, shared_trunk=True))
-        agent.model = net = Features()
+        agent.model = net = Reconstructs()
         agent.ppo = PPO(
-            net, agent.config, torch.device("cpu"), 3, losses=[reconstruction(net.decoder, coefficient)],
+            net, agent.config, torch.device("cpu"), 3, losses=[Loss("reconstruction_loss", error, coefficient)],
             layer="actor_body.0.weight",
         )  # fmt: skip
         training = Training(agent)

@@ -141,6 +141,10 @@ def test_the_best_may_be_chosen_by_a_list_of_statistics(tmp_path: Path) -> None:
     assert (best.version, best.score) == ((1, 5), 6.0)
     with pytest.raises(ConfigError, match=r"names 'clear', but an evaluation has .*did you mean 'cleared'"):
         shown(BestModel(tmp_path / "other", SETTING, ("clear",)), 1, 1.0, 1.0, 1.0)
+    (folder / "model.ckpt-1-5.json").write_text(json.dumps({"score": 6.0, "setting": SETTING, "means": {}}))
+    assert BestModel(folder, SETTING, by).score == -math.inf  # damaged: unknown
+    assert BestModel(folder, {**SETTING, "episodes": 5}, by).score == -math.inf
+    assert names(tmp_path) == ["best_ckpt.1"]
 
 
 def test_the_best_is_kept_and_found(tmp_path: Path) -> None:

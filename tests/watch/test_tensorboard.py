@@ -39,7 +39,8 @@ def test_totals_stay_and_means_start_anew() -> None:
     meters.count("rounds")
     meters.count("items", 5)
     meters.put("loss", 1.0)
-    meters.put_all({"loss": 3.0, "kl": 0.5}, "")
+    meters.put("loss", 3.0)
+    meters.put("kl", 0.5)
     assert meters.snapshot() == ({"rounds": 1, "items": 5}, {"loss": [4.0, 2], "kl": [0.5, 1]})
     meters.count("rounds", 2)
     meters.put("kl", 2.0)
@@ -284,7 +285,8 @@ def test_a_metric_that_is_no_number_is_left_out_and_named_with_the_users_line(va
     try:
         for _ in range(2):
             meters.put("score", value)
-            meters.put_all({"loss": value, "kl": 0.5}, "agent.py:7")
+            meters.put("loss", value, "agent.py:7")
+            meters.put("kl", 0.5, "agent.py:7")
     finally:
         logger.remove(number)
     assert meters.snapshot()[1] == {"kl": [1.0, 2.0]}

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from realm.commands.evaluate import ROUNDS, Candidate, make_console, playing, title_of, write_json
+from realm.commands.evaluate import ROUNDS, Candidate, make_console, title_of, write_json
 from realm.commands.parser import writing
 from realm.env import draw, report
 from realm.env.draw.regrets import Curve, Tile, draw_evaluation
@@ -115,7 +115,7 @@ def _play(candidate: Candidate, options: argparse.Namespace) -> Findings:
     rounds = list[Outcome]()
     for explore in request.explores:
         keep = options.out is not None and not rounds  # the picture shows routes of the first round
-        with playing(explore, len(layouts)) as show:
+        with counting(ROUNDS[explore], len(layouts)) as show:
             rounds.append(evaluate_layouts(candidate.envs, candidate.predict, confs, explore, request.seed, show, keep))
     first: dict[Episode, int] = {}  # a layout that was drawn twice is named once
     for k in report.worst_layouts(rounds[0], limits, len(layouts)):
