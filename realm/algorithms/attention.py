@@ -46,10 +46,9 @@ class AttentionNetwork(MemoryNetwork):
     def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:
         before, age, x = obs[STATE + "rows"], obs[STATE + "age"], features
         allowed, back = places(obs["first"], age, self.shape.steps)
-        hidden = torch.where(allowed, 0.0, -math.inf)[:, None]
         new = []
         for number, layer in enumerate(self.layers):
-            x, rows = layer(x, before[:, number], hidden, back)
+            x, rows = layer(x, before[:, number], allowed, back)
             new.append(rows)
         if features.shape[1] > 1:  # a batch has the memory of its first row, and needs no later one
             return x, {}
@@ -88,17 +87,18 @@ class _Layer(nn.Module):
         self.dense = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
         self.gates = nn.ModuleList(_Gate(width) for _ in range(2))
 
-    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-        """x: f32 [k, K, width]; memory: f32 [k, M, 2 width]; hidden: f32 [k, 1, K, S], minus infinity or 0. Returns x,
-        and what to remember, f32 [k, K, 2 width]."""
-        seen, heads = self.norms[0](x), self.shape.heads
+    def forward(self, x: Tensor, memory: Tensor, allowed: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+        """x: f32 [k, K, width]; memory: f32 [k, M, 2 width]. Returns x, and what to remember, f32 [k, K, 2 width]."""
+        seen = self.norms[0](x)
         rows = self.key_value(seen.detach() if self.shape.detached else seen)
-        key_value = torch.cat((memory, rows), 1).chunk(2, -1)
-        query = self.query(seen) / math.sqrt(self.shape.width // heads)
-        query, key, value = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (query, *key_value))
-        # not torch's own attention: with a mask that learns it takes half as long again
-        weight = (query @ key.mT + (self.distance[:, back.clamp(0, self.shape.steps)] + hidden)).softmax(-1)
-        x = self.gates[0](x, self.out((weight @ value).transpose(1, 2).flatten(2)).relu())
+        key, value = torch.cat((memory, rows), 1).chunk(2, -1)
+        worth = self.distance[:, back.clamp(0, self.shape.steps)]
+        mask = torch.where(allowed[:, None], worth, -math.inf)
+        query, key, value = (
+            y.unflatten(-1, (self.shape.heads, -1)).transpose(1, 2) for y in (self.query(seen), key, value)
+        )
+        found = nn.functional.scaled_dot_product_attention(query, key, value, mask)
+        x = self.gates[0](x, self.out(found.transpose(1, 2).flatten(2)).relu())
         return self.gates[1](x, self.dense(self.norms[1](x)).relu()), rows
 
 
