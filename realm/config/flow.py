@@ -1,73 +1,58 @@
 """Checks that the numbers of the flow between workers, buffer and learner work together.
 
 `plan.make_plan` calls it before any process starts, with every `auto` decided; the buffer's limiter relies on its
-checks. Pure functions of numbers. A sample is one item of the buffer (a chunk by default), a round is one sample of
-every environment of every worker.
+checks. Pure functions. A sample is one item of the buffer (a chunk by default), a round is one sample of every
+environment of every worker.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from realm.errors import ConfigError
 
-Lag = int | Literal["part"] | None
+if TYPE_CHECKING:
+    from realm.config.plan import Plan
+    from realm.contract import Spec
 
 _CHUNKS_OF_AN_ENV = 3  # `ChunkBuilder` holds as many
 _WORKER_BYTES = 50 << 20  # a process of its own, without what it shares with others
 
 
-def preload_samples(capacity: int, preload_ratio: float) -> int:
-    """Samples that must arrive before the first update, by the ratio; callers raise it to a batch."""
-    return max(1, int(capacity / preload_ratio))
-
-
-def check_flow(
-    *,
-    policy: str,
-    sampler: str,
-    remover: str,
-    capacity: int,
-    preload_ratio: float,
-    train_batch_size: int,
-    ratio: float,
-    round_size: int,
-    max_version_lag: Lag,
-) -> None:
+def check_flow(plan: Plan, preload_ratio: float) -> None:
     """Raise ConfigError, with the numbers, if a run could stall, lose samples or exceed their age limit.
 
     On-policy, a drawn sample leaves the buffer, and workers wait for room. So the buffer must hold preload and one
     round together, and workers must collect enough for an update before they wait for a newer model. Off-policy,
-    samples stay until the remover takes them, and workers wait for the ratio: nothing can stall. `max_version_lag` None
-    is no bound;
-    "part" is 0 with weights that go out in the middle of an update.
+    samples stay until the remover takes them, and workers wait for the ratio: nothing can stall, and since a sample can
+    be drawn again and rounds go in by parts, any batch and any round works.
     """
-    if policy == "off-policy":
-        _check_off_policy(sampler, remover, capacity, max_version_lag)
-        return  # a sample can be drawn again and rounds go in by parts, so any batch and any round works
-    _check_on_policy(sampler, ratio)
-    _check_batch(train_batch_size, round_size, max_version_lag)
+    said = "part" if plan.publish_early else plan.max_version_lag
+    if not plan.on_policy:
+        return _check_off_policy(plan, said)
+    _check_on_policy(plan)
+    _check_batch(plan, said)
+    capacity, round_size = plan.capacity, plan.round_size
     one_round = f"one round of all workers ({round_size} samples)"
-    if capacity < train_batch_size + round_size:
+    if capacity < plan.batch + round_size:
         raise ConfigError(
-            f"replay_buffer_capacity is {capacity}, too small for train_batch_size {train_batch_size} and {one_round}; "
-            f"it must be at least {train_batch_size + round_size}"
+            f"replay_buffer_capacity is {capacity}, too small for train_batch_size {plan.batch} and {one_round}; "
+            f"it must be at least {plan.batch + round_size}"
         )
-    preload = max(train_batch_size, preload_samples(capacity, preload_ratio))
     start = (
-        f"training starts at {preload} samples (replay_buffer_capacity {capacity} / preload_ratio {preload_ratio:g})"
+        f"training starts at {plan.preload} samples (replay_buffer_capacity {capacity} / preload_ratio "
+        f"{preload_ratio:g})"
     )
-    if capacity < preload + round_size:
+    if capacity < plan.preload + round_size:
         raise ConfigError(
             f"{start}, and the buffer has no room for {one_round} as well; preload_ratio must be at "
             f"least {_up(capacity / (capacity - round_size))}"
         )
-    lag = _updates(max_version_lag)
-    ahead = ((lag or 0) + 1) * train_batch_size
-    if lag is not None and preload > ahead:
+    ahead = ((plan.max_version_lag or 0) + 1) * plan.batch
+    if plan.max_version_lag is not None and plan.preload > ahead:
         raise ConfigError(
-            f"{start}, but with max_version_lag {max_version_lag} and train_batch_size {train_batch_size} workers "
+            f"{start}, but with max_version_lag {said} and train_batch_size {plan.batch} workers "
             f"collect only {ahead} before the first update; preload_ratio must be at least {_up(capacity / ahead)}"
         )
 
@@ -91,35 +76,28 @@ def check_warm_up(policy: str, max_env_steps: int, warm_up_steps: int, begins_at
         )
 
 
-def check_rows(
-    *,
-    policy: str,
-    backend: str,
-    remover: str,
-    capacity: int,
-    round_size: int,
-    chunk_length: int,
-    n_step: int,
-    look_back: int,
-) -> None:
-    """Raise ConfigError if rows cannot be cut out of chunks as `Spec.draw` asks (n_step, look_back)."""
-    if policy != "off-policy":
+def check_rows(plan: Plan, spec: Spec) -> None:
+    """Raise ConfigError if rows cannot be cut out of chunks as `Spec.draw` asks, if it does."""
+    if not spec.draw:
+        return
+    if plan.on_policy:
         raise ConfigError(
             "Spec.draw cuts chunks into rows, which only a replay memory does; "
             'algorithm_on_policy_or_off_policy must be "off-policy", or the spec without draw'
         )
-    if backend == "reverb":
+    if plan.backend == "reverb":
         raise ConfigError(
             "buffer_backend is reverb, which cannot cut chunks into rows as Spec.draw asks; it must be auto or native"
         )
-    if remover != "Fifo":
-        raise ConfigError(f"reverb_remover is {remover}, but chunks leave in the order they came; it must be Fifo")
-    chunks = 1 + math.ceil((n_step - 1) / chunk_length) + math.ceil(look_back / chunk_length)
-    least = (chunks + 1) * chunk_length * round_size
-    if capacity < least:
+    if plan.remover != "Fifo":
+        raise ConfigError(f"reverb_remover is {plan.remover}, but chunks leave in the order they came; it must be Fifo")
+    length, n_step, look_back = spec.chunk_length, spec.draw.n_step, spec.draw.look_back
+    chunks = 1 + math.ceil((n_step - 1) / length) + math.ceil(look_back / length)
+    least = (chunks + 1) * length * plan.round_size
+    if plan.capacity < least:
         raise ConfigError(
-            f"replay_buffer_capacity is {capacity} steps, but rows of {n_step} steps that look {look_back} back need "
-            f"{chunks} chunks of {chunk_length} steps of each of the {round_size} environments, and one more that "
+            f"replay_buffer_capacity is {plan.capacity} steps, but rows of {n_step} steps that look {look_back} back "
+            f"need {chunks} chunks of {length} steps of each of the {plan.round_size} environments, and one more that "
             f"comes in; it must be at least {least}"
         )
 
@@ -140,54 +118,50 @@ def check_memory(*, workers: int, envs_per_worker: int, chunks: int, chunk_bytes
         )
 
 
-def _check_on_policy(sampler: str, ratio: float) -> None:
-    if ratio != 1:
+def _check_on_policy(plan: Plan) -> None:
+    if plan.ratio != 1:
         raise ConfigError(
-            f"production_consume_ratio is {ratio:g}, but on-policy training uses each sample once; it must be 1 "
+            f"production_consume_ratio is {plan.ratio:g}, but on-policy training uses each sample once; it must be 1 "
             "(the algorithm itself may pass over a batch several times), or training off-policy"
         )
-    if sampler != "Fifo":
+    if plan.sampler != "Fifo":
         raise ConfigError(
-            f"reverb_sampler is {sampler}, but on-policy training takes samples in the order of their arrival; "
+            f"reverb_sampler is {plan.sampler}, but on-policy training takes samples in the order of their arrival; "
             "it must be Fifo, or training off-policy"
         )
 
 
-def _check_off_policy(sampler: str, remover: str, capacity: int, max_version_lag: Lag) -> None:
-    if sampler not in ("Uniform", "Prioritized"):
+def _check_off_policy(plan: Plan, said: str | int | None) -> None:
+    if plan.sampler not in ("Uniform", "Prioritized"):
         raise ConfigError(
-            f"reverb_sampler is {sampler}, which in off-policy training draws the same sample again and again; "
+            f"reverb_sampler is {plan.sampler}, which in off-policy training draws the same sample again and again; "
             "it must be Uniform or Prioritized, or training on-policy"
         )
-    if remover == "Lifo":
+    if plan.remover == "Lifo":
         raise ConfigError(
-            f"reverb_remover is Lifo, so a full buffer would discard each new sample and keep its first {capacity} "
-            "for ever; it must be Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
+            "reverb_remover is Lifo, so a full buffer would discard each new sample and keep its first "
+            f"{plan.capacity} for ever; it must be Fifo, Uniform, Prioritized, MinHeap or MaxHeap"
         )
-    if max_version_lag is not None:
+    if plan.max_version_lag is not None:
         raise ConfigError(
-            f"max_version_lag is {max_version_lag}, but samples of an off-policy buffer may be of any age; "
+            f"max_version_lag is {said}, but samples of an off-policy buffer may be of any age; "
             "it must be free, or training on-policy"
         )
 
 
-def _check_batch(batch: int, round_size: int, max_version_lag: Lag) -> None:
-    lag = _updates(max_version_lag)
-    if lag == 0 and batch != round_size:
-        strict = "part" if max_version_lag == "part" else "0 (strict on-policy)"
+def _check_batch(plan: Plan, said: str | int | None) -> None:
+    batch, round_size = plan.batch, plan.round_size
+    if plan.max_version_lag == 0 and batch != round_size:
+        strict = said or "0 (strict on-policy)"
         raise ConfigError(
             f"max_version_lag is {strict} and train_batch_size is {batch}, but one version collects one round of all "
             f"workers ({round_size} samples); train_batch_size must be {round_size}, or the lag at least 1"
         )
-    if lag is not None and batch % round_size:
+    if plan.max_version_lag is not None and batch % round_size:
         raise ConfigError(
-            f"train_batch_size is {batch}, but with max_version_lag {max_version_lag} an update takes whole rounds of "
+            f"train_batch_size is {batch}, but with max_version_lag {said} an update takes whole rounds of "
             f"all workers; it must be a multiple of {round_size}, or max_version_lag free"
         )
-
-
-def _updates(max_version_lag: Lag) -> int | None:
-    return 0 if max_version_lag == "part" else max_version_lag
 
 
 def _up(value: float) -> float:

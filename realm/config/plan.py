@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from realm import netns
-from realm.config.flow import check_flow, check_warm_up, preload_samples
+from realm.config.flow import check_flow, check_warm_up
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 
@@ -379,7 +379,8 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             f"publish_every is {app.publish_every}, but with max_version_lag {app.max_version_lag} workers wait for "
             "the weights of every update; it must be 1, or max_version_lag free"
         )
-    if app.learner_train_by_while_true and app.algorithm_on_policy_or_off_policy == "on-policy":
+    on_policy = app.algorithm_on_policy_or_off_policy == "on-policy"
+    if app.learner_train_by_while_true and on_policy:
         raise ConfigError(
             "learner_train_by_while_true is true, but on-policy training uses each sample once; it must be false, or "
             "training off-policy"
@@ -390,29 +391,18 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             "shared out evenly; it must divide train_batch_size"
         )
     check_warm_up(app.algorithm_on_policy_or_off_policy, app.max_env_steps, numbers.warm_up_steps)
-    check_flow(
-        policy=app.algorithm_on_policy_or_off_policy,
-        sampler=app.reverb_sampler,
-        remover=app.reverb_remover,
-        capacity=numbers.replay_buffer_capacity,
-        preload_ratio=app.preload_ratio,
-        train_batch_size=numbers.train_batch_size,
-        ratio=app.production_consume_ratio,
-        round_size=_round_size(app),
-        max_version_lag=lag,
-    )
-    return Plan(
+    plan = Plan(
         workers=numbers.aisrv_count,
         envs_per_worker=numbers.aisrv_connect_to_kaiwu_env_count,
         evaluator=app.eval_cpu_share > 0 or app.eval_every_steps > 0,
         predict_local=app.predict_local_or_remote == "local",
         backend=app.buffer_backend,
-        on_policy=app.algorithm_on_policy_or_off_policy == "on-policy",
+        on_policy=on_policy,
         sampler=app.reverb_sampler,
         remover=app.reverb_remover,
         priority_exponent=0.6,  # of Schaul et al. 2015
         capacity=numbers.replay_buffer_capacity,
-        preload=_preload(app),
+        preload=preload_samples(numbers.replay_buffer_capacity, app.preload_ratio, numbers.train_batch_size, on_policy),
         warm_up_steps=numbers.warm_up_steps,
         batch=numbers.train_batch_size,
         ratio=app.production_consume_ratio,
@@ -426,14 +416,14 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         hosts=app.hosts,
         learners=app.learner_count,
     )
+    check_flow(plan, app.preload_ratio)
+    return plan
 
 
-def _preload(app: AppConfig) -> int:
-    numbers = cast(Any, app)
-    by_ratio = preload_samples(numbers.replay_buffer_capacity, app.preload_ratio)
-    # a replay memory hands out a sample again, so a batch may be larger than what is there
-    off_policy = app.algorithm_on_policy_or_off_policy == "off-policy"
-    return by_ratio if off_policy else max(int(numbers.train_batch_size), by_ratio)
+def preload_samples(capacity: int, preload_ratio: float, batch: int, on_policy: bool) -> int:
+    """Samples that must arrive before the first update. A replay memory hands out a sample again, so a batch may be
+    larger than what is there."""
+    return max(batch if on_policy else 1, int(capacity / preload_ratio))
 
 
 def stale_choice(decided: Decided, plan: Plan) -> str:

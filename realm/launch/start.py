@@ -87,16 +87,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
     if spec.draw:
         decided = with_replay(decided, spec.row_bytes, usable)
         config, plan = dataclasses.replace(config, app=decided.app), make_plan(decided.app)
-        check_rows(
-            policy=config.app.algorithm_on_policy_or_off_policy,
-            backend=plan.backend,
-            remover=plan.remover,
-            capacity=plan.capacity,
-            round_size=plan.round_size,
-            chunk_length=spec.chunk_length,
-            n_step=spec.draw.n_step,
-            look_back=spec.draw.look_back,
-        )
+    check_rows(plan, spec)
     check_memory(
         workers=decided.dealt[0],
         envs_per_worker=plan.envs_per_worker,

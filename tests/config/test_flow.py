@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from realm.config.flow import check_flow, check_warm_up, preload_samples
+from realm.config.flow import check_flow, check_warm_up
 from realm.data.buffer import Limiter
 from realm.errors import ConfigError
+from tests.backends import plan_of
 
 ON: dict[str, Any] = {
-    "policy": "on-policy", "sampler": "Fifo", "remover": "Fifo", "capacity": 16, "preload_ratio": 2.0,
-    "train_batch_size": 8, "ratio": 1.0, "round_size": 8, "max_version_lag": 0,
+    "on_policy": True, "sampler": "Fifo", "remover": "Fifo", "capacity": 16, "preload_ratio": 2.0,
+    "batch": 8, "ratio": 1.0, "envs_per_worker": 8, "max_version_lag": 0,
 }  # fmt: skip
 OFF: dict[str, Any] = {
-    "policy": "off-policy", "sampler": "Uniform", "remover": "Fifo", "capacity": 1000, "preload_ratio": 10.0,
-    "train_batch_size": 64, "ratio": 4.0, "round_size": 8, "max_version_lag": None,
+    "on_policy": False, "sampler": "Uniform", "remover": "Fifo", "capacity": 1000, "preload_ratio": 10.0,
+    "batch": 64, "ratio": 4.0, "envs_per_worker": 8, "max_version_lag": None,
 }  # fmt: skip
 
 
@@ -27,7 +28,7 @@ OFF: dict[str, Any] = {
     [
         ON,
         ON | {"max_version_lag": "part"},
-        ON | {"max_version_lag": 3, "train_batch_size": 24, "capacity": 48},
+        ON | {"max_version_lag": 3, "batch": 24, "capacity": 48},
         ON | {"max_version_lag": None, "remover": "Uniform"},
         OFF,
         OFF | {"sampler": "Prioritized", "remover": "MinHeap", "ratio": 0.25},
@@ -36,7 +37,7 @@ OFF: dict[str, Any] = {
     ],
 )
 def test_what_works(numbers: dict[str, Any]) -> None:
-    check_flow(**numbers)
+    check_flow(plan_of(**numbers), numbers["preload_ratio"])
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,9 @@ def test_what_works(numbers: dict[str, Any]) -> None:
         (OFF | {"sampler": "MaxHeap"}, "reverb_sampler is MaxHeap,", []),
         (OFF | {"remover": "Lifo"}, "reverb_remover is Lifo,", ["1000"]),
         (OFF | {"max_version_lag": 2}, "max_version_lag is 2,", []),
-        (ON | {"train_batch_size": 4}, "max_version_lag is 0 (strict on-policy) and train_batch_size is 4,", ["8"]),
+        (ON | {"batch": 4}, "max_version_lag is 0 (strict on-policy) and train_batch_size is 4,", ["8"]),
         (
-            ON | {"max_version_lag": "part", "train_batch_size": 4},
+            ON | {"max_version_lag": "part", "batch": 4},
             "max_version_lag is part and train_batch_size is 4,",
             ["8"],
         ),
@@ -62,7 +63,7 @@ def test_what_works(numbers: dict[str, Any]) -> None:
 )
 def test_what_does_not(numbers: dict[str, Any], start: str, numbers_named: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_flow(**numbers)
+        check_flow(plan_of(**numbers), numbers["preload_ratio"])
     text = str(caught.value)
     assert text.startswith(start)
     assert " must be " in text.partition("; ")[2]
@@ -96,9 +97,9 @@ def _random_numbers(draw: random.Random) -> tuple[dict[str, Any], int]:
     numbers = (ON if on_policy else OFF) | {
         "capacity": draw.randint(1, 200),
         "preload_ratio": draw.choice([1.0, 1.3, 2.0, 5.0, 50.0]),
-        "train_batch_size": batch,
+        "batch": batch,
         "ratio": 1.0 if on_policy else draw.choice([0.1, 0.7, 1.0, 3.0, 40.0]),
-        "round_size": workers * envs,
+        "envs_per_worker": workers * envs,
         "max_version_lag": lag,
     }
     return numbers, envs
@@ -110,16 +111,15 @@ def test_what_is_accepted_does_not_stall() -> None:
     for _ in range(1500):
         numbers, envs = _random_numbers(draw)
         try:
-            check_flow(**numbers)
+            check_flow(plan_of(**numbers), numbers["preload_ratio"])
         except ConfigError:
             continue
         accepted += 1
-        batch, capacity, on_policy = numbers["train_batch_size"], numbers["capacity"], numbers["policy"] == "on-policy"
-        workers = numbers["round_size"] // envs
-        preload = preload_samples(capacity, numbers["preload_ratio"])
-        preload = max(batch, preload) if on_policy else preload
-        limiter = Limiter(on_policy, capacity, preload, batch, numbers["ratio"], numbers["round_size"])
-        lag, cost = numbers["max_version_lag"], numbers["round_size"]
+        plan = plan_of(**numbers)
+        batch, capacity, on_policy = plan.batch, plan.capacity, plan.on_policy
+        workers = plan.round_size // envs
+        limiter = Limiter(on_policy, capacity, plan.preload, batch, plan.ratio, plan.round_size)
+        lag, cost = numbers["max_version_lag"], plan.round_size
         bucket = None if lag is None else (lag + 1) * batch  # credits of a worker, as in policy/gate.py
         credits, size, updates = [bucket or 0] * workers, 0, 0
         while updates < 8:
@@ -149,16 +149,14 @@ def test_advice_is_enough() -> None:
         numbers, _envs = _random_numbers(draw)
         for _ in range(4):
             try:
-                check_flow(**numbers)
+                check_flow(plan_of(**numbers), numbers["preload_ratio"])
                 break
             except ConfigError as error:
                 advice = str(error).rpartition("; ")[2]
                 number = float(re.findall(r"[0-9.]*[0-9]", advice)[0])
                 keys = ("preload_ratio", "multiple", "capacity")
                 key = next((one for one in keys if one in advice), "capacity")
-                numbers["train_batch_size" if key == "multiple" else key] = (
-                    number if key == "preload_ratio" else int(number)
-                )
+                numbers["batch" if key == "multiple" else key] = number if key == "preload_ratio" else int(number)
                 followed += 1
         else:
             raise AssertionError(f"four times advised in vain: {numbers}")

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realm.config.flow import check_flow, preload_samples
+from realm.config.flow import check_flow
+from realm.config.plan import Plan
 from realm.contract import ORIGIN_FIELDS, ActionSpec, Array, Arrays, Field, Spec, Version
 from realm.data.buffer import ACCEPTED, DUPLICATE, NO_ROOM, OLD_EPOCH, STALE, Limiter, ReplayBuffer, Storage
 from realm.data.native import NativeStorage
@@ -28,7 +29,7 @@ from realm.roles.buffer import Keeper
 from realm.watch.board import Board
 from realm.watch.meters import Meters
 from realm.wire.codec import Message
-from tests.backends import BACKENDS, NEEDS_REVERB
+from tests.backends import BACKENDS, NEEDS_REVERB, plan_of
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
@@ -598,63 +599,50 @@ def test_staleness_against_a_literal_queue(native: MakeBuffer, lag: int | None) 
     assert (refused > 0) == (lag is not None)
 
 
-def numbers(draw: random.Random) -> dict[str, Any] | None:
-    """Numbers that `check_flow` accepts, or None."""
-    on_policy = draw.random() < 0.5
-    one: dict[str, Any] = {
-        "policy": "on-policy" if on_policy else "off-policy",
-        "sampler": "Fifo" if on_policy else "Uniform",
-        "remover": "Fifo",
-        "capacity": draw.randint(2, 60),
-        "preload_ratio": draw.choice([1.0, 1.5, 2.0, 6.0]),
-        "train_batch_size": draw.randint(1, 20),
-        "ratio": 1.0 if on_policy else draw.choice([0.25, 0.7, 1.0, 3.0, 20.0]),
-        "round_size": draw.randint(1, 12),
-        "max_version_lag": None,
-    }
+def accepted(draw: random.Random) -> Plan | None:
+    """A plan that `check_flow` accepts, or None."""
+    on_policy, preload_ratio = draw.random() < 0.5, draw.choice([1.0, 1.5, 2.0, 6.0])
+    plan = plan_of(
+        preload_ratio, on_policy=on_policy, capacity=draw.randint(2, 60), batch=draw.randint(1, 20),
+        ratio=1.0 if on_policy else draw.choice([0.25, 0.7, 1.0, 3.0, 20.0]), envs_per_worker=draw.randint(1, 12),
+    )  # fmt: skip
     try:
-        check_flow(**one)
+        check_flow(plan, preload_ratio)
     except ConfigError:
         return None
-    return one
+    return plan
 
 
 def test_limiter_against_a_literal_count_and_without_deadlock(native: MakeBuffer) -> None:
     draw, tried = random.Random(0), 0
     while tried < 120:
-        one = numbers(draw)
-        if one is None:
+        plan = accepted(draw)
+        if plan is None:
             continue
         tried += 1
-        on_policy, batch, ratio, size_of_round = (
-            one["policy"] == "on-policy",
-            one["train_batch_size"],
-            one["ratio"],
-            one["round_size"],
-        )
-        preload = preload_samples(one["capacity"], one["preload_ratio"])
-        preload = max(batch, preload) if on_policy else preload
-        if not on_policy and size_of_round > one["capacity"]:
+        on_policy, batch, ratio, size_of_round = plan.on_policy, plan.batch, plan.ratio, plan.round_size
+        preload = plan.preload
+        if not on_policy and size_of_round > plan.capacity:
             continue  # it goes in by parts, as another test shows
-        buffer = native(on_policy, one["capacity"], preload, batch, ratio, size_of_round, None)
+        buffer = native(on_policy, plan.capacity, preload, batch, ratio, size_of_round, None)
         inserted = sampled = size = seq = 0
         eager = draw.random()  # from here mostly the workers are quick, there the learner
         for _ in range(150):
-            may_add = size + size_of_round <= one["capacity"] if on_policy else (
+            may_add = size + size_of_round <= plan.capacity if on_policy else (
                 inserted + size_of_round - size_of_round <= preload + (sampled + batch) / ratio
             )  # fmt: skip
             enough = size >= (batch if on_policy else 1) and inserted >= preload
             may_draw = enough and (on_policy or sampled <= (inserted - preload) * ratio)
-            assert may_add or may_draw, f"{one} stalls at {inserted} in, {sampled} out"
+            assert may_add or may_draw, f"{plan} stalls at {inserted} in, {sampled} out"
             if draw.random() < eager:
                 status = buffer.add(played(seq, count=size_of_round))
-                assert status == (ACCEPTED if may_add else NO_ROOM), (one, inserted, sampled)
+                assert status == (ACCEPTED if may_add else NO_ROOM), (plan, inserted, sampled)
                 if may_add:
                     seq, inserted = seq + 1, inserted + size_of_round
-                    size = size + size_of_round if on_policy else min(size + size_of_round, one["capacity"])
+                    size = size + size_of_round if on_policy else min(size + size_of_round, plan.capacity)
             else:
                 drawn = buffer.draw(batch, Version(1, 0))
-                assert (drawn is not None) == may_draw, (one, inserted, sampled)
+                assert (drawn is not None) == may_draw, (plan, inserted, sampled)
                 if drawn is not None:
                     assert len(drawn[0]["worker"]) == batch
                     sampled, size = sampled + batch, size - batch if on_policy else size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tracemalloc
 from collections import Counter, defaultdict
@@ -22,6 +23,7 @@ from realm.data.buffer import NO_ROOM, Limiter, ReplayBuffer, make_replay_buffer
 from realm.data.memory import ReplayMemory
 from realm.data.sumtree import SumTree
 from realm.errors import ConfigError
+from tests.backends import plan_of
 
 
 def spec_of(draw: Draw, length: int, own_discount: bool = False) -> Spec:
@@ -219,14 +221,11 @@ def test_the_warm_up_lasts_until_there_is_a_row() -> None:
         spec = spec_of(rows, draw.choice([1, 2, 5]))
         workers, envs, batch = draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 20)
         ratio, ends = draw.choice([0.3, 1.0, 3.0, 40.0]), draw.choice([0.0, 0.0, 0.02, 0.3])
-        numbers: dict[str, Any] = {
-            "policy": "off-policy", "backend": "native", "remover": "Fifo", "round_size": workers * envs,
-            "chunk_length": spec.chunk_length, "n_step": rows.n_step, "look_back": rows.look_back,
-        }  # fmt: skip
+        plan = plan_of(on_policy=False, capacity=1, workers=workers, envs_per_worker=envs)
         with pytest.raises(ConfigError) as refused:
-            check_rows(**numbers, capacity=1)
+            check_rows(plan, spec)
         capacity = int(str(refused.value).rpartition(" ")[2]) * draw.choice([1, 1, 3])
-        check_rows(**numbers, capacity=capacity)
+        check_rows(dataclasses.replace(plan, capacity=capacity), spec)
         one_round = workers * envs * spec.chunk_length
         needed = -(-rows.n_step // spec.chunk_length) * one_round  # for a row, where no episode ends
         warm_up = max(1, draw.choice([1, needed - one_round, needed, draw.randint(1, 2 * needed)]))
