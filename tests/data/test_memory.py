@@ -371,7 +371,7 @@ def test_an_operation_does_not_look_at_all_that_is_stored(chunk_length: int, pri
         chunk = player.round()
         memory.add({name: np.repeat(array, capacity // (4 * chunk_length), 0) for name, array in chunk.items()})
         for first in (True, False):
-            if not first:  # then it compiles, which tracing makes three times as long
+            if not first:  # the first time it compiles, which takes longer while memory is traced
                 tracemalloc.start()
             memory.add(player.round())
             _, info = memory.sample(64)
