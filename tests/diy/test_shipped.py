@@ -104,7 +104,9 @@ def test_a_model_is_shipped_and_plays(
         assert text in err
 
 
-def test_a_model_of_another_package_is_shipped_in_half_the_bytes(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_model_of_another_package_is_shipped_in_half_the_bytes(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, shipped = make_run(tmp_path / "run", "diy.hidden=16"), tmp_path / "shipped"
     tool.ship(run, "latest", shipped, of_diy=False)
     assert json.loads((shipped / "eval.json").read_text())["checkpoint"] == str(shipped / "ckpt")
@@ -113,6 +115,9 @@ def test_a_model_of_another_package_is_shipped_in_half_the_bytes(tool: ModuleTyp
     for name, x in whole.items():
         torch.testing.assert_close(half[name].to(x.dtype), x, rtol=1e-3, atol=1e-4)
     assert any(x.dtype == torch.float16 for x in half.values())
+    monkeypatch.setattr(tool.common, "ROOT", tmp_path)
+    tool.ship(run, "latest", shipped, of_diy=False)  # in the checkout: its file holds no path of this machine
+    assert json.loads((shipped / "eval.json").read_text())["checkpoint"] == "shipped/ckpt"
     (tmp_path / "models").mkdir()
     with pytest.raises(ValueError, match="holds no shipped model; name another folder"):
         tool.ship(run, "latest", tmp_path / "models", of_diy=False)

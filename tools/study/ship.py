@@ -68,7 +68,7 @@ def ship(run: Path, number: str, shipped: Path, of_diy: bool = True) -> None:
         what = [str(found.path), "--all"] if of_diy else [str(draft / "ckpt"), "--stochastic", "--episodes", "30"]
         if realm(["eval", *what, "--json", str(told)]) != 0:
             sys.exit(2)
-        told.write_text(told.read_text().replace(draft.name, shipped.name))
+        told.write_text(told.read_text().replace(draft.name, shipped.name).replace(f"{common.ROOT}/", ""))
         shutil.rmtree(shipped, ignore_errors=True)
         draft.rename(shipped)
     finally:
