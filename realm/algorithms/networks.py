@@ -143,7 +143,7 @@ class Encoder(nn.Module):
         """obs: name -> [n, ...]. Returns f32 [n, features]."""
         parts = []
         for number, name in enumerate(self.names):
-            x = obs[name] if self._frames == 1 else torch.cat(obs[name].unbind(1), -1)
+            x = obs[name] if self._frames == 1 else obs[name].movedim(1, -2).flatten(-2)
             if str(number) in self.cnns:
                 image = x.permute(0, 3, 1, 2)
                 with of_images(self._precision, x.device):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from realm.algorithms.batch import FORWARD_ROWS, STATE, Batch, Rows, tensor
 from realm.algorithms.networks import Obs
-from realm.contract import Arrays, Chunk, PredictContext
+from realm.contract import Array, Arrays, Chunk, PredictContext
+from realm.jit import jit
 
 
 class Windows(Rows):
@@ -70,8 +71,29 @@ def windows(obs: Obs, found: Tensor, rows: Tensor) -> Obs:
     for name, x in obs.items():
         if name != "first":
             flat, many = x.flatten(0, 1), x.shape[1] > length
-            seen[name] = flat[place] if many else flat[rows]
+            seen[name] = gathered(flat, place) if many else flat[rows]
     return seen
+
+
+def gathered(frames: Tensor, place: Tensor) -> Tensor:
+    """frames [F, ..., c] at place i64 [n, k], as [n, k, ..., c]. On a CPU images lie in memory as convolutions want
+    them, with `k` and `c` last."""
+    if frames.dim() < 4 or frames.device.type != "cpu":
+        return frames[place]
+    out = frames.new_empty((len(place), *frames.shape[1:-1], place.shape[1], frames.shape[-1]))
+    _gather(frames.flatten(1, -2).numpy(), place.numpy(), out.flatten(1, -3).numpy())
+    return out.movedim(-2, 1)
+
+
+@jit
+def _gather(frames: Array, place: Array, out: Array) -> None:
+    """frames [F, m, c], out [n, m, k, c]"""
+    for i in range(out.shape[0]):
+        for f in range(out.shape[2]):
+            for c in range(out.shape[3]):
+                source, target = frames[place[i, f], :, c], out[i, :, f, c]
+                for j in range(out.shape[1]):
+                    target[j] = source[j]
 
 
 def with_frames(obs: Arrays, context: PredictContext) -> tuple[Arrays, Arrays]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from realm.algorithms.windows import Windows
+from realm.algorithms.windows import Windows, gathered
 from realm.chunk import ChunkBuilder
 from realm.contract import ActionSpec, Chunk, Field, PredictContext, Prediction, Spec, Version
 from realm.policy.state import PolicyState
@@ -46,6 +47,20 @@ def played(agent: Agent, spec: Spec, chunks: int) -> tuple[list[Chunk], list[Any
         if builder.full:
             taken.append(copied(builder.take()))
     return taken, seen
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("shape", [(2,), (5, 3, 1), (4, 6, 3)])
+def test_frames_are_gathered(shape: tuple[int, ...], kind: torch.dtype) -> None:
+    """What indexing gives, and images as convolutions want them: stacked along channels without a copy."""
+    frames = torch.arange(7 * math.prod(shape)).reshape(7, *shape).to(kind)
+    place = torch.tensor([[0, 0, 0, 1], [3, 4, 5, 6], [6, 0, 6, 2]])
+    found = gathered(frames, place)
+    torch.testing.assert_close(found, frames[place], rtol=0, atol=0)
+    if len(shape) > 1:
+        stacked = found.movedim(1, -2).flatten(-2)
+        assert stacked.is_contiguous()
+        assert stacked.data_ptr() == found.data_ptr()
 
 
 @pytest.mark.parametrize("normalise", [False, True])
