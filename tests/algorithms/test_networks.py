@@ -37,6 +37,20 @@ def test_an_image_has_as_many_convolutions_as_channels_say(side: int, usual: int
     assert len(convolutions) == (len(channels) or usual)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_go_through_images_with_channels_last_in_memory(channels: int) -> None:
+    """Frames of a replay memory, one after another, are stacked along channels, and then copied: it pays there."""
+    encoder = Encoder({"x": Field((36, 37, channels), "uint8")}, EncoderSettings(frames=4))
+    frames, images = torch.randint(256, (2, 4, 36, 37, channels)).to(torch.uint8), list[torch.Tensor]()
+    encoder.cnns["0"].register_forward_pre_hook(lambda _, inputs: images.append(inputs[0]))
+    features = encoder({"x": frames})
+    with torch.no_grad():
+        torch.testing.assert_close(encoder({"x": frames}), features)
+    assert images[0].is_contiguous(memory_format=torch.channels_last)
+    for image in images:
+        torch.testing.assert_close(image * 255, torch.cat([*frames.float().unbind(1)], -1).permute(0, 3, 1, 2))
+
+
 def test_gradients_of_images_are_computed_in_bfloat16_and_actions_are_not() -> None:
     torch.manual_seed(1)
     picture = {"state": Field((40, 40, 1), "uint8")}
