@@ -2,10 +2,11 @@
 
     python tools/bench/parts.py --network default --rounds 3 --seconds 0.4
     python tools/bench/parts.py --network reference --only buffer --out train/parts.json
+    python tools/bench/parts.py --network pong --only learner --cpu
 
-For two networks: conf/configure_app.toml (numbers, two MLPs) and conf/reference.toml (an image, two conv trunks). Parts
-and bounds alternate in rounds, so a neighbour on the machine disturbs both. A time is the median over the rounds of a
-round's median, with the least and the greatest.
+For two networks: conf/configure_app.toml (numbers, two MLPs) and conf/reference.toml (an image, two conv trunks). With
+ale-py also for conf/ppo/pong.toml (four frames, one conv trunk). Parts and bounds alternate in rounds, so a neighbour
+on the machine disturbs both. A time is the median over the rounds of a round's median, with the least and the greatest.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from realm.algorithms.normalise import seen_by
+from realm.algorithms.windows import with_frames
 from realm.config.load import load_config
 from realm.config.plan import this_machine
-from realm.contract import Arrays, PredictContext, SampleInfo, Version, arrays_to_chunk
+from realm.contract import Array, Arrays, PredictContext, SampleInfo, Version, arrays_to_chunk
 from realm.data.buffer import ACCEPTED, make_replay_buffer
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
 from realm.user import calling, load_agent, load_definition, load_hyper
 from tools import common
 
-NETWORKS = {"default": common.CONFIG, "reference": common.ROOT / "conf" / "reference.toml"}
+CONF = common.ROOT / "conf"
+NETWORKS = {"default": common.CONFIG, "reference": CONF / "reference.toml", "pong": CONF / "ppo" / "pong.toml"}
 PASS_ROWS = 4096  # of a forward without gradients
 
 Call = Callable[[], Any]
@@ -64,44 +68,51 @@ class Bench:
     def __init__(self, network: str, overrides: Sequence[str] = ()) -> None:
         path = NETWORKS[network]
         config = common.effective(load_config(path, overrides))
-        if config.app.algo != "diy":
-            raise ConfigError(f"{path}: algo is {config.app.algo!r}; it must be diy, whose networks are measured")
+        algo = config.app.algo
+        if algo not in ("diy", "realm.zoo.ppo"):
+            raise ConfigError(f"{path}: algo is {algo!r}; it must be diy or realm.zoo.ppo, whose networks are measured")
         self.env, self.plan = config.env, common.plan_of(config.app)
-        self.hyper, definition = load_hyper("diy", config.hyper, config.places), load_definition("diy")
+        self.hyper, self.definition = load_hyper(algo, config.hyper, config.places), load_definition(algo)
         with calling(config, "make_envs"):
-            self.spec = definition.spec(self.envs(1), self.hyper)
-        self.agent = load_agent("diy")(self.spec, self.hyper, self.plan.device, 0)
+            self.spec = self.definition.spec(self.envs(1), self.hyper)
+        self.agent = load_agent(algo)(self.spec, self.hyper, self.plan.device, 0)
         self.backends = ["native"] + (["reverb"] if this_machine().has_reverb else [])
         self.numbers = itertools.count(1)  # of rounds and versions
         batch, t = self.plan.batch, self.spec.chunk_length
         self.items = {name: np.zeros((batch, *one.shape), one.dtype) for name, one in self.spec.sample_fields.items()}
-        for name, rows in self.observations(batch * (t + 1)).items():
+        seen = self.observations(batch * (t + 1))
+        for name, rows in seen.items():
             self.items[f"obs.{name}"] = rows.reshape(batch, t + 1, *rows.shape[1:])
-        legal = self.items["obs.legal"][:, :-1]
+        legal = legal_actions(seen, self.spec.action.n).reshape(batch, t + 1, -1)[:, :-1]
         self.items["action"][:] = legal.argmax(-1)
         self.items["extra.log_prob"][:] = -np.log(legal.sum(-1))
         self.items["valid"][:] = True
         self.items["version"][..., 0] = 1
 
     def envs(self, count: int) -> Any:
-        return load_definition("diy").make_envs(count, 0, self.hyper, self.env)
+        return self.definition.make_envs(count, 0, self.hyper, self.env)
 
     def observations(self, rows: int) -> Arrays:
         """Of random actions: name -> [rows, ...]."""
         envs = self.envs(min(rows, 64))
-        step = make_env_step(envs)
+        step = make_env_step(envs, self.spec.action.n)
         seen = [step()[0] for _ in range(-(-rows // envs.num_envs))]
         return {name: np.concatenate([one[name] for one in seen])[:rows] for name in seen[0]}
 
 
-def make_env_step(envs: Any) -> Callable[[], tuple[Any, ...]]:
+def legal_actions(obs: Arrays, actions: int) -> Array:
+    """bool [rows, actions]; all are legal where obs has no mask."""
+    return obs.get("legal", np.ones((len(next(iter(obs.values()))), actions), np.bool_))
+
+
+def make_env_step(envs: Any, actions: int) -> Callable[[], tuple[Any, ...]]:
     """Make a call that steps all environments with random legal actions."""
     obs, _ = envs.reset()
-    noise = itertools.cycle(np.random.default_rng(0).random((97, *obs["legal"].shape), np.float32))
+    noise = itertools.cycle(np.random.default_rng(0).random((97, envs.num_envs, actions), np.float32))
 
     def step() -> tuple[Any, ...]:
         nonlocal obs
-        result: tuple[Any, ...] = envs.step(((next(noise) + 0.01) * obs["legal"]).argmax(-1))
+        result: tuple[Any, ...] = envs.step(((next(noise) + 0.01) * legal_actions(obs, actions)).argmax(-1))
         obs = result[0]
         return result
 
@@ -119,13 +130,18 @@ def copying(arrays: Arrays, times: int = 1) -> tuple[str, Call]:
     return f"{times} x copy of {sum(source.nbytes for source, _ in pairs):,} bytes", call
 
 
+def acting_model(agent: Any) -> Any:
+    """The network as it predicts; diy's has weights in its precision."""
+    return agent.player.model() if hasattr(agent, "player") else agent.model
+
+
 # ---- the parts ----
 
 
 def env_lines(bench: Bench) -> Iterator[Line]:
     """A step of a worker's environments: rules, features and reward."""
     n = bench.plan.envs_per_worker
-    step = make_env_step(bench.envs(n))
+    step = make_env_step(bench.envs(n), bench.spec.action.n)
     yield Line(f"env step, features, reward, {n} envs", n, "env steps", step, *copying(step()[0]))
 
 
@@ -133,18 +149,19 @@ def forward_lines(bench: Bench) -> Iterator[Line]:
     """`Agent.predict` of 1 to 1024 rows, one thread as in an actor, next to its networks alone."""
     import torch
 
-    agent, many = bench.agent, bench.observations(1024)
-    both = agent.ppo.settings.value_source == "actor"
+    agent, ppo, many = bench.agent, bench.agent.ppo, bench.observations(1024)
 
     def line(rows: int) -> Line:
         obs = {name: array[:rows] for name, array in many.items()}
-        seen = {name: torch.from_numpy(array).to(agent.device) for name, array in obs.items()}
-        context = PredictContext(np.arange(rows), np.zeros(rows, np.bool_), np.ones(rows, np.float32))
+        state = {name: np.zeros((rows, *field.shape), field.dtype) for name, field in bench.spec.state.items()}
+        context = PredictContext(np.arange(rows), np.zeros(rows, np.bool_), np.ones(rows, np.float32), state=state)
+        seen = {name: torch.from_numpy(array).to(ppo.device) for name, array in with_frames(obs, context)[0].items()}
+        seen = seen_by(ppo.network, ppo.settings, seen)
 
         @torch.inference_mode()
         def network() -> Any:
-            model = agent.player.model()
-            return (model(seen)[0] if both else model.actor(seen)).cpu()
+            model = acting_model(agent)
+            return (model(seen)[0] if ppo.settings.value_source == "actor" else model.actor(seen)).cpu()
 
         call = lambda: agent.predict(obs, context)  # noqa: E731
         return Line(f"predict, {rows} rows", rows, "rows", call, "network alone", network)
@@ -174,41 +191,46 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     """A whole update, next to the passes and the gradient steps of both networks alone."""
     import torch
 
-    agent, batch, threads = bench.agent, bench.plan.batch, bench.plan.learner_threads
-    samples = batch * bench.spec.chunk_length
+    ppo, threads = bench.agent.ppo, bench.plan.learner_threads
+    batch, samples = bench.plan.batch, bench.plan.batch * bench.spec.chunk_length
     minibatches = max(1, round(samples / int(bench.hyper.minibatch_size)))  # of one pass, as the agent cuts it
     count, size = bench.hyper.epochs * minibatches, samples // minibatches
     # of an older policy, as in a cluster
     info = SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch), stale=True)
     chunk = arrays_to_chunk(bench.items)
-    rows = {name: torch.from_numpy(x[:, :-1].reshape(samples, *x.shape[2:])) for name, x in chunk.obs.items()}
-    rows = {name: x.to(agent.device) for name, x in rows.items()}
-    parameters = list(agent.model.parameters())
+    rows = ppo.cut(ppo.estimate(chunk, ppo.settings.schedule(0), stale=True))
+    many = [rows.at(part).obs for part in torch.split(torch.arange(samples), PASS_ROWS)]
+    few = rows.at(torch.arange(size)).obs
+    parameters = list(ppo.network.parameters())
 
-    def alone(name: str) -> None:
+    def alone(passes: str, net: Call) -> None:
+        """passes: the name of the network that is asked before the gradient steps of `net`."""
         with torch.no_grad():
-            ready = getattr(agent.player.model(), name)  # weights in the network's precision
-            for at in range(0, samples, PASS_ROWS):
-                ready({name: x[at : at + PASS_ROWS] for name, x in rows.items()})
-        net = getattr(agent.model, name)
+            for obs in many:
+                getattr(acting_model(bench.agent), passes)(obs)  # weights in the network's precision
         for _ in range(count):
-            torch.autograd.grad(net({k: x[:size] for k, x in rows.items()}).sum(), parameters, allow_unused=True)
+            outputs = net(few)
+            total = sum(x.sum() for x in (outputs if isinstance(outputs, tuple) else (outputs,)))
+            torch.autograd.grad(total, parameters, allow_unused=True)
 
     def both() -> None:
-        """Side by side, as the learner does it."""
+        """Side by side, as the learner does it, where they share no weights."""
+        if ppo.settings.shared_trunk:
+            alone("critic", ppo.network)
+            return
         if threads == 1:
-            alone("critic")
-            alone("actor")
+            alone("critic", ppo.network.critic)
+            alone("actor", ppo.network.actor)
             return
         torch.set_num_threads(threads - threads // 2)
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads // 2,)) as pool:
-            critic = pool.submit(alone, "critic")
-            alone("actor")
+            critic = pool.submit(alone, "critic", ppo.network.critic)
+            alone("actor", ppo.network.actor)
             critic.result()
 
     yield Line(
         f"update of {count} gradient steps of {size} rows", samples, "samples",
-        lambda: list(agent.learn(chunk, info)), "networks alone", both, threads,
+        lambda: list(bench.agent.learn(chunk, info)), "networks alone", both, threads,
     )  # fmt: skip
 
 
@@ -216,9 +238,13 @@ def copy_lines(bench: Bench) -> Iterator[Line]:
     """A batch to the device of the learner."""
     from torch import from_numpy
 
-    call = lambda: [from_numpy(array).to(bench.agent.device) for array in bench.items.values()]  # noqa: E731
+    call = lambda: [from_numpy(array).to(bench.agent.ppo.device) for array in bench.items.values()]  # noqa: E731
     yield Line(
-        f"{bench.plan.batch} chunks to {bench.agent.device}", bench.plan.batch, "chunks", call, *copying(bench.items)
+        f"{bench.plan.batch} chunks to {bench.agent.ppo.device}",
+        bench.plan.batch,
+        "chunks",
+        call,
+        *copying(bench.items),
     )
 
 
@@ -276,7 +302,7 @@ def table(lines: Sequence[Line], times: Times) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--network", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--network", nargs="+", choices=NETWORKS, default=["default", "reference"])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both, repeatable")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each part, and of each bound, in a round")
