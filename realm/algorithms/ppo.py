@@ -32,7 +32,8 @@ from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SideBySide, finished
-from realm.contract import Array, Arrays, Chunk, Learned, SampleInfo
+from realm.algorithms.windows import frames_of, with_frames
+from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo
 from realm.errors import UserCodeError
 
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # see `batch.tensor`
@@ -50,16 +51,15 @@ class PPO:
         distribution: Distribution | None = None,
         losses: Sequence[Loss] = (),
         cut: type[Rows] = Rows,
-        side: SideBySide | None = None,
         layer: str = "",
     ) -> None:
         """distribution: that of the action space; None: of discrete actions. losses: besides those of PPO. cut:
-        `Sequences` for a network with a memory. side: for policy and critic at the same time. layer: the name of a
-        parameter; the length of the gradient there of each loss, times its coefficient, is its `<name>_grad_norm`."""
+        `Sequences` for a network with a memory. layer: the name of a parameter; the length of the gradient there of
+        each loss, times its coefficient, is its `<name>_grad_norm`."""
         self.network, self.settings, self.device, self.cut = network, settings, device, cut
         self.distribution: Distribution = distribution or Categorical()
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows
-        self.side = side or SideBySide(not settings.shared_trunk and device.type == "cpu")
+        self.side = SideBySide(not settings.shared_trunk and device.type == "cpu")
         self.parts = parts_of(network, settings, losses, layer)
         self.nets = by_hand.nets_of(self.parts, network, self.distribution, settings)
         self.lr_scale = 1.0  # of the learning rate, by `Settings.kl_target`
@@ -93,11 +93,17 @@ class PPO:
         action, own = self.distribution.act(policy, seen, explore, self.generator)
         return action, {**own, **extra}
 
+    def remember(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
+        """`act` of a network that may look back or remember; returns the memory after it, too, name -> [N, ...]."""
+        seen, memory = with_frames(obs, context)
+        return (*self.act(seen, context.explore), memory)
+
     def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
-        """The most likely legal action of `act`, and if it is discrete the logits f32 [N, A], -inf where an action is
-        illegal, by torch alone (`contract.Agent`)."""
+        """The most likely legal action of `act`, if it is discrete the logits f32 [N, A], -inf where an action is
+        illegal, and the memory after it, by torch alone (`contract.Agent`)."""
         network = network or self.network
-        return self.distribution.greedy(network.actor(seen_by(network, self.settings, obs)), obs)
+        seen, memory = frames_of(obs)
+        return self.distribution.greedy(network.actor(seen_by(network, self.settings, seen)), seen) | memory
 
     # ---- learning ----
 

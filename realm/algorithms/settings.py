@@ -32,6 +32,9 @@ class Checked:
     table: ClassVar[str] = ""
     """Of the TOML file: a value that cannot work is refused with one sentence that begins with `<table>.<field>`."""
 
+    def __post_init__(self) -> None:
+        """Where a chain of checks ends."""
+
     def check(self, name: str, ok: bool, must_be: str) -> None:
         """Raise ValueError, one sentence, unless `ok`."""
         if not ok:
@@ -171,7 +174,8 @@ class EncoderSettings(Checked):
     channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
     precision: str = "fp32"  # of an image's gradients: "fp32", "bf16", or "auto": bf16 if the machine is fast with it
 
-    def check_encoder(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_least(("frames",), 1)
         ok = len(self.channels) <= 3 and min(self.channels, default=1) > 0
         self.check("channels", ok, "up to three numbers from 1")
@@ -196,7 +200,6 @@ class NetworkSettings(EncoderSettings, Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("hidden", "memory_steps", "memory_layers"), 1)
-        self.check_encoder()
         self.check("channels", not self.channels or self.memory == "none", "empty with a memory")
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,8 +50,6 @@ cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if cuda else []
 print(json.dumps([torch.__version__, *names]))
 """
-_JUMP_S = 0.5
-_FUTURE_S = 60.0
 _SMALL_SHM = 64 << 20
 _SETUP = "in a checkout remove .venv and call tools/setup.sh, else install realm-rl again"
 
@@ -178,17 +175,6 @@ def check_cores(cores: int, quota: float | None) -> Finding:
     return Finding("cores", "ok", str(cores))
 
 
-def check_clock(jumped_s: float, ahead: tuple[str, float] | None) -> Finding:
-    """jumped_s: steps of the wall clock during the checks. ahead: the file from furthest in the future, by seconds."""
-    if abs(jumped_s) > _JUMP_S:
-        what = f"the wall clock has just stepped by {jumped_s:.1f} s"
-        return Finding("clock", "warn", what, "let one service set it; runs survive it, but curves show wrong times")
-    if ahead is not None and ahead[1] > _FUTURE_S:
-        what = f"{ahead[0]} is from {ahead[1] / 3600:,.1f} hours in the future"
-        return Finding("clock", "warn", what, "set the clock; the newest run may be taken for an older one")
-    return Finding("clock", "ok", "steady, and no run is from the future")
-
-
 def check_shm(free: int) -> Finding:
     """free: bytes of /dev/shm, by which environments in processes of their own may share memory."""
     do = "if environments share memory between processes: docker run --shm-size=1g" if free < _SMALL_SHM else ""
@@ -223,7 +209,7 @@ def lines(finding: Finding) -> list[str]:
 
 def _examine(folder: Path) -> Iterator[Finding]:
     """All checks, in the order in which they are shown."""
-    began, torch, reverb = time.time() - time.monotonic(), _python(_TORCH), _python(_REVERB)
+    torch, reverb = _python(_TORCH), _python(_REVERB)
     yield check_packages(_installed(), needed(), locked())
     yield check_cores(usable_cores(), _quota())
     if sys.platform == "linux":
@@ -237,7 +223,6 @@ def _examine(folder: Path) -> Iterator[Finding]:
 
         raylet = _raylet()
         yield check_ray(metadata.version("ray"), raylet, raylet is not None and bool(is_open()))
-    yield check_clock(time.time() - time.monotonic() - began, _from_the_future(folder))
 
 
 def _raylet() -> dict[str, str] | None:
@@ -325,10 +310,3 @@ def _runs(folder: Path) -> Finding:
 
 def _lives(pid: str) -> bool:
     return pid.isdigit() and Path("/proc", pid).exists()
-
-
-def _from_the_future(folder: Path) -> tuple[str, float] | None:
-    """The file of a run, or of this project, that is from furthest in the future, and by how many seconds."""
-    now, files = time.time(), [Path(realm.__file__), *folder.glob("*/run.json")]
-    ahead = [(path.stat().st_mtime - now, str(path)) for path in files if path.exists()]
-    return (max(ahead)[1], max(ahead)[0]) if ahead and max(ahead)[0] > 0 else None

@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 from loguru import logger
 
 from realm.contract import NO_VERSION, Array, Arrays, SampleInfo, Version, WorkflowContext
-from realm.errors import UserCodeError, UserError, place_of_function
+from realm.errors import UserCodeError, UserError, place_of_call, place_of_function
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.game import Envs, Game
@@ -349,15 +347,6 @@ def _let_senders_wait() -> None:
                 os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
 
 
-def _caller() -> str:
-    """`file:line` of the project's code that called."""
-    root = str(current().config.root)
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.startswith(root):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "the workflow"
-
-
 class _Guarded:
     """The environment that the workflow gets: the game's errors pass through the project's code."""
 
@@ -368,13 +357,13 @@ class _Guarded:
         try:
             return self._game.reset(usr_conf)
         except UserError as error:
-            raise _Through(UserCodeError(f"{_caller()}: env.reset: {error}")) from error
+            raise _Through(UserCodeError(f"{place_of_call() or 'the workflow'}: env.reset: {error}")) from error
 
     def step(self, action: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._game.step(action)
         except ValueError as error:
-            raise _Through(UserCodeError(f"{_caller()}: env.step: {error}")) from error
+            raise _Through(UserCodeError(f"{place_of_call() or 'the workflow'}: env.step: {error}")) from error
 
     def close(self) -> None:
         self._game.close()

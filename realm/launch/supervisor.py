@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from loguru import logger
 
+from realm.contract import Evaluation
 from realm.errors import ConfigError, one_line
 from realm.launch import decisions
 from realm.launch.child import ChildArgs, run_role
@@ -37,8 +38,8 @@ from realm.watch.curves import Curves
 from realm.watch.resources import Resources
 from realm.watch.status import HostStatus, Status
 from realm.watch.summary import shares
-from realm.wire.codec import Codec, Message, WireError
-from realm.wire.control import CONTROL_MAX_BYTES, RunSoFar, parse_evaluation, parse_report
+from realm.wire.codec import Codec, Message, WireError, parsed
+from realm.wire.control import CONTROL_MAX_BYTES, RunSoFar, parse_report
 from realm.wire.sockets import Server, wait_any
 
 
@@ -271,7 +272,7 @@ class Supervisor:
                 self._server.send(peer, Message("so_far", message.seq, so_far))
                 return
             case "evaluated":
-                self._curves.take(self.board, parse_evaluation(message), self.run_file.epoch)
+                self._curves.take(self.board, parsed(message, Evaluation), self.run_file.epoch)
             case "told":
                 decisions.signalled(self.state, role, message.integer("signal"), now)
             case "warning":

@@ -50,7 +50,7 @@ _LEARNER = {
     "sample_reuse": "how often a sample is used",
     "versions_in_batch": "how many versions of the weights have played a batch",
     "update_s": "seconds of an update",
-    "alpha": "SAC's weight of the entropy",
+    "temperature": "SAC's weight of the entropy",
 }
 _ENDINGS = {
     "_per_s": "per second, all processes of the role together",

@@ -202,8 +202,3 @@ class Link:
 def parse_report(message: Message) -> Report:
     """Read the Report in a `report` message. Raises WireError."""
     return parsed(message, Report, means=dict[str, tuple[float, Annotated[float, Meta(gt=0)]]])
-
-
-def parse_evaluation(message: Message) -> Evaluation:
-    """Read the Evaluation in an `evaluated` message. Raises WireError."""
-    return parsed(message, Evaluation)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,9 +73,6 @@ HAVE = {"torch": ("2.13.0+cpu", []), "numpy": ("1.26.4", [])}
         (checks.check_packages({"tf": ("2", ["a<2"]), "a": ("2", [])}, [], ["tf==2"]), "bad", "tf needs a<2"),
         (checks.check_shm(1 << 30), "ok", "1.0 GB"),
         (checks.check_shm(10 << 20), "warn", "--shm-size"),
-        (checks.check_clock(0.001, ("old", -50.0)), "ok", "steady"),
-        (checks.check_clock(-3600.0, None), "warn", "has just stepped by -3600.0 s"),
-        (checks.check_clock(0.0, ("train/a/run.json", 7200.0)), "warn", "run.json is from 2.0 hours in the future"),
         (checks.check_runs([], [], []), "ok", "none was left behind"),
         (checks.check_runs(["train/a (12)"], ["b"], []), "bad", "train/a (12); `realm stop all` ends them"),
         (checks.check_runs([], ["train/b"], []), "warn", "train/b"),
@@ -99,19 +95,16 @@ def test_the_projects_own_lists_are_read() -> None:
 
 @pytest.mark.system
 def test_the_command(tmp_path: Path) -> None:
-    """Where there is a killed run, and a run of tomorrow without a supervisor."""
+    """Where there is a killed run, and one without a supervisor."""
     nobody, mine = {"pid": 1, "created": 1.0}, {"pid": os.getpid(), "created": start_of(os.getpid())}
     for name, role in (("killed", nobody), ("orphan", mine)):
         (tmp_path / "train" / name).mkdir(parents=True)
         content = {"run_id": "r", **nobody, "boot": boot_id(), "state": "running", "roles": {"aisrv-0": role}}
         (tmp_path / "train" / name / "run.json").write_text(json.dumps(content))
-    tomorrow = time.time() + 86_400
-    os.utime(tmp_path / "train" / "orphan" / "run.json", (tomorrow, tomorrow))
     code, out, err = realm("doctor", cwd=tmp_path)
     assert (code, err) == (1, "")
     text = " ".join(out.split())
     assert f"bad runs processes without a supervisor: train/orphan ({os.getpid()}); `realm stop all` ends them" in text
-    assert "train/orphan/run.json is from 24.0 hours in the future" in text
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -259,18 +259,15 @@ def test_gymnasium_is_content(mode: str | None) -> None:
 # ---- episodes and files ----
 
 
-def test_record_plays_functions_and_lists_alike() -> None:
+def test_record_plays_until_the_episode_or_its_actions_end() -> None:
     env, rng = started(), np.random.default_rng(0)
     actions = [int(rng.integers(16)) for _ in range(40)]
-    queue = iter(actions)
-    by_function = record(env, lambda obs: next(queue) if obs["vector"].shape == (31,) else -1, {"seed": 0})
-    by_list = record(env, actions, {"seed": 0})
-    assert by_function.actions == by_list.actions == actions
-    assert by_function.moments == by_list.moments
-    assert len(by_list.moments) == len(by_list.route) == 41
-    assert by_list.moments[-1].truncated
-    assert by_list.route[:, 2].sum() == env.state.flashes[0]
-    assert np.array_equal(by_list.route[:, 0], [one.x for one in by_list.moments])
+    whole = record(env, [*actions, 0, 0])
+    assert whole.actions == actions
+    assert len(whole.moments) == len(whole.route) == 41
+    assert whole.moments[-1].truncated
+    assert whole.route[:, 2].sum() == env.state.flashes[0]
+    assert np.array_equal(whole.route[:, 0], [one.x for one in whole.moments])
     assert len(record(env, actions[:5]).actions) == 5
 
 

@@ -25,8 +25,7 @@ from realm.learn.judge import Judge, add_line, next_due
 from realm.learn.results import best_model, evaluated, main_statistic, means_of
 from realm.roles.evaluator import Budget
 from realm.user import load_definition, load_hyper
-from realm.wire.codec import Message, WireError
-from realm.wire.control import parse_evaluation
+from realm.wire.codec import Message, WireError, parsed
 from tests.cluster import ROOT
 
 SETTING: dict[str, Any] = {"env": {"treasures": (1, 2)}, "episodes": 4}
@@ -474,7 +473,7 @@ def test_spread_of_a_statistic() -> None:
 def test_an_evaluation_crosses_the_wire() -> None:
     one = Evaluation(Version(1, 20), 2000, "score", 1.5, 2, Version(1, 10), {"score": 1.5, "length": 3})
     meta = json.loads(json.dumps(dataclasses.asdict(one)))
-    assert parse_evaluation(Message("evaluated", 1, meta)) == one
+    assert parsed(Message("evaluated", 1, meta), Evaluation) == one
     for wrong in ({"score": "1.5"}, {"best": None}, {"means": {"score": []}}, {"version": [1]}, {"env_steps": 1.5}):
         with pytest.raises(WireError):
-            parse_evaluation(Message("evaluated", 1, {**meta, **wrong}))
+            parsed(Message("evaluated", 1, {**meta, **wrong}), Evaluation)

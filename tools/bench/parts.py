@@ -203,29 +203,29 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     few = rows.at(torch.arange(size)).obs
     parameters = list(ppo.network.parameters())
 
-    def alone(passes: str, net: Call) -> None:
-        """passes: the name of the network that is asked before the gradient steps of `net`."""
+    def alone(name: str) -> None:
+        """name: "critic" or "actor", or "forward" of both at once."""
         with torch.no_grad():
             for obs in many:
-                getattr(acting_model(bench.agent), passes)(obs)  # weights in the network's precision
+                getattr(acting_model(bench.agent), name)(obs)  # weights in the network's precision
         for _ in range(count):
-            outputs = net(few)
+            outputs = getattr(ppo.network, name)(few)
             total = sum(x.sum() for x in (outputs if isinstance(outputs, tuple) else (outputs,)))
             torch.autograd.grad(total, parameters, allow_unused=True)
 
     def both() -> None:
         """Side by side, as the learner does it, where they share no weights."""
         if ppo.settings.shared_trunk:
-            alone("critic", ppo.network)
+            alone("forward")
             return
         if threads == 1:
-            alone("critic", ppo.network.critic)
-            alone("actor", ppo.network.actor)
+            alone("critic")
+            alone("actor")
             return
         torch.set_num_threads(threads - threads // 2)
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads // 2,)) as pool:
-            critic = pool.submit(alone, "critic", ppo.network.critic)
-            alone("actor", ppo.network.actor)
+            critic = pool.submit(alone, "critic")
+            alone("actor")
             critic.result()
 
     yield Line(
@@ -238,14 +238,9 @@ def copy_lines(bench: Bench) -> Iterator[Line]:
     """A batch to the device of the learner."""
     from torch import from_numpy
 
-    call = lambda: [from_numpy(array).to(bench.agent.ppo.device) for array in bench.items.values()]  # noqa: E731
-    yield Line(
-        f"{bench.plan.batch} chunks to {bench.agent.ppo.device}",
-        bench.plan.batch,
-        "chunks",
-        call,
-        *copying(bench.items),
-    )
+    device, batch = bench.agent.ppo.device, bench.plan.batch
+    call = lambda: [from_numpy(array).to(device) for array in bench.items.values()]  # noqa: E731
+    yield Line(f"{batch} chunks to {device}", batch, "chunks", call, *copying(bench.items))
 
 
 PARTS = {

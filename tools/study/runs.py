@@ -17,6 +17,7 @@ from realm.errors import ConfigError
 from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
 from realm.learn.evaluation import Player, load_player
+from realm.learn.results import models_in
 from realm.user import hyper_of
 from realm.watch.progress import counting
 from tools import common
@@ -56,11 +57,9 @@ class Saved(NamedTuple):
 
 def saved_models(folder: Path) -> list[Saved]:
     """Those of a folder, oldest first; what a start of the run has saved again is left out."""
-    saved = []
-    for path in folder.glob("model.ckpt-*-*/manifest.json"):
-        manifest = read_json(path, MOST_MANIFEST_BYTES)
-        saved.append((tuple(manifest["version"]), Saved(path.parent, int(manifest["env_steps"]))))
-    return list({one.env_steps: one for _, one in sorted(saved, reverse=True)}.values())[::-1]
+    paths = [path for _, path in models_in(folder)]
+    saved = [Saved(path, int(read_json(path / "manifest.json", MOST_MANIFEST_BYTES)["env_steps"])) for path in paths]
+    return list({one.env_steps: one for one in saved}.values())[::-1]
 
 
 def keep_models(source: Path, target: Path) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -68,23 +68,15 @@ class Recording(NamedTuple):
     value: NDArray[np.float32] | None = None  # [T], of what was seen before each action
 
 
-def record(
-    env: RealmEnv, actions: Callable[[Any], Any] | Iterable[Any], reset: dict[str, Any] | None = None
-) -> Recording:
-    """Play one episode. actions: a function from observation to action, or the actions themselves (playing stops where
-    they end). reset: keywords of `env.reset`."""
-    obs, _ = env.reset(**reset or {})
+def record(env: RealmEnv, actions: Iterable[Any]) -> Recording:
+    """Play an episode until it or the actions end."""
+    env.reset()
     state = env.state
-    source = None if callable(actions) else iter(actions)
     moments, way, played = [moment(state)], [(float(state.x[0]), float(state.z[0]), 0.0)], []
-    while not (moments[-1].terminated or moments[-1].truncated):
-        if source is None:
-            action = actions(obs)  # type: ignore[operator]
-        else:
-            action = next(source, None)
-            if action is None:
-                break
-        obs = env.step(action)[0]
+    for action in actions:
+        if moments[-1].terminated or moments[-1].truncated:
+            break
+        env.step(action)
         moments.append(moment(state))
         way.append((moments[-1].x, moments[-1].z, float(state.used_flash[0])))
         played.append(int(action))

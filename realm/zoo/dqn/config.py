@@ -13,7 +13,3 @@ class Config(EncoderSettings, QSettings):
     chunk_length: int = 20  # steps between two sends to the buffer
     dueling: bool = False  # a head that adds up the state's value and each action's advantage
     noisy: bool = False  # the head explores by learned noise, instead of by random actions
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_encoder()

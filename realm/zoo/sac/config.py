@@ -11,7 +11,3 @@ class Config(EncoderSettings, SACSettings):
     table: ClassVar[str] = "sac"
     hidden: int = 256  # width of the two hidden layers of actor and critics
     chunk_length: int = 20  # steps between two sends to the buffer
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_encoder()

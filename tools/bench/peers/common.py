@@ -85,14 +85,11 @@ def row_space(size: int, dtype: Any) -> gymnasium.spaces.Box:
 
 
 class Step(NamedTuple):
-    """final: features [E, F], of `pack`, before the reset of the environments that have ended; None if none has."""
-
     features: np.ndarray
     legal: np.ndarray
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    final: np.ndarray | None
 
 
 class Realms:
@@ -115,12 +112,11 @@ class Realms:
     def step(self, actions: np.ndarray) -> Step:
         """actions: i64 [E]"""
         obs, reward, terminated, truncated, info = self._envs.step(np.asarray(actions, np.int64))
-        final, ended = None, terminated | truncated
+        ended = terminated | truncated
         if ended.any():
             self.scores += info["episode"]["score"][info["_episode"]].tolist()
-            final = pack(obs)
             obs, _ = self._envs.reset(options={"reset_mask": ended})
-        return Step(pack(obs), obs["legal"], reward, terminated, truncated, final)
+        return Step(pack(obs), obs["legal"], reward, terminated, truncated)
 
 
 # ---- the two networks ----

@@ -10,7 +10,7 @@ from torch import nn
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.recurrent import RecurrentPPO
-from realm.algorithms.windows import Windows, frames_of, with_frames
+from realm.algorithms.windows import Windows
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.pong.config import Config
 from realm.zoo.pong.networks.attention import Attention, PastPPO
@@ -48,16 +48,10 @@ class Agent:
         self.ppo = ppo(model, settings, *place, losses=model.losses(), cut=cut, layer=config.layer)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
-        if isinstance(self.ppo, RecurrentPPO | PastPPO):
-            return self.ppo.remember(obs, context)
-        seen, memory = with_frames(obs, context)
-        return (*self.ppo.act(seen, context.explore), memory)
+        return self.ppo.remember(obs, context)
 
     def greedy(self, obs: Obs) -> Obs:
-        if isinstance(self.ppo, RecurrentPPO | PastPPO):
-            return self.ppo.greedy(obs)
-        seen, memory = frames_of(obs)
-        return self.ppo.greedy(seen) | memory
+        return self.ppo.greedy(obs)
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         return (yield from self.ppo.update(batch, info))

@@ -15,7 +15,7 @@ from realm.algorithms.losses import Loss, Outputs
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
 from realm.algorithms.recurrent import GRUNetwork, RecurrentPPO
-from realm.algorithms.windows import Windows, frames_of, with_frames
+from realm.algorithms.windows import Windows
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.ppo.config import Config
 
@@ -48,16 +48,10 @@ class Agent:
             self.ppo = PPO(self.model, *own, losses, cut=Windows if config.frames > 1 else Rows)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
-        if isinstance(self.ppo, RecurrentPPO):
-            return self.ppo.remember(obs, context)
-        seen, memory = with_frames(obs, context)
-        return (*self.ppo.act(seen, context.explore), memory)
+        return self.ppo.remember(obs, context)
 
     def greedy(self, obs: Obs) -> Obs:
-        if isinstance(self.ppo, RecurrentPPO):
-            return self.ppo.greedy(obs)
-        seen, memory = frames_of(obs)
-        return self.ppo.greedy(seen) | memory
+        return self.ppo.greedy(obs)
 
     def learn(self, batch: Chunk, info: SampleInfo) -> Generator[None, None, Learned]:
         return (yield from self.ppo.update(batch, info))
