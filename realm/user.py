@@ -300,8 +300,9 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
             if named := [key for key, position in mentions.items() if position >= 0]:
                 key = min(named, key=lambda name: mentions[name])  # a list of the valid keys comes after the wrong one
                 place = config.places.get(f"env.{key}", "table [env]")
-                near = f" (did you mean {key!r} in [app]?)" if key in HINTS else ""
-                own = hyper_keys(config.app.algo)
+                unknown = "must be" not in text  # it knows the key, but not the value
+                near = f" (did you mean {key!r} in [app]?)" if unknown and key in HINTS else ""
+                own = hyper_keys(config.app.algo) if unknown else ()
                 near = f" (did you mean '{config.app.hyper_table}.{key}'?)" if key in own else near
                 raise ConfigError(f"{place}: key 'env.{key}': {text}{near}") from error
         if isinstance(error, TypeError) and (found := _UNKNOWN_ARGUMENT.search(str(error))) and found[1] in config.env:

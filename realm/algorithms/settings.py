@@ -200,6 +200,7 @@ class NetworkSettings(EncoderSettings, Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("hidden", "memory_steps", "memory_layers"), 1)
+        self.check("log_std", abs(self.log_std) <= 10, "from -10 to 10")
         self.check("channels", not self.channels or self.memory == "none", "empty with a memory")
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")

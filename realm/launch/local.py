@@ -21,7 +21,6 @@ from realm.contract.versions import seed_of
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.errors import (
     LEFT_DEBUGGER,
-    CheckpointError,
     RunError,
     Stopped,
     UserError,
@@ -83,13 +82,13 @@ class OneProcess:
         enter(config, "local", prepared.run_dir)
         self._played = Meters()
         self._envs = worker_envs(config, plan, spec, seed, self._played.count)
+        kept = prepared.run_dir / "replay" if app.save_replay else None
+        self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         agent = make_agent(config, spec, plan.device, app.seed)
         self.trainer = begin(agent, spec, app, prepared.run_dir, epoch, self.trained)
         prepared.run_file.state = "running"
         prepared.run_file.beginning.append(self.trainer.origin)
         prepared.run_file.write_or_warn(prepared.run_dir)
-        kept = prepared.run_dir / "replay" if app.save_replay else None
-        self._buffer = make_replay_buffer(plan, spec, "local", seed, kept)
         self._policy = LocalPolicy(agent, spec, plan.envs_per_worker, self._newest, self._played.count)
         self._context = WorkflowContext(
             spec, hyper_of(config), seed, 0, 1, self._played, self._tick, self.add, self._save, self._update,
@@ -257,15 +256,13 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
     try:
         yield
         state = "stopped"
-    except CheckpointError as error:
-        run_file.cause = str(error)
-        prepared.put_back_config()
-        raise
     except BdbQuit as error:
         run_file.cause = LEFT_DEBUGGER
         raise RunError(LEFT_DEBUGGER) from error
     except Exception as error:
         run_file.cause = one_line(error)
+        if run_file.state != "running":  # what is refused here has trained nothing
+            prepared.put_back_config()
         raise
     finally:
         run_file.state = state

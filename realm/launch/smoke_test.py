@@ -24,7 +24,7 @@ from realm.contract import (
     WorkflowContext,
     check_arrays,
 )
-from realm.errors import UserCodeError, place_of_function
+from realm.errors import ConfigError, UserCodeError, place_of_function
 from realm.learn.results import check_best_by
 from realm.policy.state import PolicyState
 from realm.rollout.checks import check_action_space, check_envs
@@ -69,9 +69,22 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     if config.eval_env:
         evaluated = config.evaluated()
         envs = make_envs(evaluated, 1, config.app.seed)
+        with calling(evaluated, "spec"):
+            _check_same(config, definition.spec(envs, hyper), spec)
         with calling(evaluated, "close"):
             envs.close()
     return spec
+
+
+def _check_same(config: RunConfig, evaluated: Spec, trained: Spec) -> None:
+    """Raise ConfigError unless one policy can play both."""
+    here, there = ({**one.obs, "the action": one.action} for one in (evaluated, trained))
+    if differs := [name for name in here | there if here.get(name) != there.get(name)]:
+        name, keys = differs[0], list(config.eval_env)
+        raise ConfigError(
+            f"{config.places[f'eval_env.{keys[0]}']}: [eval_env] ({', '.join(keys)}) makes another task: {name} is "
+            f"{here.get(name)}, in training {there.get(name)}; observations and actions must be the same"
+        )
 
 
 @contextmanager

@@ -46,7 +46,10 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     """
     given = dict(options)
     env_id = name = given.pop("id", default)
-    scale, bound = float(given.pop("reward_scale", 1.0)), float(given.pop("clip_reward", np.inf))
+    scale, bound = given.pop("reward_scale", 1.0), given.pop("clip_reward", np.inf)
+    for key, number, ok in (("reward_scale", scale, math.isfinite), ("clip_reward", bound, lambda most: most > 0)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not ok(number):
+            raise ValueError(f"{key} is {number!r}, it must be a number{' above 0' if key == 'clip_reward' else ''}")
     envs: Any
     try:
         if str(name).startswith(("ALE/", "ale_py:")) and find_spec("ale_py") is None:

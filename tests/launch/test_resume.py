@@ -195,3 +195,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_says_so(folder: Path) -> 
     assert newest(runs / "halves-2").weights == half.weights
     assert 'run_name = "halves-2"' in (runs / "halves-2" / "config.toml").read_text()
     assert content(runs / "halves") == after
+
+
+@pytest.mark.slow
+def test_a_replay_memory_of_another_size_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    run = ("-m", "realm", "start", "--config", str(ROOT / "conf" / "classic.toml"), "--set", f"log_dir={tmp_path}")
+    sets = ("run_name=a", "save_replay=true", "warm_up_steps=100", "eval_every_steps=0")
+    assert finished(*run, *sets, "max_env_steps=300").returncode == 0
+    config, models = tmp_path / "a" / "config.toml", sorted((tmp_path / "a" / "ckpt").iterdir())
+    before = config.read_text()
+    done = finished(*run, *sets, "max_env_steps=600", "replay_buffer_capacity=1000")
+    assert done.returncode == 2
+    assert "restore replay_buffer_capacity" in done.stderr
+    assert config.read_text() == before
+    assert sorted((tmp_path / "a" / "ckpt").iterdir()) == models
+    assert finished(*run, *sets, "max_env_steps=600").returncode == 0

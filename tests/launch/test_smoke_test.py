@@ -52,6 +52,19 @@ def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start():
         run("cleard")
 
 
+def test_evaluations_of_another_task_are_refused_at_the_start():
+    config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Acrobot-v1", "eval_env.id=MountainCar-v0"])
+    with pytest.raises(ConfigError) as caught:
+        try_user_code(config, hyper_of(config))
+    assert str(caught.value).startswith(
+        "--set eval_env.id=MountainCar-v0: [eval_env] (id) makes another task: state is "
+    )
+    assert "(2,)" in str(caught.value)
+    assert "in training Field(shape=(6,)" in str(caught.value)
+    config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Acrobot-v1", "eval_env.max_episode_steps=9"])
+    assert try_user_code(config, hyper_of(config)).action.n == 3
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [

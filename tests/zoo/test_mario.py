@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 import random
 import sys
 from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
@@ -29,6 +30,7 @@ from realm.user import calling, hyper_of, load_definition, load_workflow, make_a
 from realm.watch.meters import Meters
 from realm.zoo.mario.emulators import rom_of
 from realm.zoo.mario.game import Mario
+from realm.zoo.mario.level import Level
 from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 from tests.corridor import Training
@@ -291,12 +293,29 @@ def test_starts_that_cannot_be(tmp_path: Path) -> None:
     says = "start_along is .*, it must be a file that keep_episode wrote"
     with pytest.raises(ValueError, match=says):
         street(start_along=str(path))
-    path.write_text('{"level": "1-1"}')
-    with pytest.raises(ValueError, match=says):
-        street(start_along=str(path))
+    for held in ('"1234"', "5", "[1e999]", "[256]", "[1.5]", "[" * 9999):
+        path.write_text(f'{{"level": "1-1", "held": {held}}}')
+        with pytest.raises(ValueError, match=says):
+            street(start_along=str(path))
     path.write_text('{"level": "1-2", "held": [1, 2]}')
     with pytest.raises(ValueError, match="an episode of 1-2, it must be one of 1-1"):
         street(start_along=str(path))
+    path.write_text(json.dumps({"level": "1-1", "held": [BITS[0]] * 200}))  # into the pit
+    env = street(start_along=str(path))
+    env.env_steps = 0
+    with pytest.raises(ValueError, match="the episode of start_along ends too soon"):
+        env.reset()
+
+
+def test_a_game_that_does_not_start_is_told() -> None:
+    class Off:
+        def frame(self, buttons: int) -> bytes:
+            return bytes(2048)
+
+        def write(self, values: dict[int, int]) -> None: ...
+
+    with pytest.raises(ValueError, match="rom is damaged: the game does not start"):
+        Level(cast(Any, Off()), 1, 1)
 
 
 # ---- presses ----
@@ -455,12 +474,21 @@ def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
         ({"reward": [{"term": "flag", "least": 2, "most": 1}]}, "least not above most"),
         ({"reward": [{"term": "flag"}, {"term": "flag"}]}, "names a term twice"),
         ({"reward": "flag"}, "reward is 'flag', it must be a list"),
-        ({"reward": [{"term": "flag", "wait": 1}]}, "it must be a list of {term, weight, least, most}"),
+        ({"reward": [{"term": "flag", "wait": 1}]}, "a list of {term, weight, weight_end, weight_steps, least, most}"),
         ({"least": 9, "most": 8}, "most is 8, it must be 0, or at least `least`, 9 frames"),
         ({"least": 0}, "least is 0"),
         ({"most": -1}, "most is -1"),
         ({"shots": 1}, "shots is 1, it must be at least 2"),
         ({"skip": 0}, "skip is 0"),
+        ({"skip": 10**12}, "it must be a whole number from 1 to 600"),
+        ({"level": 5}, "level is 5, it must be a world"),
+        ({"rom": 5}, "rom is 5, it must be the path of a file"),
+        ({"signed": "false"}, "signed is 'false', it must be true or false"),
+        ({"emulator": 5}, "emulator is 5, it must be one of stable-retro, nes-py"),
+        ({"keep_episode": "/nowhere/way.json"}, "it must be a file in a folder that is there"),
+        ({"keep_episode": "/"}, "keep_episode is '/', it must be a file"),
+        ({"reward": []}, "reward is empty"),
+        ({"reward": [{"term": "flag", "weight": True}]}, "weight of 'flag' is True"),
         ({"reward": [{"term": "buttons"}]}, "it must be 'buttons' or 'durations' with the term 'buttons'"),
         ({"start_steps": 0}, "start_steps is 0"),
         ({"start_along": "a.json", "level": ["1-1", "1-2"]}, "it must be empty with several levels"),
@@ -495,7 +523,10 @@ def test_a_missing_package_or_rom_is_one_sentence(tmp_path: Path, monkeypatch: p
         with pytest.raises(ConfigError, match=f"needs a package that is not installed: run .* {emulator}=="):
             make_envs(config, 1, 1)
     (tmp_path / "other.nes").write_bytes(b"NES\x1a" + bytes(40_000))
-    for name, says in (("none.nes", "cannot be read: No such file"), ("other.nes", "is not Super Mario Bros.")):
+    for name, says in (
+        ("none.nes", "cannot be read: No such file"), ("other.nes", "is not Super Mario Bros."),
+        ("other.bin", "its name must end in .nes"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             rom_of(str(tmp_path / name))
     monkeypatch.setattr("realm.zoo.mario.emulators.find_spec", lambda name: None)

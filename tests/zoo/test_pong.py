@@ -90,6 +90,10 @@ def test_a_film_shows_what_the_agent_sees() -> None:
         ({"id": "Pong-v0", "protocol": "a"}, "must be 'b'"),
         ({"points": True}, "set pong.points"),
         ({"id": "PongDeterministic-v0"}, "ALE/Pong-v5"),
+        ({"protocol": []}, "protocol is \\[\\], it must be 'a' or 'b'"),
+        ({"id": "CartPole-v1"}, "Pong's networks need frames of"),
+        ({"img_height": 84}, "leave out the keys that change them"),
+        ({"stack_num": 4}, "leave out the keys that change them"),
     ],
 )
 def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None:
@@ -109,6 +113,9 @@ def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None
         ({"reconstruction_coef": 0.1}, "reconstruction_coef is 0.1, it must be 0.0, since the network 'conv' has"),
         ({"network": "patches", "frames": 2}, "frames is 2"),
         ({"memory_steps": 8}, "memory_steps is 8"),
+        ({"network": "patches", "widths": (-1,)}, "widths is .*, it must be numbers from 1"),
+        ({"network": "patches", "widths": ()}, "widths is .*, it must be numbers from 1"),
+        ({"network": "attention", "predict_coef": -1.0}, "predict_coef is -1.0, it must be 0 or more"),
         ({"normalise_returns": True}, "normalise_returns is True, it must be false"),
         ({"network": "transformer"}, "minibatch_size is 64, it must be chunk_length, 256, or more with a memory"),
         ({"network": "transformer", "memory_width": 100, "minibatch_size": 256}, "a multiple of memory_heads, 16"),

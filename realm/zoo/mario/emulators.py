@@ -63,6 +63,8 @@ def rom_of(path: str) -> str:
                 f"run `pip install --no-deps {FAST} {GAME}`, the second of which holds the game, or say `rom`"
             )
         return str(Path(package.submodule_search_locations[0]) / "_roms" / "super-mario-bros.nes")
+    if not path.endswith(".nes"):
+        raise ValueError(f"rom is {path!r}, its name must end in .nes")
     try:
         rom = Path(path).read_bytes()
     except OSError as error:
@@ -117,12 +119,14 @@ class Nes:
 class _Core:
     """FCEUmm, of which a process has one: who plays brings its state."""
 
+    rom = ""
     player: "Fce | None" = None
 
     def __init__(self, rom: str) -> None:
         from stable_retro import RetroEmulator
 
         self.console: Any = RetroEmulator(rom)
+        _Core.rom = rom
         state = self.console.get_state()
         self._at = state.index(b"RAM\0" + MEMORY.to_bytes(4, "little")) + 8
         self.switched_on = self.replaced(state, dict.fromkeys(range(MEMORY), 0))
@@ -148,6 +152,8 @@ class Fce:
 
     def __init__(self, rom: str) -> None:
         """Raises DependencyNotInstalled, or ValueError if this process plays another file."""
+        if _Core.rom not in ("", rom):
+            raise ValueError(f"rom is {rom!r}, but this process plays {_Core.rom!r}, it must be one file for both")
         try:
             self._core = _core(rom)
         except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@
 or u8 [84, 84, shots] where decisions differ in length. A package that looks back (`frames`) stores each once.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -86,10 +87,10 @@ class Mario(gymnasium.Env[Array, Any]):
         (`Starts`), until the env steps start_steps.
         """
         self.render_mode = render_mode
-        levels = [level] if isinstance(level, str) else list(level)
+        levels = [level] if isinstance(level, str) else list(level) if isinstance(level, Sequence) else []
         _check("actions", actions, actions in _ACTIONS, f"one of {', '.join(_ACTIONS)}", _ACTIONS)
         _check("plan", plan, plan in PLANS, f"one of {', '.join(map(repr, PLANS))}", PLANS)
-        _check("skip", skip, _whole(skip) and skip > 0, "a whole number from 1")
+        _check("skip", skip, _whole(skip) and 0 < skip <= 600, "a whole number from 1 to 600")
         _check("least", least, _whole(least) and least > 0, "a whole number of frames from 1")
         _check("most", most, _whole(most) and (most == 0 or most >= least), f"0, or at least `least`, {least} frames")
         _check("shots", shots, _whole(shots) and shots >= 2, "at least 2: the first and the last")
@@ -97,6 +98,13 @@ class Mario(gymnasium.Env[Array, Any]):
         _check("level", level, ok, "a world from 1 to 8 and a stage from 1 to 4, such as '1-1', or a list of these")
         _check("start_steps", start_steps, _whole(start_steps) and start_steps > 0, "a whole number from 1")
         _check("start_along", start_along, not start_along or len(levels) == 1, "empty with several levels")
+        for name, path in {"rom": rom, "start_along": start_along, "keep_episode": keep_episode}.items():
+            _check(name, path, isinstance(path, str), "the path of a file")
+        for name, yes in {"status_line": status_line, "signed": signed}.items():
+            _check(name, yes, isinstance(yes, bool), "true or false")
+        kept = Path(keep_episode).absolute()
+        ok = not keep_episode or (os.access(kept.parent, os.W_OK) and not kept.is_dir())
+        _check("keep_episode", keep_episode, ok, "a file in a folder that is there and can be written")
         self._starts = Starts(start_along, start_steps, levels[0]) if start_along else None
         self._keep = Path(keep_episode) if keep_episode else None
         self.env_steps: int | None = None
@@ -107,7 +115,7 @@ class Mario(gymnasium.Env[Array, Any]):
         if self._of_buttons:
             _check("actions", actions, actions in _ACTIONS[-2:], "'buttons' or 'durations' with the term 'buttons'")
             self.credit = np.zeros(len(BUTTONS), np.float32)  # of the last decision, what each button is paid alone
-        self._make = _maker(emulator, rom) if isinstance(emulator, str) else emulator
+        self._make = emulator if callable(emulator) else _maker(emulator, rom)
         self._levels, self._played = levels, dict[str, Played]()
         self._shown = (0, 0 if status_line else _STATUS, 240, 224)  # of the screen
         self._skip, self._durations = skip, actions == "durations"
@@ -138,6 +146,8 @@ class Mario(gymnasium.Env[Array, Any]):
             self._played_so = self._starts.before(self.env_steps, self.np_random)
             for buttons in self._played_so:
                 self._state = self._game.step(buttons)
+                if self._state.dead or self._state.flag:
+                    raise ValueError("the episode of start_along ends too soon; it must be one of this game")
         self._plan.reset()
         self._farthest, self._frames, self._held_last = self._state.x, 0, 0
         self._paid = dict.fromkeys((*TERMS, *([rewards.BUTTONS] if self._of_buttons else [])), 0.0)

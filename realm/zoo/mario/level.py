@@ -15,31 +15,39 @@ _BUSY = (0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x07)  # in pipes, on vines, walkin
 _DYING, _DEAD, _SLIDES = 0x0B, 0x06, 3
 _BOWSER, _FLAG = 0x2D, 0x31
 _WITH_TWO_AREAS = (1, 2, 4, 7)  # worlds whose second stage begins with a walk to a pipe
+_MOST_PRESSES = 2_000  # of the button that starts the game
 
 
 class Level:
     """One level, with one life. Ends with a death or at the flag."""
 
     def __init__(self, emulator: Emulator, world: int, stage: int) -> None:
-        self._emulator = emulator
+        """Raises ValueError if the game does not start."""
+        self._emulator, self._presses = emulator, 0
         self._start(world, stage)
         emulator.keep()
 
     def _start(self, world: int, stage: int) -> None:
         game = self._emulator
         area = stage + (world in _WITH_TWO_AREAS and stage > 1)
-        game.frame(_START)
+        self._press_start()
         clock = _clock(game.frame(0))
         while clock == 0:
-            game.frame(_START)
+            self._press_start()
             game.write({_WORLD: world - 1, _STAGE: stage - 1, _AREA: area - 1})
             clock = _clock(game.frame(0))
             game.write({_TIMER_OF_CARD: 0})
         before = clock
         while clock >= before:
             before = clock
-            game.frame(_START)
+            self._press_start()
             clock = _clock(game.frame(0))
+
+    def _press_start(self) -> None:
+        self._presses += 1
+        if self._presses > _MOST_PRESSES:
+            raise ValueError("rom is damaged: the game does not start; it must be an unchanged file")
+        self._emulator.frame(_START)
 
     def reset(self) -> State:
         self._emulator.back()

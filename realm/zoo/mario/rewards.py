@@ -5,7 +5,7 @@ The raw score is no part of it: it is a statistic of each episode, and what mode
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class Term:
             raise ValueError(f"reward has the term {self.term!r}, it must be one of {', '.join(known)}{near}")
         for name in ("weight", "weight_end", "weight_steps", "least", "most"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or math.isnan(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
                 raise ValueError(f"reward: {name} of {self.term!r} is {value!r}, it must be a number")
         weights = (self.weight, self.weight_end, self.weight_steps)
         if not all(map(math.isfinite, weights)) or self.least > self.most or self.weight_steps < 0:
@@ -70,7 +70,10 @@ def terms_of(given: Sequence[Mapping[str, Any]] | None) -> tuple[Term, ...]:
     try:
         terms = DEFAULT if given is None else tuple(Term(**entry) for entry in given)
     except TypeError:
-        raise ValueError(f"reward is {given!r}, it must be a list of {{term, weight, least, most}}") from None
+        keys = ", ".join(field.name for field in fields(Term))
+        raise ValueError(f"reward is {given!r}, it must be a list of {{{keys}}}") from None
+    if not terms:
+        raise ValueError("reward is empty, it must name a term")
     if len({one.term for one in terms}) < len(terms):
         raise ValueError("reward names a term twice, it must have each once")
     return terms

@@ -22,9 +22,8 @@ class Starts:
         """path: of `write_episode`. steps: env steps until episodes begin where the level does. Raises ValueError."""
         try:
             body = json.loads(Path(path).read_bytes())
-            self._held: list[int] = [int(buttons) & 0xFF for buttons in body["held"]]
-            of = body["level"]
-        except (OSError, ValueError, LookupError, TypeError):
+            self._held, of = [*bytes([*body["held"]])], body["level"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             raise ValueError(f"start_along is {path!r}, it must be a file that keep_episode wrote") from None
         if of != level:
             raise ValueError(f"start_along is {path!r}, an episode of {of}, it must be one of {level}")

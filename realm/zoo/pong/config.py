@@ -93,6 +93,8 @@ class Config(Settings):
         super().__post_init__()
         self.check_least(("chunk_length", "frames", "latent", "past"), 1)
         self.check_least(("memory_width", "memory_steps", "memory_layers", "memory_heads"), 1)
+        self.check_least(("reconstruction_coef", "divergence_coef", "predict_coef"), 0)
+        self.check("widths", min(self.widths, default=0) > 0, "numbers from 1")
         self.check_choices(CHOICES)
         whole = self.memory_width % self.memory_heads == 0
         self.check("memory_width", whole, f"a multiple of memory_heads, {self.memory_heads}")

@@ -45,15 +45,28 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
     protocol = given.pop("protocol")
     if "points" in given:
         raise ConfigError("[env] and [eval_env] have no points: evaluations play whole games; set pong.points instead")
-    if protocol not in _PROTOCOLS:
+    if protocol not in tuple(_PROTOCOLS):
         raise ConfigError(f"[env] protocol is {protocol!r}, it must be 'a' or 'b'")
     if given["id"] == "Pong-v0":
         if protocol != "b":
             raise ConfigError("[env] protocol is 'a', it must be 'b' with the id Pong-v0, whose actions are sticky")
-        return _cut(make_vec(num_envs, {"obs_type": "grayscale", **given, "id": "ale_py:Pong-v0"}, ""), _scaled)
+        envs = make_vec(num_envs, {"obs_type": "grayscale", **given, "id": "ale_py:Pong-v0"}, "")
+        return _cut(_checked(envs, (210, 160, 1)), _scaled)
     own = {"num_threads": 1, **_PROTOCOLS[protocol]} if given["id"] == "ALE/Pong-v5" else {}
-    envs = make_vec(num_envs, {**own, **given}, "")
-    return _cut(envs, _rows) if protocol == "b" and own else envs
+    envs, cuts = make_vec(num_envs, {**own, **given}, ""), protocol == "b" and own
+    _checked(envs, (110 if cuts else SIDE, SIDE, 1))
+    return _cut(envs, _rows) if cuts else envs
+
+
+def _checked(envs: Any, shape: tuple[int, int, int]) -> Any:
+    """Raise ConfigError unless the environments show grey frames of this shape."""
+    seen = {name: space.shape for name, space in envs.single_observation_space.items()}
+    if seen != {"state": shape}:
+        raise ConfigError(
+            f"[env] gives observations {seen}, but Pong's networks need frames of {shape}; leave out the keys that "
+            "change them, such as img_height"
+        )
+    return envs
 
 
 def _rows(screen: Array) -> Array:
