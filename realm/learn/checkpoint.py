@@ -100,6 +100,9 @@ def spoiled(agent: Agent, saves: bool) -> str:
     return not_finite(agent.model.state_dict()) or (not_finite_in(agent.save_model()) if saves else "")
 
 
+_UNFIT = "these weights do not fit the model: {}; restore the settings of the network, or begin another run"
+
+
 def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = WHOLE) -> list[str]:
     """Load safetensors bytes into the model; returns the names of its weights that were not among them.
 
@@ -108,12 +111,12 @@ def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = 
     try:
         found = model.load_state_dict(safetensors.torch.load(weights), strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"these weights do not fit the model: {str(error).splitlines()[-1].strip()}") from error
+        raise CheckpointError(_UNFIT.format(str(error).splitlines()[-1].strip().rstrip("."))) from error
     for names, fault in ((sorted(found.unexpected_keys), "it has no"), (found.missing_keys, "they lack")):
         wrong = [name for name in names if fault == "it has no" or name.startswith(parts)]
         if wrong:
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            raise CheckpointError(f"these weights do not fit the model: {fault} {wrong[0]}{more}")
+            raise CheckpointError(_UNFIT.format(f"{fault} {wrong[0]}{more}"))
     return list(found.missing_keys)
 
 
