@@ -261,7 +261,7 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
         raise RunError(LEFT_DEBUGGER) from error
     except Exception as error:
         run_file.cause = one_line(error)
-        if run_file.state != "running":  # what is refused here has trained nothing
+        if run_file.state == "starting":  # nothing has been trained
             prepared.put_back_config()
         raise
     finally:
