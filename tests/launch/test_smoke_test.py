@@ -114,6 +114,15 @@ def test_options_of_another_environment_are_a_sentence_with_the_place_and_the_wa
     assert str(caught.value).endswith("give the configuration of this one with --config")
 
 
+@pytest.mark.parametrize(("key", "value"), [("reward_scale", "nan"), ("clip_reward", "0"), ("clip_reward", "true")])
+def test_numbers_that_no_reward_can_take_are_refused(key, value):
+    config = load_config(ROOT / "conf" / "classic.toml", [f"env.{key}={value}"])
+    with pytest.raises(
+        ConfigError, match=f"--set env.{key}={value}: key 'env.{key}': {key} is .*, it must be a number"
+    ):
+        try_user_code(config, hyper_of(config))
+
+
 def test_only_legal_actions_are_tried():
     space, random = ActionSpec(n=5), np.random.default_rng(0)
     assert set(_random_action(space, None, 100, random)) == set(range(5))

@@ -28,7 +28,7 @@ from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs
 from realm.user import calling, hyper_of, load_definition, load_workflow, make_agent, make_envs
 from realm.watch.meters import Meters
-from realm.zoo.mario.emulators import rom_of
+from realm.zoo.mario.emulators import Fce, rom_of
 from realm.zoo.mario.game import Mario
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
@@ -532,6 +532,12 @@ def test_a_missing_package_or_rom_is_one_sentence(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("realm.zoo.mario.emulators.find_spec", lambda name: None)
     with pytest.raises(DependencyNotInstalled, match="which holds the game, or say `rom`"):
         rom_of("")
+
+
+def test_a_second_file_in_a_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realm.zoo.mario.emulators._Core.rom", "a.nes")
+    with pytest.raises(ValueError, match=r"rom is 'b.nes', but this process plays 'a.nes', it must be one file"):
+        Fce("b.nes")
 
 
 # ---- the game ----
