@@ -221,7 +221,7 @@ class OffPolicySettings(Checked):
     beta_start: float = 0.4  # how far a prioritised draw is corrected, at the first step ...
     beta_steps: int = 100_000  # ... and fully from here on, linear between (arXiv:1511.05952)
 
-    def check_shared(self) -> None:
+    def __post_init__(self) -> None:
         self.check_positive(("lr",))
         self.check_least(("lr_end", "lr_steps"), 0)
         self.check_least(("minibatch_size", "beta_steps"), 1)
@@ -248,7 +248,7 @@ class TD3Settings(OffPolicySettings):
 
     def __post_init__(self) -> None:
         self.check_least(("policy_delay",), 1)
-        self.check_shared()
+        super().__post_init__()
         self.check_share(("tau",))
         self.check_least(("explore_noise", "target_noise", "target_noise_clip", "random_steps"), 0)
 
@@ -264,7 +264,7 @@ class SACSettings(OffPolicySettings):
     random_steps: int = 10_000  # env steps with uniform actions at first
 
     def __post_init__(self) -> None:
-        self.check_shared()
+        super().__post_init__()
         self.check_share(("tau",))
         self.check_least(("temperature", "random_steps"), 0)
 
@@ -287,6 +287,6 @@ class QSettings(OffPolicySettings):
 
     def __post_init__(self) -> None:
         self.check_least(("n_step", "target_every", "epsilon_steps"), 1)
-        self.check_shared()
+        super().__post_init__()
         self.check_share(("epsilon_start", "epsilon_end"))
         self.check_least(("huber", "max_grad_norm"), 0)

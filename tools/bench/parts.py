@@ -32,7 +32,7 @@ from realm.algorithms.normalise import seen_by
 from realm.algorithms.windows import with_frames
 from realm.config.load import load_config
 from realm.config.plan import this_machine
-from realm.contract import Array, Arrays, PredictContext, SampleInfo, Version, arrays_to_chunk
+from realm.contract import Arrays, PredictContext, SampleInfo, Version, arrays_to_chunk
 from realm.data.buffer import ACCEPTED, make_replay_buffer
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
@@ -83,7 +83,8 @@ class Bench:
         seen = self.observations(batch * (t + 1))
         for name, rows in seen.items():
             self.items[f"obs.{name}"] = rows.reshape(batch, t + 1, *rows.shape[1:])
-        legal = legal_actions(seen, self.spec.action.n).reshape(batch, t + 1, -1)[:, :-1]
+        every = np.ones((batch * (t + 1), self.spec.action.n), np.bool_)  # where there is no mask
+        legal = seen.get("legal", every).reshape(batch, t + 1, -1)[:, :-1]
         self.items["action"][:] = legal.argmax(-1)
         self.items["extra.log_prob"][:] = -np.log(legal.sum(-1))
         self.items["valid"][:] = True
@@ -100,19 +101,15 @@ class Bench:
         return {name: np.concatenate([one[name] for one in seen])[:rows] for name in seen[0]}
 
 
-def legal_actions(obs: Arrays, actions: int) -> Array:
-    """bool [rows, actions]; all are legal where obs has no mask."""
-    return obs.get("legal", np.ones((len(next(iter(obs.values()))), actions), np.bool_))
-
-
 def make_env_step(envs: Any, actions: int) -> Callable[[], tuple[Any, ...]]:
     """Make a call that steps all environments with random legal actions."""
     obs, _ = envs.reset()
     noise = itertools.cycle(np.random.default_rng(0).random((97, envs.num_envs, actions), np.float32))
+    every = np.ones((envs.num_envs, actions), np.bool_)  # where there is no mask
 
     def step() -> tuple[Any, ...]:
         nonlocal obs
-        result: tuple[Any, ...] = envs.step(((next(noise) + 0.01) * legal_actions(obs, actions)).argmax(-1))
+        result: tuple[Any, ...] = envs.step(((next(noise) + 0.01) * obs.get("legal", every)).argmax(-1))
         obs = result[0]
         return result
 
@@ -199,8 +196,9 @@ def learner_lines(bench: Bench) -> Iterator[Line]:
     info = SampleInfo(np.zeros(batch, np.uint64), np.ones(batch), np.ones(batch), stale=True)
     chunk = arrays_to_chunk(bench.items)
     rows = ppo.cut(ppo.estimate(chunk, ppo.settings.schedule(0), stale=True))
-    many = [rows.at(part).obs for part in torch.split(torch.arange(samples), PASS_ROWS)]
-    few = rows.at(torch.arange(size)).obs
+    order = torch.arange(samples, device=ppo.device)
+    many = [rows.at(part).obs for part in torch.split(order, PASS_ROWS)]
+    few = rows.at(order[:size]).obs
     parameters = list(ppo.network.parameters())
 
     def alone(name: str) -> None:

@@ -51,14 +51,15 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
         if protocol != "b":
             raise ConfigError("[env] protocol is 'a', it must be 'b' with the id Pong-v0, whose actions are sticky")
         envs = make_vec(num_envs, {"obs_type": "grayscale", **given, "id": "ale_py:Pong-v0"}, "")
-        return _cut(_checked(envs, (210, 160, 1)), _scaled)
+        _check_frames(envs, (210, 160, 1))
+        return _cut(envs, _scaled)
     own = {"num_threads": 1, **_PROTOCOLS[protocol]} if given["id"] == "ALE/Pong-v5" else {}
     envs, cuts = make_vec(num_envs, {**own, **given}, ""), protocol == "b" and own
-    _checked(envs, (110 if cuts else SIDE, SIDE, 1))
+    _check_frames(envs, (110 if cuts else SIDE, SIDE, 1))
     return _cut(envs, _rows) if cuts else envs
 
 
-def _checked(envs: Any, shape: tuple[int, int, int]) -> Any:
+def _check_frames(envs: Any, shape: tuple[int, int, int]) -> None:
     """Raise ConfigError unless the environments show grey frames of this shape."""
     seen = {name: space.shape for name, space in envs.single_observation_space.items()}
     if seen != {"state": shape}:
@@ -66,7 +67,6 @@ def _checked(envs: Any, shape: tuple[int, int, int]) -> Any:
             f"[env] gives observations {seen}, but Pong's networks need frames of {shape}; leave out the keys that "
             "change them, such as img_height"
         )
-    return envs
 
 
 def _rows(screen: Array) -> Array:
