@@ -66,9 +66,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         text = pip_here(str(error))
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        old = re.fullmatch(r"(\w+?)(Deterministic|NoFrameskip)-v\d", str(name))  # of a gym that is gone
-        way = " with frameskip = 1" if old and old[2] == "NoFrameskip" else ""
-        same = f"there is no such id; ALE/{old[1]}-v5{way} is the same" if old else str(error)
+        old = re.fullmatch(r"(\w+)Deterministic-v\d", str(name))  # of a gym that is gone
+        same = f"there is no such id; ALE/{old[1]}-v5 is the same" if old else str(error)
         raise ConfigError(f"[env] id is {env_id!r}: {same.splitlines()[0]}") from error
     parts = _named(_parts(envs.single_observation_space))
     envs = _with_own_actions(envs, joint, parts[MASK][1].shape if MASK in parts else None)

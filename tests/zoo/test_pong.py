@@ -90,7 +90,6 @@ def test_a_film_shows_what_the_agent_sees() -> None:
         ({"id": "Pong-v0", "protocol": "a"}, "must be 'b'"),
         ({"points": True}, "set pong.points"),
         ({"id": "PongDeterministic-v0"}, "ALE/Pong-v5 is the same"),
-        ({"id": "PongNoFrameskip-v4"}, "ALE/Pong-v5 with frameskip = 1 is the same"),
         ({"protocol": []}, "protocol is \\[\\], it must be 'a' or 'b'"),
         ({"id": "CartPole-v1"}, "Pong's networks need frames of"),
         ({"img_height": 84}, "leave out the keys that change them"),
