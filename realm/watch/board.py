@@ -30,6 +30,8 @@ PLUMBING = "system"
 
 RECENT_EPISODES = 200
 """Episodes in the means of the live display."""
+_PACE_S = 60.0
+"""About how long the displayed speed looks back: a long update is followed by the steps of a round all at once."""
 _LONGEST_S = 1000 * 86_400.0
 """A remaining time that is longer is not known."""
 
@@ -65,6 +67,7 @@ class Board:
         self._last: dict[str, float] = {}
         self._last_at = self.started_at
         self._smoothed: dict[str, float] = {}  # running means for the live display
+        self._pace = (0.0, 0.0)  # env steps, and in how many seconds, the older the less they count
         self._episodes: dict[str, deque[float]] = {}  # statistic -> of the last episodes, as `last_episodes` has it
 
     def begin(self, env_steps: int) -> None:
@@ -94,19 +97,16 @@ class Board:
             entry[0] += amount
             entry[1] += count
             mean = amount / count
-            if not name.startswith("episode/"):
-                self._smooth(f"{role}/{name}", mean)
-            elif math.isfinite(mean):
+            if not math.isfinite(mean):
+                continue  # a running mean would stay NaN for ever; the curve shows the NaN
+            if name.startswith("episode/"):
                 self._episodes.setdefault(name, last_episodes()).extend(repeat(mean, int(min(count, RECENT_EPISODES))))
+            else:
+                old = self._smoothed.get(key := f"{role}/{name}", mean)
+                self._smoothed[key] = old + 0.3 * (mean - old)
         if role in ("learner", "buffer"):
             told = report.env_steps if role == "learner" else 0
             self.count(told, int(self.total("buffer", "new_env_steps")))
-
-    def _smooth(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            return  # a running mean would stay NaN for ever; the curve shows the NaN
-        old = self._smoothed.get(name, value)
-        self._smoothed[name] = old + 0.3 * (value - old)
 
     def total(self, role: str, name: str) -> float:
         """A counter summed over the role's processes and restarts; a gauge over its living processes."""
@@ -169,9 +169,9 @@ class Board:
                     rate = (total - self._last.get(key, 0.0)) / seconds
                     self._last[key] = total
                     values[_rate_tag(key)] = rate
-        speed = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0)
-        values[f"{PLUMBING}/env_steps_per_s"] = speed
-        self._smooth("env_steps_per_s", speed)
+        values[f"{PLUMBING}/env_steps_per_s"] = speed = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0)
+        fade = math.exp(-seconds / _PACE_S)
+        self._pace = (self._pace[0] * fade + speed * seconds, self._pace[1] * fade + seconds)
         self._last_at = now
         return values
 
@@ -190,7 +190,7 @@ class Board:
         env_steps = self.env_steps
         if self.plays_on and state == "running":
             env_steps = max(env_steps, self._begun_at + int(self.total("aisrv", "env_steps") - self._played_before))
-        rate = self.recent("env_steps_per_s") or 0.0
+        rate = self._pace[0] / max(self._pace[1], 1e-6)
         remaining = []
         if max_seconds:
             remaining.append(max(0.0, max_seconds - self.training_s))
