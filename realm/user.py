@@ -68,10 +68,7 @@ def load_definition(algo: str) -> Definition:
     """Import `<algo>/feature/definition.py`."""
     module = _module(algo, "feature.definition", "make_envs(num_envs, seed, config, options) and spec(envs, config)")
     make_envs = _function(module, "make_envs", "num_envs", "seed", "config", "options")
-    return Definition(
-        make_envs=apart()(make_envs),
-        spec=_function(module, "spec", "envs", "config"),
-    )
+    return Definition(apart()(make_envs), _function(module, "spec", "envs", "config"))
 
 
 def make_envs(config: RunConfig, num_envs: int, seed: int) -> Any:
@@ -288,8 +285,10 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
     """
     try:
         yield
-    except ConfigError:
-        raise
+    except ConfigError as refused:  # it names a key, or the environment does not fit
+        named = [key for key in config.places if "." in key and key in str(refused).replace("[env] ", "env.")]
+        place = config.places.get(named[0] if named else "env.id") or config.places.get("app.algo", "[env]")
+        raise ConfigError(f"{place}: {refused}") from refused
     except BdbQuit as left:
         raise UserCodeError(LEFT_DEBUGGER) from left
     except (Exception, SystemExit) as told:

@@ -69,10 +69,10 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     if config.eval_env:
         evaluated = config.evaluated()
         envs = make_envs(evaluated, 1, config.app.seed)
-        with calling(evaluated, "spec"):
-            _check_same(config, definition.spec(envs, hyper), spec)
-        with calling(evaluated, "close"):
+        with calling(evaluated, "spec and close"):
+            evaluates = definition.spec(envs, hyper)
             envs.close()
+        _check_same(config, evaluates, spec)
     return spec
 
 

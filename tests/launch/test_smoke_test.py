@@ -102,7 +102,22 @@ def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it(packa
     with pytest.raises(ConfigError) as caught:
         try_user_code(config, load_hyper("realm.zoo.dqn", {}))
     assert f"run `{to_install(command)}" in str(caught.value)
-    assert str(caught.value).startswith(f"[env] id is {env!r}, ")  # the name that was given
+    assert str(caught.value).startswith(f"--set env.id={env}: [env] id is {env!r}, ")  # the name that was given
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "more", "text"),
+    [
+        ("dqn", "Nope-v1", [], "--set env.id=Nope-v1: [env] id is 'Nope-v1': Environment `Nope` doesn't exist"),
+        ("dqn", "Pendulum-v1", [], "--set env.id=Pendulum-v1: the action space is Box(-2.0, 2.0, (1,), float32); it"),
+        ("ppo", "Pendulum-v1", ["ppo.advantage=q"], "--set ppo.advantage=q: ppo.advantage is 'q', but actions here"),
+    ],
+)
+def test_what_a_package_refuses_is_told_with_the_place_of_its_key(algo, env, more, text):
+    config = load_config(ROOT / "conf" / "classic.toml", [f"algo=realm.zoo.{algo}", f"env.id={env}", *more])
+    with pytest.raises(ConfigError) as caught:
+        try_user_code(config, hyper_of(config))
+    assert str(caught.value).startswith(text)
 
 
 @pytest.mark.parametrize("algo", ["realm.zoo.cartpole", "realm.zoo.dqn"])
