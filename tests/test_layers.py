@@ -222,7 +222,7 @@ for name in ("chunk", "user", "roles.aisrv", "launch.child", "commands.main"):
     __import__(f"realm.{name}")
     print(name, sorted({"torch", "safetensors", "tensorflow", "reverb"} & set(sys.modules)))
     """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == [
         f"{name} []" for name in ("chunk", "user", "roles.aisrv", "launch.child", "commands.main")
     ], done.stderr

@@ -66,16 +66,16 @@ def another_machine() -> Iterator[Answering]:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=60)
 
     def answering(ports: Iterable[int]) -> set[int]:
-        command = ["ip", "netns", "exec", name, sys.executable, "-c", CALLER, "10.213.97.1", *map(str, ports)]
+        command = ["ip", "netns", "exec", name, sys.executable, "-c", CALLER, "10.212.97.1", *map(str, ports)]
         answered = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
         return {int(port) for port in answered.split()}
 
     try:
         ip("netns", "add", name)
         ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
-        ip("address", "add", "10.213.97.1/30", "dev", here)
+        ip("address", "add", "10.212.97.1/30", "dev", here)
         ip("link", "set", here, "up")
-        ip("-n", name, "address", "add", "10.213.97.2/30", "dev", there)
+        ip("-n", name, "address", "add", "10.212.97.2/30", "dev", there)
         ip("-n", name, "link", "set", there, "up")
     except subprocess.CalledProcessError as error:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

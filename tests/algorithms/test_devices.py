@@ -98,7 +98,7 @@ def test_the_games_agent_acts_and_learns_there_as_here() -> None:
 def test_off_policy_algorithms_act_and_learn_there_as_here(name: str) -> None:
     make, config = OFF_POLICY[name]
     discrete = name == "dqn"
-    rows = batch(discrete)
+    rows = batch(discrete, np.random.default_rng(0))
     obs, count = rows.obs, len(rows.reward)
     context = PredictContext(np.arange(count), np.zeros(count, np.bool_), np.zeros(count, np.float32), 10**6)
 

@@ -36,7 +36,7 @@ from realm.zoo.ppo.config import Config
 from tests.corridor import complete
 
 B, T = 8, 6  # chunks of a batch, steps of each
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 DISCRETE, CONTINUOUS = ActionSpec(n=4), ActionSpec(low=(-1.0, 0.0), high=(1.0, 4.0))
 FIELDS: Fields = {"a": Field((3,), "float64"), "legal": Field((4,), "bool")}
 SMALL = Config(

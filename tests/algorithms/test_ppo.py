@@ -479,7 +479,7 @@ def test_policy_and_critic_learn_at_the_same_time_in_two_threads_and_the_same_as
     config = dataclasses.replace(TINY, **VTRACE)
     chunk = recorded(3)[2]
     learned = []
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=240)
 
     def meet(*_: object) -> None:
         both.wait()  # one after the other would never come to an end

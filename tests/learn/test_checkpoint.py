@@ -596,7 +596,7 @@ torch.set_num_threads(1)
 agent, draw = Agent(1, width=4000), random.Random(0)
 begin = time.monotonic()
 save(folder, agent, Version(1, 0), 0, "s", keep=2)
-longest = max(0.06, 4 * (time.monotonic() - begin))  # on a busy machine a save takes long
+longest = min(1.0, max(0.06, 4 * (time.monotonic() - begin)))  # on a busy machine a save takes long
 for _ in range(kills):
     newest = load_newest(folder)[0]
     child = os.fork()
@@ -623,7 +623,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     script.write_text(SAVER)
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "ckpt"), "50"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rounds = [json.loads(line) for line in done.stdout.splitlines()]

@@ -184,7 +184,7 @@ def test_the_last_words_of_a_log_are_its_error(tmp_path):
 
 
 def test_processes_count_children_and_what_has_ended():
-    busy = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(1)"
+    busy = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(20)"
     code = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {busy!r}]); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code])
     seen = train.Processes(process.pid)
@@ -375,8 +375,9 @@ def test_a_wrong_row_is_one_sentence(tmp_path):
 @pytest.mark.parametrize("file", ["cartpole.toml", "ppo/pendulum.toml"])
 def test_the_parts_alone_are_what_a_training_does(file):
     config = tools_common.effective(load_config(ROOT / "conf" / file))
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
     parts = train.alone(config, updates=2)
+    torch.set_num_threads(before)
     each = [parts[name] for name in ("environments", "predictions", "updates")]
     assert min(each) > 0
     assert parts["env_steps_per_s"] == pytest.approx(this_machine().cores / sum(each))

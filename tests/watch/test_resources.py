@@ -253,10 +253,9 @@ def test_a_run_without_memory_waits_and_goes_on(tmp_path: Path, group: Path) -> 
             assert hog.stdout is not None
             assert hog.stdout.readline() == "full\n"
             run.wait_for(lambda: "so the workers wait" in run.output.read_text(), "the workers were held back")
-            time.sleep(2)
-            before = run.checkpoints()
-            time.sleep(12)  # more than one word of the supervisor
-            assert run.checkpoints() == before
+            still = []  # what was under way is still trained on; then nothing for more than one word of the supervisor
+            run.wait_for(lambda: still.append(run.checkpoints()) or still[-240:] == still[-1:] * 240, "training waits")
+            before = still[-1]
             assert "the largest processes of the run are" in run.output.read_text()
         finally:
             hog.kill()

@@ -273,7 +273,7 @@ board.describe("", {{"seed": 1}}, 1)
 board.close()
 print("loaded", sorted({{"tensorflow", "torch"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout == "loaded []\n", done.stderr
     assert scalars(tmp_path) == {"x": [(1, 1.0)]}
 
