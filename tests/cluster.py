@@ -79,13 +79,14 @@ class Run:
     def wait_for(self, condition, what):
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
+            over = self.process.poll() is not None
             try:
                 value = condition()
             except (OSError, ValueError, KeyError):
                 value = None
             if value:
                 return value
-            assert self.process.poll() is None, f"the run ended before {what}\n{self.text()}"
+            assert not over, f"the run ended before {what}\n{self.text()}"
             time.sleep(0.05)
         raise AssertionError(f"not within {PATIENCE_S:g} s: {what}\n{self.text()}")
 

@@ -19,7 +19,17 @@ from unittest import SkipTest
 
 from tests.cluster import PATIENCE_S, ROOT, Run
 
-NET = f"10.213.{os.getpid() % 200 + 10}"  # of its own, as tests may run at once
+
+def _unused_net():
+    """10.213.N, of its own: tests may run at once, and the bridge of a killed one stays."""
+    there = (
+        subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True) if shutil.which("ip") else None
+    )
+    nets = (f"10.213.{10 + (os.getpid() + more) % 200}" for more in range(200))
+    return next(net for net in nets if there is None or f" {net}." not in there.stdout)
+
+
+NET = _unused_net()
 
 
 def ip(*arguments):

@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,11 +67,10 @@ def test_a_wrong_file_is_a_sentence_before_the_run(package: Callable[[str], None
 
 
 def test_a_package_without_hooks_has_no_thread(package: Callable[[str], None]) -> None:
-    before = threading.active_count()
     runs = Hooks("hooked")
     runs.tell("on_start", progress())
     runs.end("over", 60, Wishes())
-    assert (threading.active_count(), runs.reason) == (before, "")
+    assert (runs._thread.is_alive(), runs.reason) == (False, "")
 
 
 def test_the_calls_are_in_order_and_the_first_reason_counts(package: Callable[[str], None]) -> None:
@@ -129,8 +127,11 @@ def test_a_slow_one_gets_the_newest_report_and_every_evaluation(
     )
     runs = Hooks("hooked")
     started = time.monotonic()
-    for step in range(2000):
-        runs.tell("on_evaluation" if step % 500 == 1 else "on_update" if step else "on_start", progress(step))
+    runs.tell("on_start", progress(0))
+    while runs._waiting:  # until its thread has taken that
+        time.sleep(0.01)
+    for step in range(1, 2000):
+        runs.tell("on_evaluation" if step % 500 == 1 else "on_update", progress(step))
     assert len(runs._waiting) == 5
     assert hooks._MOST_WAITING == 100
     runs.end("over", 0.2, Wishes())  # it is not waited for
@@ -275,9 +276,9 @@ def test_a_hook_stops_the_run_in_order(tmp_path: Path, mode: str) -> None:
     judged = [call for call in calls if call[0] == "evaluation"]
     assert len(judged) >= 3
     assert all(metrics["evaluation/score"] == -version[1] for _, _, version, metrics, _ in judged)
-    update = next(call for call in reversed(calls) if call[0] == "update")
-    assert update[2] == list(run.checkpoints()[-1])  # the last model is saved, and the newest report is of it
-    assert update[3]["learner/checked_rows"] > 0
+    updates = [call for call in calls if call[0] == "update"]
+    assert updates[-1][2] == list(run.checkpoints()[-1])  # the last model is saved, and the newest report is of it
+    assert any(call[3].get("learner/checked_rows", 0) > 0 for call in updates)
     known = [call for call in calls if call[0] == "update" and "aisrv/so_far_score" in call[3]][-1]
     assert 0 < known[3]["aisrv/so_far_env_steps"] <= known[1]  # what the workflow's context says of the run
     assert min(call[3]["evaluation/score"] for call in judged) <= known[3]["aisrv/so_far_score"] < 0
@@ -293,8 +294,7 @@ def test_a_hook_stops_the_run_in_order(tmp_path: Path, mode: str) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("mode", [pytest.param(MODES[0], marks=pytest.mark.slow), MODES[1]])
 def test_a_hook_that_fails_and_one_that_sleeps_cost_no_training(tmp_path: Path, mode: str) -> None:
-    settings = (mode, "stop_timeout_s=2", "report_interval_s=0.1")
-    with hooked(tmp_path, FAILS_AND_SLEEPS, *settings) as run:
+    with hooked(tmp_path, FAILS_AND_SLEEPS, mode, "stop_timeout_s=2") as run:
         run.wait_for(lambda: (run.dir / "sleeps").exists(), "a hook sleeps")
         before = run.checkpoints()[-1][1]
         run.wait_trained(before + 40)

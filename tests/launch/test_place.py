@@ -1,6 +1,7 @@
 """realm/launch/place.py: processes forked off the fork server and processes from scratch keep the same contract."""
 
 import ctypes
+import gc
 import os
 import random
 import signal
@@ -153,10 +154,11 @@ def test_no_file_stays_open(environment, tmp_path, imports_torch):
         assert ended(process) == 3
 
     once()
+    gc.collect()  # what other tests have left open
     before = psutil.Process().num_fds()
     for _ in range(3):
         once()
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_a_fork_server_that_was_killed_is_replaced(environment, tmp_path):
@@ -220,7 +222,7 @@ def test_who_shares_a_core_waits_for_it():
 
 
 ORPHANS = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from tests.launch import test_place
 from realm.launch import place as place_
@@ -236,7 +238,7 @@ if __name__ == "__main__":
     from multiprocessing import forkserver
     (folder / "server").write_text(str(forkserver._forkserver._forkserver_pid))
     while not all((folder / name).exists() and (folder / name).read_text() for name in names):
-        pass
+        time.sleep(0.02)
     if sys.argv[2] == "stopped":
         for name in names:
             os.kill(int((folder / name).read_text().split()[0]), signal.SIGSTOP)
@@ -260,7 +262,7 @@ def test_everything_ends_with_the_process_that_placed_it(environment, tmp_path, 
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), how], env=environment, timeout=PATIENCE_S, check=False
+        [sys.executable, str(script), str(tmp_path), how], env=environment, timeout=4 * PATIENCE_S, check=False
     )
     assert done.returncode == -signal.SIGKILL
     server = int((tmp_path / "server").read_text())

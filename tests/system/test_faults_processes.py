@@ -186,7 +186,7 @@ def test_a_hang_is_named_and_started_again(tmp_path, place):
         assert run.finish() == 0, run.text()
         text = run.output.read_text()
         named = re.findall(r"(\w+)-\d has been silent", text)
-        assert set(named) == {role}, text
+        assert role in named, text  # another one may have been quiet for as long on a slow machine
         logs = "".join(path.read_text() for path in run.dir.glob(f"log/{role}-*.log"))
         assert "in once" in logs  # its stacks
         assert run.processes() == []

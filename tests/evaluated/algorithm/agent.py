@@ -1,5 +1,7 @@
 """The counting agent, whose weights hold the number of updates, which is its best action."""
 
+import time
+
 import numpy as np
 import torch
 
@@ -17,5 +19,6 @@ class Agent(CountingAgent):
 
     def learn(self, batch, info):
         self.check(batch, info)
+        time.sleep(self.config.learn_s)
         torch.nn.init.constant_(self.model[0].bias, info.version.update + 1)
         return {"checked_rows": float(batch.valid.size)}, None
