@@ -31,6 +31,7 @@ from realm.watch.meters import Meters
 from realm.zoo.mario.emulators import Fce, rom_of
 from realm.zoo.mario.game import Mario
 from realm.zoo.mario.level import Level
+from realm.zoo.mario.picture import edges, shrunk
 from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 from tests.corridor import Training
@@ -79,11 +80,11 @@ class Street:
 
     status = 0
 
-    def picture(self) -> Image.Image:
+    def picture(self) -> Any:
         """As bright as the number of the frame, but for the status line."""
         screen = np.full((224, 240, 3), self.frame % 251, np.uint8)
         screen[:24] = self.status
-        return Image.fromarray(screen)
+        return screen
 
     def close(self) -> None:
         pass
@@ -106,6 +107,15 @@ def played(env: Mario, action: Any) -> tuple[list[float], dict[str, Any]]:
 
 
 # ---- an episode ----
+
+
+@pytest.mark.parametrize("first", [0, 24])
+def test_the_picture_is_to_the_bit_what_pillow_makes_of_the_screen(first: int) -> None:
+    random = np.random.default_rng(0)
+    screens = [random.integers(0, 256, (224, 240, 3), np.uint8) for _ in range(5)]
+    for screen in [*screens, *(np.full((224, 240, 3), value, np.uint8) for value in (0, 1, 254, 255))]:
+        grey = Image.fromarray(screen).convert("L").resize((84, 84), Image.Resampling.BOX, (0, first, 240, 224))
+        np.testing.assert_array_equal(shrunk(screen, edges(first, 224, 84), edges(0, 240, 84)), grey)
 
 
 def test_an_episode_ends_at_the_flag_in_a_pit_or_by_the_clock() -> None:

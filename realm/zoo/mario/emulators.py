@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
-from PIL import Image
+
+from realm.contract import Array
 
 FAST, SLOW, GAME = "stable-retro==1.0.1", "nes-py==8.2.1", "gym-super-mario-bros==7.4.0"
 MEMORY = 2048
@@ -39,8 +40,8 @@ class Emulator(Protocol):
         """values: address -> byte."""
         ...
 
-    def picture(self) -> Image.Image:
-        """What a television shows, 240 x 224 in colour."""
+    def picture(self) -> Array:
+        """What a television shows, u8 [224, 240, 3]."""
         ...
 
     def keep(self) -> None:
@@ -101,10 +102,9 @@ class Nes:
         for address, value in values.items():
             self._console.ram[address] = value
 
-    def picture(self) -> Image.Image:
-        pixels = self._console.screen.base  # of which nes-py shows three of four bytes, in another order
-        whole = Image.frombuffer("RGB", (256, 240), pixels, "raw", "BGRX", 0, 1)
-        return whole.crop((_LEFT, _TOP, 256 - _LEFT, 240 - _TOP))
+    def picture(self) -> Array:
+        shown: Array = self._console.screen[_TOP:-_TOP, _LEFT:-_LEFT]
+        return shown.copy()
 
     def keep(self) -> None:
         self._console._backup()
@@ -161,7 +161,7 @@ class Fce:
         except RuntimeError as error:
             raise ValueError(f"rom is {rom!r}, which stable-retro does not play: {error}") from None
         self._state, self._held = self._core.switched_on, 0
-        self._picture: Image.Image | None = None
+        self._picture: Array | None = None
 
     def _play(self) -> Any:
         """The console, with this game in it."""
@@ -192,9 +192,9 @@ class Fce:
         console = self._play()
         console.set_state(self._core.replaced(console.get_state(), values))
 
-    def picture(self) -> Image.Image:
+    def picture(self) -> Array:
         if self._picture is None:
-            self._picture = Image.fromarray(self._play().get_screen())
+            self._picture = self._play().get_screen()
         return self._picture
 
     def keep(self) -> None:

@@ -21,6 +21,7 @@ from realm.errors import did_you_mean
 from realm.zoo.mario import rewards
 from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
+from realm.zoo.mario.picture import edges, shrunk
 from realm.zoo.mario.presses import BITS, BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 from realm.zoo.mario.starts import Starts, write_episode
@@ -36,8 +37,8 @@ _EMULATORS: dict[str, Callable[[str], Emulator]] = {"stable-retro": Fce, "nes-py
 class Played(Protocol):
     """One level, with one life: `Level`, or what a test has in its place."""
 
-    def picture(self) -> Image.Image:
-        """The screen, 240 x 224 in colour."""
+    def picture(self) -> Array:
+        """The screen, u8 [224, 240, 3]."""
         ...
 
     def reset(self) -> State: ...
@@ -117,7 +118,7 @@ class Mario(gymnasium.Env[Array, Any]):
             self.credit = np.zeros(len(BUTTONS), np.float32)  # of the last decision, what each button is paid alone
         self._make = emulator if callable(emulator) else _maker(emulator, rom)
         self._levels, self._played = levels, dict[str, Played]()
-        self._shown = (0, 0 if status_line else _STATUS, 240, 224)  # of the screen
+        self._rows, self._columns = edges(0 if status_line else _STATUS, 224, SIDE), edges(0, 240, SIDE)
         self._skip, self._durations = skip, actions == "durations"
         self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
         self._of_action = [bits_of(names) for names in SETS.get(actions, ())]
@@ -199,8 +200,7 @@ class Mario(gymnasium.Env[Array, Any]):
 
     def _picture(self) -> Array:
         """u8 [84, 84]."""
-        grey = self._game.picture().convert("L")
-        return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BOX, self._shown))
+        return shrunk(self._game.picture(), self._rows, self._columns)
 
     def _seen(self, pictures: list[Array]) -> Array:
         return np.stack(pictures, -1) if self._durations else pictures[-1]
@@ -219,7 +219,7 @@ class Mario(gymnasium.Env[Array, Any]):
     def render(self) -> Array:
         """The screen, and below it the buttons; those that are held are bright. u8 [240, 240, 3]"""
         whole = Image.new("RGB", (240, 224 + _STRIP))
-        whole.paste(self._game.picture())
+        whole.paste(Image.fromarray(self._game.picture()))
         draw, wide = ImageDraw.Draw(whole), 240 // len(BUTTONS)
         for number, (name, bit) in enumerate(zip(_SIGNS, BITS, strict=True)):
             left, down = number * wide, bool(self._held_last & bit)

@@ -3,8 +3,7 @@
 The addresses, and what is skipped, are those of gym-super-mario-bros.
 """
 
-from PIL import Image
-
+from realm.contract import Array
 from realm.zoo.mario.emulators import Emulator
 from realm.zoo.mario.rewards import State
 
@@ -69,8 +68,8 @@ class Level:
             self._emulator.write({_TIMER_OF_CARD: 0})
             memory = self._emulator.frame(0)
 
-    def picture(self) -> Image.Image:
-        """The screen, 240 x 224 in colour."""
+    def picture(self) -> Array:
+        """The screen, u8 [224, 240, 3]."""
         return self._emulator.picture()
 
     def close(self) -> None:
