@@ -279,14 +279,15 @@ def hyper_table(hyper: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
 def calling(config: RunConfig, function: str, file: str = "feature.definition") -> Iterator[None]:
     """Turn errors from calls of a function of the user's, in this file of the package, into one sentence.
 
-    A ValueError that names a key of [env] becomes a ConfigError with the key's place: environments refuse their options
-    with such errors. So does the TypeError of a constructor without such an argument: most often [env] belongs to
-    another environment. Every other error becomes a UserCodeError with the user's line.
+    A ConfigError gets the place of the key it names, else of the environment. A ValueError that names a key of [env],
+    as environments refuse their options, becomes one; so does the TypeError of a constructor without such an argument:
+    most often [env] belongs to another environment. Every other error becomes a UserCodeError with the user's line.
     """
     try:
         yield
-    except ConfigError as refused:  # it names a key, or the environment does not fit
-        named = [key for key in config.places if "." in key and key in str(refused).replace("[env] ", "env.")]
+    except ConfigError as refused:
+        text = str(refused).replace("[env] ", "env.")
+        named = [key for key in config.places if "." in key and _mention(text, key, None) >= 0]
         place = config.places.get(named[0] if named else "env.id") or config.places.get("app.algo", "[env]")
         raise ConfigError(f"{place}: {refused}") from refused
     except BdbQuit as left:

@@ -609,7 +609,7 @@ def test_ppo_learns_continuous_actions(tmp_path: Path) -> None:
     lines = (tmp_path / "train" / "mine" / "evaluations.jsonl").read_text().splitlines()
     scores = [json.loads(line)["score"] for line in lines]
     assert scores[0] < -15  # the middle of the range all the time: -20
-    assert scores[-1] > -12
+    assert scores[-1] > -8
     cluster = ("wrapper_type=remote", "run_name=cluster", "max_env_steps=4000", "eval_every_steps=0")
     code, _, err = end(start("-m", "realm", "start", "--config", "mine.toml", "--set", *cluster, cwd=tmp_path))
     assert code == 0, err

@@ -409,7 +409,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
 
 
 def test_a_terminal_sees_that_work_goes_on(tmp_path: Path) -> None:
-    """Even while one kernel runs: here for six seconds, in which the spinner is drawn 24 times; its end draws once."""
+    """Even while one kernel runs: here for six seconds, in which the spinner is drawn 24 times."""
     (tmp_path / "kernel.py").write_text(
         """
 from realm.jit import jit
@@ -440,5 +440,5 @@ with busy("preparing"):
     seen = read_until(terminal)
     assert process.wait(60) == 0
     os.close(terminal)
-    assert seen.count("preparing") > 1
+    assert seen.count("preparing") > 3
     assert seen.removesuffix(RESET).endswith("\x1b[2K")

@@ -42,12 +42,15 @@ def test_status_stop_and_resume(tmp_path):
         log_dir = str(run.dir.parent)
         run.wait_running()
         run.wait_trained(20)
-        told = lambda: command("status", "--log-dir", log_dir).stdout  # noqa: E731
-        run.wait_for(lambda: "training score" in told() and not re.search(r"updates +1?\d\s", told()), "it is told")
-        shown = told()
+
+        def told():
+            (one,) = json.loads(command("status", "--json", "--log-dir", log_dir).stdout)
+            return one if one["status"]["updates"] >= 20 and one["status"]["statistic"] == "score" else None
+
+        seen = run.wait_for(told, "workers and learner have told")
+        shown = command("status", "--log-dir", log_dir).stdout
         for text in ("running", "aisrv-1", "learner-0", "model_pool-0", "env steps", "training score"):
             assert text in shown
-        (seen,) = json.loads(command("status", "--json", "--log-dir", log_dir).stdout)
         assert (seen["run"], seen["alive"], seen["status"]["updates"] >= 20) == (str(run.dir), True, True)
         assert "learner-0.log" in command("logs", "one", "learner", "--log-dir", log_dir).stdout
         assert command("save", "--log-dir", log_dir).returncode == 0
