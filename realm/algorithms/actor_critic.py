@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from realm.algorithms.networks import MLP, Encoder, Obs, deviations_of
-from realm.algorithms.normalise import Moments, Observations
+from realm.algorithms.normalise import add_moments
 from realm.algorithms.settings import NetworkSettings
 from realm.contract import ActionSpec, Fields
 
@@ -18,8 +18,7 @@ class ActorCritic(nn.Module):
 
     def __init__(self, fields: Fields, action: ActionSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.observations = Observations(fields, settings) if settings.normalises else None
-        self.returns = Moments() if settings.normalise_returns else None
+        add_moments(self, fields, settings)
         outputs = action.n or sum(action.nvec) or len(action.low)
         values = outputs if settings.advantage == "q" else 1
         encoder = _encoder(fields, settings)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from realm.algorithms.batch import STATE
 from realm.algorithms.networks import Encoder, Obs, deviations_of
+from realm.algorithms.normalise import add_moments
 from realm.algorithms.recurrent import MemoryNetwork
 from realm.algorithms.settings import NetworkSettings
 from realm.algorithms.windows import begins
@@ -62,7 +63,7 @@ def attention_network(fields: Fields, action: ActionSpec, settings: NetworkSetti
     features = nn.Sequential(encoder, nn.Linear(encoder.features, settings.hidden), nn.Tanh())
     shape = Shape(settings.hidden, settings.memory_steps, settings.memory_layers)
     network = AttentionNetwork(features, shape, action, deviations_of(action, settings))
-    network.normalise(fields, settings)
+    add_moments(network, fields, settings)
     return network
 
 

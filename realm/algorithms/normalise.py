@@ -112,6 +112,12 @@ class Observations(nn.Module):
         return seen
 
 
+def add_moments(network: nn.Module, fields: Fields, settings: Settings) -> None:
+    """Give a network its `observations` and `returns`; None where the settings normalise none."""
+    network.register_module("observations", Observations(fields, settings) if settings.normalises else None)
+    network.register_module("returns", Moments() if settings.normalise_returns else None)
+
+
 def learn_observations(network: Network, settings: Settings, chunk: Chunk, group: Group = ALONE) -> None:
     """Learn the moments of the valid rows of B chunks, in the network's `observations`, if there are any to learn."""
     if settings.normalises:

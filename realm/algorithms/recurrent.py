@@ -21,7 +21,7 @@ from realm.algorithms.batch import STATE, Sequences, tensor
 from realm.algorithms.distributions import Distribution
 from realm.algorithms.losses import Loss, Network
 from realm.algorithms.networks import Encoder, Obs, deviations_of
-from realm.algorithms.normalise import Moments, Observations, seen_by
+from realm.algorithms.normalise import add_moments, seen_by
 from realm.algorithms.ppo import PPO
 from realm.algorithms.settings import NetworkSettings, Settings
 from realm.contract import ActionSpec, Array, Arrays, Fields, PredictContext
@@ -34,8 +34,6 @@ class MemoryNetwork(nn.Module):
     def __init__(self, encoder: nn.Module, width: int, action: ActionSpec, end: Sequence[nn.Module]) -> None:
         """encoder: from observations to features f32 [n, width]. end: of the policy's head."""
         super().__init__()
-        self.observations: Observations | None = None
-        self.returns: Moments | None = None
         self.encoder = encoder
         self.actor_head = nn.Sequential(nn.Linear(width, action.n or sum(action.nvec) or len(action.low)))
         self.critic_head = nn.Linear(width, 1)
@@ -43,10 +41,6 @@ class MemoryNetwork(nn.Module):
             nn.init.orthogonal_(head.weight, gain)  # type: ignore[arg-type]
             nn.init.zeros_(head.bias)  # type: ignore[arg-type]
         self.actor_head.extend(end)
-
-    def normalise(self, fields: Fields, settings: NetworkSettings) -> None:
-        self.observations = Observations(fields, settings) if settings.normalises else None
-        self.returns = Moments() if settings.normalise_returns else None
 
     def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:
         """What the heads see at each step, f32 [k, K, width], and the memory after each by its names, [k, K, ...]. It
@@ -75,7 +69,7 @@ class GRUNetwork(MemoryNetwork):
         encoder, hidden = Encoder(fields), settings.hidden
         layers = nn.Sequential(encoder, nn.Linear(encoder.features, hidden), nn.Tanh())
         super().__init__(layers, hidden, action, deviations_of(action, settings))
-        self.normalise(fields, settings)
+        add_moments(self, fields, settings)
         self.gru = nn.GRU(hidden, hidden, batch_first=True)
 
     def remembered(self, features: Tensor, obs: Obs) -> tuple[Tensor, Obs]:

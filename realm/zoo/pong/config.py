@@ -100,8 +100,8 @@ class Config(Settings):
         self.check("memory_width", whole, f"a multiple of memory_heads, {self.memory_heads}")
         whole = self.network != "transformer" or self.minibatch_size >= self.chunk_length
         self.check("minibatch_size", whole, f"chunk_length, {self.chunk_length}, or more with a memory: whole chunks")
-        for name in ("normalise_obs", "normalise_images", "normalise_returns"):
-            self.check(name, not getattr(self, name), "false, since Pong's networks have no moments")
+        self.check("normalise_obs", not self.normalise_obs, "false, since Pong is seen; normalise_images is for frames")
+        self.check("raw_pixels", not (self.raw_pixels and self.normalise_images), "false if normalise_images is true")
         norm = self.batch_norm != "none"
         self.check("minibatch_size", not norm or self.minibatch_size > 1, "above 1 with batch_norm")
         for name, networks in OF_NETWORKS.items():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from realm.algorithms.networks import Obs
+from realm.algorithms.normalise import add_moments
 from realm.algorithms.ppo import PPO
 from realm.algorithms.recurrent import RecurrentPPO
 from realm.algorithms.windows import Windows
@@ -31,17 +32,21 @@ def heads(config: Config, actions: int) -> Heads:
 
 
 class Agent:
-    acting: tuple[str, ...] = ("trunk.", "actor_head.")  # the rest stays with the learner
+    acting: tuple[str, ...] = ("trunk.", "actor_head.", "observations.")  # the rest stays with the learner
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
         place = torch.device(device), seed
         if config.network == "transformer":
             self.acting = ("",)
-            self.model: nn.Module = transformer(config, spec.action).to(device)
+            self.model: nn.Module = transformer(config, spec.action)
+            add_moments(self.model, spec.obs, config)
+            self.model.to(device)
             self.ppo: PPO = RecurrentPPO(self.model, config, *place, layer=config.layer)
             return
-        self.model = model = heads(config, spec.action.n).to(device)
+        self.model = model = heads(config, spec.action.n)
+        add_moments(model, spec.obs, config)
+        model.to(device)
         ppo = PastPPO if config.network == "attention" else PPO
         cut = Windows if config.frames > 1 else model.cut
         settings = replace(config, shared_trunk=model.critic_trunk is None)

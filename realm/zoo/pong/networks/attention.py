@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from realm.algorithms.batch import FORWARD_ROWS, STATE, Batch, Rows, tensor
 from realm.algorithms.losses import Loss, Network, Outputs
 from realm.algorithms.networks import MLP, Obs
+from realm.algorithms.normalise import seen_by
 from realm.algorithms.ppo import PPO
 from realm.algorithms.windows import begins
 from realm.contract import Array, Arrays, Chunk, PredictContext
@@ -126,7 +127,8 @@ class PastPPO(PPO):
         """
         past, age = context.state["features"], context.state["age"]
         every = {"state": obs["state"], "past": past, "age": age}
-        policy, _, more = self.network({name: tensor(x, self.device) for name, x in every.items()})  # type: ignore[misc]
+        seen = seen_by(self.network, self.settings, {name: tensor(x, self.device) for name, x in every.items()})
+        policy, _, more = self.network(seen)  # type: ignore[misc]
         action, extra = self.distribution.act(policy, {}, context.explore, self.generator)
         features = more["features"].cpu().numpy()
         after = {
@@ -138,6 +140,8 @@ class PastPPO(PPO):
     def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
         """As `PPO.greedy`; the memory is among `obs`, the one after it among what it gives."""
         past, age = obs[STATE + "features"], obs[STATE + "age"]
-        policy, _, more = (network or self.network)({"state": obs["state"], "past": past, "age": age})  # type: ignore[misc]
+        network = network or self.network
+        seen = seen_by(network, self.settings, {"state": obs["state"], "past": past, "age": age})
+        policy, _, more = network(seen)  # type: ignore[misc]
         after = torch.cat((past[:, 1:], more["features"].unsqueeze(1)), 1), (age + 1).clamp(max=past.shape[1])
         return {**self.distribution.greedy(policy, {}), STATE + "features": after[0], STATE + "age": after[1]}

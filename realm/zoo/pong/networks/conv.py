@@ -1,5 +1,6 @@
 """The notebook's base: two convolutions and a dense layer."""
 
+import torch
 from torch import Tensor, nn
 
 from realm.algorithms.networks import Obs, of_images, relu
@@ -8,11 +9,12 @@ from realm.zoo.pong.networks.heads import Trunk
 
 
 def pixels(obs: Obs, config: Config) -> Tensor:
-    """u8 [n, 84, 84, 1], or [n, frames, 84, 84, 1], as f32 [n, channels, 84, 84]."""
-    x = obs["state"].float()
+    """[n, 84, 84, 1], or [n, frames, 84, 84, 1], as f32 [n, channels, 84, 84]. What is not u8 is normalised already."""
+    state = obs["state"]
+    x, scale = state.float(), 255 if state.dtype == torch.uint8 and not config.raw_pixels else 1
     if x.dim() == 5:
         x = x[:, 1] - x[:, 0] if config.difference else x.squeeze(-1).permute(0, 2, 3, 1)
-    return (x if config.raw_pixels else x / 255).permute(0, 3, 1, 2)  # channels are last in memory
+    return (x / scale if scale > 1 else x).permute(0, 3, 1, 2)  # channels are last in memory
 
 
 class Conv(Trunk):
