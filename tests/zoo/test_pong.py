@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from realm.algorithms.normalise import learn_observations, seen_by
 from realm.config.load import load_config
 from realm.contract import ActionSpec, Array, Chunk, Field, PredictContext, Prediction, Spec, Version, WorkflowContext
 from realm.errors import ConfigError
@@ -116,7 +117,8 @@ def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None
         ({"network": "patches", "widths": (-1,)}, "widths is .*, it must be numbers from 1"),
         ({"network": "patches", "widths": ()}, "widths is .*, it must be numbers from 1"),
         ({"network": "attention", "predict_coef": -1.0}, "predict_coef is -1.0, it must be 0 or more"),
-        ({"normalise_returns": True}, "normalise_returns is True, it must be false"),
+        ({"normalise_obs": True}, "normalise_obs is True, it must be false"),
+        ({"raw_pixels": True, "normalise_images": True}, "raw_pixels is True, it must be false"),
         ({"network": "transformer"}, "minibatch_size is 64, it must be chunk_length, 256, or more with a memory"),
         ({"network": "transformer", "memory_width": 100, "minibatch_size": 256}, "a multiple of memory_heads, 16"),
     ],
@@ -262,6 +264,16 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "patches": {"network": "patches", "widths": (36, 18)},
     "conv_patches": {"network": "patches", "patches": "conv", "where": "onehot", "shared_trunk": True, "widths": (4,)},
     "conv_patches_learned": {"network": "patches", "patches": "conv", "where": "learned", "widths": (4,)},
+    **{
+        f"{name}_normalised": {"network": name, "normalise_images": True, "normalise_returns": True, **more}
+        for name, more in (
+            ("conv", {"frames": 2}),
+            ("autoencoder", {"shared_trunk": True, "reconstruction_coef": 0.1}),
+            ("attention", {"shared_trunk": True, "past": 5}),
+            ("patches", {"widths": (36,)}),
+            ("transformer", SMALL),
+        )
+    },
 }
 
 
@@ -283,13 +295,15 @@ def test_the_learner_finds_the_log_probabilities_of_the_actor(name: str) -> None
         chunk = next(chunks)
         assert chunk.first[:, 1:].any()
         assert np.abs(log_probs(agent, chunk) - chunk.extra["log_prob"])[chunk.valid].max() < 1e-5
+        learn_observations(agent.ppo.network, agent.ppo.settings, chunk)
 
 
 def log_probs(agent: Agent, chunk: Chunk) -> Array:
     """f32 [B, T], of the actions by the network as it is."""
     ppo = agent.ppo
     with torch.no_grad():
-        policy = ppo.cut.forward(ppo.cut.inputs(chunk, ppo.device), ppo.network.actor)[:, :-1]
+        seen = seen_by(ppo.network, ppo.settings, ppo.cut.inputs(chunk, ppo.device))
+        policy = ppo.cut.forward(seen, ppo.network.actor)[:, :-1]
         action = torch.from_numpy(chunk.action)
         found = ppo.distribution.log_prob(policy.flatten(0, 1), {}, action.flatten())
     return found.view(action.shape).numpy()

@@ -90,9 +90,11 @@ class Task(NamedTuple):
 def all_studies(path: Path = STUDIES) -> tuple[list[Study], str]:
     """Those of a file, and what an evaluation of them is."""
     tables = read_toml(path)[0]
-    if not (evaluation := tables.pop("page", {}).get("evaluation")):
+    page = tables.pop("page", {})
+    if not (evaluation := page.pop("evaluation", "")):
         raise ConfigError(f"{path}: [page] evaluation is missing; it must say what an evaluation is")
-    studies = [Study(name, **{**one, "set": tuple(one.get("set", ()))}) for name, one in tables.items()]
+    over = tuple(page.pop("set", ()))
+    studies = [Study(name, **{**page, **one, "set": (*over, *one.get("set", ()))}) for name, one in tables.items()]
     for one in studies:
         if one.beside not in tables and (one.beside or np.isnan(one.at_least)):
             raise ConfigError(f"{path}: [{one.name}] beside is {one.beside!r}; without at_least it must be another run")
