@@ -326,6 +326,22 @@ def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path, monkeypatch
     assert ends["C, E-v1"][:4] == [19.007, 4.0, 19.0, 19.0], "both bases until the end of its own"
 
 
+def test_keys_of_the_page_are_those_of_every_run(tmp_path):
+    file = tmp_path / "x.toml"
+    of_all = "evaluation = 'it'\nbeside = 'a'\nset = ['seed=1', 'max_env_steps=9']"
+    file.write_text(
+        f"[page]\n{of_all}\n[a]\nsays = 'A'\nconfig = 'pendulum.toml'\n"
+        "[b]\nsays = 'B'\nconfig = 'pendulum.toml'\nset = ['max_env_steps=7']\n"
+        "[c]\nsays = 'C'\nconfig = 'pendulum.toml'\nbeside = 'b'\n"
+    )
+    studies, evaluation = control.all_studies(file)
+    assert evaluation == "it"
+    assert [one.beside for one in studies] == ["a", "a", "b"]
+    apps = [control.Task(one, 3, tmp_path / "x-3").config().app for one in studies]
+    assert [app.max_env_steps for app in apps] == [9, 7, 9]
+    assert [app.seed for app in apps] == [3, 3, 3], "the seed is the run's"
+
+
 @pytest.mark.parametrize("keys", ["beside = 'simpel'", ""])
 def test_a_base_that_is_not_there_is_one_sentence(tmp_path, keys):
     file = tmp_path / "x.toml"

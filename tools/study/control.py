@@ -7,11 +7,11 @@
     python tools/study/control.py --studies tools/study/pong.toml --jobs 2 --seeds 1 --only norm_img std_only
 
 The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml and pong.toml, Mario's in
-mario.toml. Each is the folder train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its
-checkpoint and its replay memory, and one that another process trains is left to it. At the end it writes
-docs/control.md or docs/ppo.md and the picture, and says what is missing. Sections of the page that have a heading of
-their own are kept. The curves are in a JSON file next to the page, too: a run that has ended on another machine is not
-trained again.
+mario.toml; pong_quick.toml tries each of Pong's ideas in a quarter of an hour. Each is the folder
+train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its checkpoint and its replay
+memory, and one that another process trains is left to it. At the end it writes docs/control.md or docs/ppo.md and the
+picture, and says what is missing. Sections of the page that have a heading of their own are kept. The curves are in a
+JSON file next to the page, too: a run that has ended on another machine is not trained again.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ Other work ran on the same cores, so minutes are upper bounds.
 def page(results: Sequence[Result], machine: dict[str, Any], studies: Path, evaluation: str, out: Path) -> str:
     names = list(dict.fromkeys(one.task.study.says.partition(",")[0] for one in results))
     algorithms = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    title = names[0] if names == [studies.stem.upper()] else studies.stem.capitalize()
+    title = names[0] if names == [studies.stem.upper()] else studies.stem.replace("_", " ").capitalize()
     lines = [f"![The evaluations of all runs against env steps]({out.with_suffix('.png').name})\n"]
     lines += ["| what | mark | each seed | mean | others | reached |", "|---|---|---|---:|---|---|"]
     waiting = 0  # studies of which no run has an evaluation
