@@ -429,10 +429,15 @@ def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age
     assert reached.tolist() == [[place >= 6 - own for place in range(6)] for own in age]
 
 
+EXPORTED = ["difference", "attention", "attention_broken", "attention_normalised", "transformer", "conv_patches"]
+
+
 @pytest.mark.skipif(any(find_spec(name) is None for name in ("onnx", "onnxruntime")), reason="needs the extra [onnx]")
-@pytest.mark.parametrize("name", ["difference", "attention", "attention_broken", "transformer", "conv_patches"])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_a_network_is_exported_with_its_memory(name: str, tmp_path: Path) -> None:
     agent, _ = playing(**NETWORKS[name])
+    if agent.ppo.settings.normalises:
+        agent.model.get_submodule("observations").learn({"state": torch.from_numpy(Flicker(64).obs()["state"])})
     with torch.no_grad():
         for weight in agent.model.parameters():
             weight += 0.05 * torch.randn_like(weight)  # so that actions differ

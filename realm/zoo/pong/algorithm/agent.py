@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from realm.algorithms.networks import Obs
 from realm.algorithms.normalise import add_moments
@@ -36,21 +35,18 @@ class Agent:
 
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        place = torch.device(device), seed
-        if config.network == "transformer":
-            self.acting = ("",)
-            self.model: nn.Module = transformer(config, spec.action)
-            add_moments(self.model, spec.obs, config)
-            self.model.to(device)
-            self.ppo: PPO = RecurrentPPO(self.model, config, *place, layer=config.layer)
-            return
-        self.model = model = heads(config, spec.action.n)
+        recurrent, place = config.network == "transformer", (torch.device(device), seed)
+        self.model = model = transformer(config, spec.action) if recurrent else heads(config, spec.action.n)
         add_moments(model, spec.obs, config)
         model.to(device)
-        ppo = PastPPO if config.network == "attention" else PPO
-        cut = Windows if config.frames > 1 else model.cut
-        settings = replace(config, shared_trunk=model.critic_trunk is None)
-        self.ppo = ppo(model, settings, *place, losses=model.losses(), cut=cut, layer=config.layer)
+        if isinstance(model, Heads):
+            ppo = PastPPO if config.network == "attention" else PPO
+            cut = Windows if config.frames > 1 else model.cut
+            settings = replace(config, shared_trunk=model.critic_trunk is None)
+            self.ppo: PPO = ppo(model, settings, *place, losses=model.losses(), cut=cut, layer=config.layer)
+        else:
+            self.acting = ("",)
+            self.ppo = RecurrentPPO(model, config, *place, layer=config.layer)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
         return self.ppo.remember(obs, context)

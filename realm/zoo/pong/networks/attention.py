@@ -121,14 +121,10 @@ class Attention(Heads):
 class PastPPO(PPO):
     @torch.inference_mode()
     def remember(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
-        """Choose an action for each row, as `act` does. obs: name -> [N, ...]
-
-        Returns action i64 [N], extra with the features of the frames, and the memory after them.
-        """
+        """As `PPO.remember`; the features of the frames are among the extra."""
         past, age = context.state["features"], context.state["age"]
-        every = {"state": obs["state"], "past": past, "age": age}
-        seen = seen_by(self.network, self.settings, {name: tensor(x, self.device) for name, x in every.items()})
-        policy, _, more = self.network(seen)  # type: ignore[misc]
+        every = {name: tensor(x, self.device) for name, x in {**obs, "past": past, "age": age}.items()}
+        policy, _, more = self.network(seen_by(self.network, self.settings, every))  # type: ignore[misc]
         action, extra = self.distribution.act(policy, {}, context.explore, self.generator)
         features = more["features"].cpu().numpy()
         after = {
@@ -140,8 +136,7 @@ class PastPPO(PPO):
     def greedy(self, obs: Obs, network: Network | None = None) -> Obs:
         """As `PPO.greedy`; the memory is among `obs`, the one after it among what it gives."""
         past, age = obs[STATE + "features"], obs[STATE + "age"]
-        network = network or self.network
-        seen = seen_by(network, self.settings, {"state": obs["state"], "past": past, "age": age})
-        policy, _, more = network(seen)  # type: ignore[misc]
+        network, every = network or self.network, {"state": obs["state"], "past": past, "age": age}
+        policy, _, more = network(seen_by(network, self.settings, every))  # type: ignore[misc]
         after = torch.cat((past[:, 1:], more["features"].unsqueeze(1)), 1), (age + 1).clamp(max=past.shape[1])
         return {**self.distribution.greedy(policy, {}), STATE + "features": after[0], STATE + "age": after[1]}

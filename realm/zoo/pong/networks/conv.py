@@ -1,6 +1,5 @@
 """The notebook's base: two convolutions and a dense layer."""
 
-import torch
 from torch import Tensor, nn
 
 from realm.algorithms.networks import Obs, of_images, relu
@@ -10,11 +9,10 @@ from realm.zoo.pong.networks.heads import Trunk
 
 def pixels(obs: Obs, config: Config) -> Tensor:
     """[n, 84, 84, 1], or [n, frames, 84, 84, 1], as f32 [n, channels, 84, 84]. What is not u8 is normalised already."""
-    state = obs["state"]
-    x, scale = state.float(), 255 if state.dtype == torch.uint8 and not config.raw_pixels else 1
+    x, raw = obs["state"].float(), config.raw_pixels or obs["state"].is_floating_point()
     if x.dim() == 5:
         x = x[:, 1] - x[:, 0] if config.difference else x.squeeze(-1).permute(0, 2, 3, 1)
-    return (x / scale if scale > 1 else x).permute(0, 3, 1, 2)  # channels are last in memory
+    return (x if raw else x / 255).permute(0, 3, 1, 2)  # channels are last in memory
 
 
 class Conv(Trunk):
