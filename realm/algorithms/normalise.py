@@ -60,8 +60,7 @@ class Moments(nn.Module):
         return (self.variance + _EPS).sqrt()
 
     def scaled(self, x: Tensor) -> Tensor:
-        """x [..., *shape] less the mean, in deviations, f32. The difference is one in float64: of noise on 1e6 float32
-        keeps nothing."""
+        """x [..., *shape] less the mean, in deviations, f32. Subtracted in float64: float32 keeps no noise on 1e6."""
         kind = _kind(x)
         return ((x.to(kind) - self.mean.to(kind)) / self.deviation.to(kind)).float()
 
@@ -113,9 +112,11 @@ class Observations(nn.Module):
 
 
 def add_moments(network: nn.Module, fields: Fields, settings: Settings) -> None:
-    """Give a network its `observations` and `returns`; None where the settings normalise none."""
-    network.register_module("observations", Observations(fields, settings) if settings.normalises else None)
-    network.register_module("returns", Moments() if settings.normalise_returns else None)
+    """Give a network its `observations` and `returns`, as the settings say."""
+    if settings.normalises:
+        network.add_module("observations", Observations(fields, settings))
+    if settings.normalise_returns:
+        network.add_module("returns", Moments())
 
 
 def learn_observations(network: Network, settings: Settings, chunk: Chunk, group: Group = ALONE) -> None:
@@ -133,8 +134,7 @@ def seen_by(network: Network, settings: Settings, obs: Obs) -> Obs:
 
 
 def returns_of(network: Network, settings: Settings) -> Moments | None:
-    """With `normalise_returns`: the moments in the network's `returns`. Its critic estimates returns less their mean,
-    in deviations."""
+    """With `normalise_returns`: the moments in whose deviations, and less whose mean, the critic estimates returns."""
     return cast(Moments, network.get_submodule("returns")) if settings.normalise_returns else None
 
 
