@@ -49,8 +49,8 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
     envs = make_envs(config, 1, config.app.seed)
     with _in_definition(algo):
         check_envs(envs, 1)
-    check_best_by(getattr(hyper, "best_by", ()), config.app, envs)
     with calling(config, "spec"):
+        check_best_by(getattr(hyper, "best_by", ()), config.app, envs)
         spec = definition.spec(envs, hyper)
     with _in_definition(algo):
         if not isinstance(spec, Spec):

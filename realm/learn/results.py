@@ -59,11 +59,11 @@ def means_of(statistics: Mapping[str, Array]) -> dict[str, float]:
     return means
 
 
-def ranked(by: Sequence[str], means: Mapping[str, float]) -> list[float]:
+def ranked(by: Sequence[str], means: Mapping[str, float], key: str = "best_by") -> list[float]:
     """The means that choose the best model. Raises ConfigError for a statistic that there is not."""
     if unknown := [name for name in by if name not in means]:
-        near = did_you_mean(unknown[0], means)
-        raise ConfigError(f"best_by names {unknown[0]!r}, but an evaluation has {', '.join(sorted(means))}{near}")
+        near = did_you_mean(unknown[0], means) or "; app.log_info adds others"
+        raise ConfigError(f"{key} names {unknown[0]!r}, but an evaluation has {', '.join(sorted(means))}{near}")
     return [means[name] for name in by]
 
 
@@ -74,7 +74,7 @@ def check_best_by(by: Sequence[str], app: AppConfig, envs: Any) -> None:
     if isinstance(envs, RecordEpisodeStatistics):
         names = ["r", "l", "t", *app.log_info]
         names += [f"{name}_sampled" for name in names] if app.eval_actions == "both" else []
-        ranked(by, means_of(dict.fromkeys(names, np.zeros(1))))
+        ranked(by, means_of(dict.fromkeys(names, np.zeros(1))), f"{app.hyper_table}.best_by")
 
 
 @dataclass(frozen=True)

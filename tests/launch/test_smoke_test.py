@@ -48,7 +48,10 @@ def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start():
 
     for by in ("cleared", "l"):
         run(by)
-    with pytest.raises(ConfigError, match=r"best_by names 'cleard', but .* r_least, .*\(did you mean 'cleared'\?\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^--set ppo.best_by=.*: ppo.best_by names 'cleard', but .* r_least, .*\(did you mean 'cleared'\?\)",
+    ):
         run("cleard")
 
 
