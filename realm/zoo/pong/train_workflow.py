@@ -19,9 +19,7 @@ LEAST_ACTIONS, MOST_ACTIONS = 100, 500  # that are compressed together
 def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
     config: Config = context.config
     if config.episode and envs.num_envs != 1:
-        raise ConfigError(
-            f"pong.episode needs one environment, there are {envs.num_envs}; set aisrv_connect_to_kaiwu_env_count = 1"
-        )
+        raise ConfigError(f"pong.episode needs aisrv_connect_to_kaiwu_env_count = 1, and it is {envs.num_envs}")
     obs, _ = envs.reset(seed=context.seed)
     chunks = ChunkBuilder(context.spec, obs, context.worker, context.incarnation)
     habits = [deque[int](maxlen=MOST_ACTIONS) for _ in range(envs.num_envs)]

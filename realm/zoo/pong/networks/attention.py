@@ -90,10 +90,9 @@ class Attending(Trunk):
         seen = torch.cat((torch.where(allowed[:, :-1, None], obs["past"], 0.0), features[:, None]), 1)
         placed = seen if self.positions is None else seen + self.positions
         mask = torch.where(allowed, 0.0, -1e-7 if self.broken_mask else -math.inf)
-        found = nn.functional.scaled_dot_product_attention(
-            self.query(features)[:, None], self.key(placed), self.value(placed), mask[:, None]
-        )
-        attended = found.squeeze(1)
+        # one head: torch has no quick way without an axis for it
+        query, key, value = self.query(features)[:, None, None], self.key(placed)[:, None], self.value(placed)[:, None]
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, mask[:, None, None]).flatten(1)
         return torch.cat((features, attended), 1), {"features": features, "attended": attended}
 
 

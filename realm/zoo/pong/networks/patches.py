@@ -37,7 +37,8 @@ class Patches(Trunk):
     def tokens(self, obs: Obs) -> Tensor:
         """f32 [n, patches, numbers]."""
         frame = self.convolutions(pixels(obs, self.config))
-        patches = nn.functional.unfold(frame, self.side, stride=self.side).transpose(1, 2)
+        cut = frame.reshape(-1, self.rows, self.side, self.rows, self.side).transpose(2, 3)  # quicker than `unfold`
+        patches: Tensor = cut.flatten(3).flatten(1, 2)
         if self.config.where == "onehot":
             patches = torch.cat((patches, self.onehot.expand(patches.shape[0], -1, -1)), 2)
         return patches if self.places is None else patches + self.places
@@ -57,4 +58,5 @@ class _Attention(nn.Module):
         self.project, self.kept = nn.Linear(numbers, 3 * kept), kept
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(*self.project(x).split(self.kept, 2))
+        one_head = self.project(x).unsqueeze(1).split(self.kept, 3)  # torch has no quick way without an axis of heads
+        return nn.functional.scaled_dot_product_attention(*one_head).squeeze(1)
