@@ -14,6 +14,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch import nn
 
 from realm.algorithms.normalise import learn_observations, seen_by
 from realm.config.load import load_config
@@ -427,6 +428,28 @@ def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age
     assert past.grad is not None
     reached = past.grad.abs().sum(2) > 0
     assert reached.tolist() == [[place >= 6 - own for place in range(6)] for own in age]
+
+
+@pytest.mark.parametrize("more", [{}, {"positions": True}, {"broken_mask": True}])
+def test_attention_is_that_of_keys_and_values(more: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    trunk = Attending(Config(network="attention", past=6, **more))
+    if trunk.positions is not None:
+        nn.init.normal_(trunk.positions)
+    obs = {"state": torch.randint(256, (3, 84, 84, 1), dtype=torch.uint8), "past": torch.randn(3, 6, 256)}
+    age = torch.tensor([0, 4, 6])
+    out, more_out = trunk({**obs, "age": age})
+    features = trunk.conv(obs)[0]
+    for row in range(3):
+        known = torch.cat((obs["past"][row].clone(), features[row : row + 1]))
+        masked = torch.arange(6, -1, -1) > age[row]
+        known[masked] = 0.0
+        known = known if trunk.positions is None else known + trunk.positions
+        scores = trunk.key(known) @ trunk.query(features[row]) / 16
+        weights = torch.softmax(scores if trunk.broken_mask else scores.masked_fill(masked, -torch.inf), 0)
+        wanted = weights @ trunk.value(known)
+        torch.testing.assert_close(more_out["attended"][row], wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out[row], torch.cat((features[row], wanted)), rtol=1e-4, atol=1e-5)
 
 
 EXPORTED = ["difference", "attention", "attention_broken", "attention_normalised", "transformer", "conv_patches"]

@@ -36,8 +36,7 @@ _PROTOCOLS: dict[str, dict[str, Any]] = {
 class _Cut(TransformObservation):
     """Shows a part of the screen."""
 
-    inputs: dict[str, dict[str, Any]]
-    """For `realm export`."""
+    inputs: dict[str, dict[str, Any]]  # for `realm export`
 
 
 def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:

@@ -79,7 +79,8 @@ class Attending(Trunk):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.conv = Conv(config)
-        self.query, self.key, self.value = (nn.Linear(FEATURES, FEATURES) for _ in range(3))
+        self.query, self.value = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.key = nn.Linear(FEATURES, FEATURES, bias=False)  # one would be the same for every past frame
         self.broken_mask = config.broken_mask
         self.positions = nn.Parameter(torch.zeros(config.past + 1, FEATURES)) if config.positions else None
 
@@ -90,9 +91,10 @@ class Attending(Trunk):
         seen = torch.cat((torch.where(allowed[:, :-1, None], obs["past"], 0.0), features[:, None]), 1)
         placed = seen if self.positions is None else seen + self.positions
         mask = torch.where(allowed, 0.0, -1e-7 if self.broken_mask else -math.inf)
-        # one head: torch has no quick way without an axis for it
-        query, key, value = self.query(features)[:, None, None], self.key(placed)[:, None], self.value(placed)[:, None]
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, mask[:, None, None]).flatten(1)
+        # a single query needs no keys and values of past frames: q (K x) = (q K) x, and sum(a V x) = V sum(a x)
+        query, rows = (self.query(features) @ self.key.weight)[:, None, None], placed[:, None]  # and one head
+        found = nn.functional.scaled_dot_product_attention(query, rows, rows, mask[:, None, None])
+        attended = self.value(found.flatten(1))
         return torch.cat((features, attended), 1), {"features": features, "attended": attended}
 
 
