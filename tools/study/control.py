@@ -20,6 +20,7 @@ import argparse
 import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,8 +90,7 @@ class Task(NamedTuple):
 
 def all_studies(path: Path = STUDIES) -> tuple[list[Study], str]:
     """Those of a file, and what an evaluation of them is."""
-    tables = read_toml(path)[0]
-    page = tables.pop("page", {})
+    page = (tables := read_toml(path)[0]).pop("page", {})
     if not (evaluation := page.pop("evaluation", "")):
         raise ConfigError(f"{path}: [page] evaluation is missing; it must say what an evaluation is")
     over = tuple(page.pop("set", ()))
@@ -298,7 +298,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
             curve = np.array([(point.env_steps, point.score) for point in one.points if point.env_steps < until])
             axis.plot(curve[:, 0] / 1000, curve[:, 1], color="C7" if one in base else "C0", linewidth=1.1)
         axis.axhline(study.at_least, color="black", linestyle="--", linewidth=0.9)
-        axis.set_title(study.says, fontsize=12, wrap=True)
+        axis.set_title(textwrap.fill(study.says, 44), fontsize=12)
         axis.set_xlabel("thousand env steps", fontsize=11)
         axis.tick_params(labelsize=11)
         axis.grid(alpha=0.3)
