@@ -7,7 +7,7 @@
     python tools/study/control.py --studies tools/study/pong.toml --jobs 2 --seeds 1 --only norm_img std_only
 
 The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml and pong.toml, Mario's in
-mario.toml; pong_quick.toml tries each of Pong's ideas in a quarter of an hour. Each is the folder
+mario.toml; pong_quick.toml tries each of Pong's ideas in half an hour. Each is the folder
 train/control/<name>-<seed>, or train/ppo/...; one that is not finished goes on from its checkpoint and its replay
 memory, and one that another process trains is left to it. At the end it writes docs/control.md or docs/ppo.md and the
 picture, and says what is missing. Sections of the page that have a heading of their own are kept. The curves are in a
