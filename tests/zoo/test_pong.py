@@ -335,7 +335,9 @@ def test_precision_is_that_of_the_gradients() -> None:
         assert 0 < (rough - exact).norm() / exact.norm() < 0.05
 
 
-@pytest.mark.parametrize("name", ["shared", "autoencoder", "attention", "conv_patches", "transformer"])
+@pytest.mark.parametrize(
+    "name", ["shared", "autoencoder", "autoencoder_normalised", "attention", "conv_patches", "transformer"]
+)
 def test_what_a_network_sees_is_one_picture(name: str, tmp_path: Path) -> None:
     agent, _ = playing(**NETWORKS[name])
     envs = Flicker(1)
@@ -441,7 +443,7 @@ def test_attention_is_that_of_keys_and_values(more: dict[str, bool]) -> None:
     out, more_out = trunk({**obs, "age": age})
     features = trunk.conv(obs)[0]
     for row in range(3):
-        known = torch.cat((obs["past"][row].clone(), features[row : row + 1]))
+        known = torch.cat((obs["past"][row], features[row : row + 1]))
         masked = torch.arange(6, -1, -1) > age[row]
         known[masked] = 0.0
         known = known if trunk.positions is None else known + trunk.positions

@@ -149,10 +149,11 @@ def draw(game: Game, model: Any, title: str, out: Path) -> None:
     if decoder is not None:
         some = np.linspace(len(game.frames) // 10, len(game.frames) - 1, MOMENTS).astype(int)
         with torch.inference_mode():
-            shown = decoder(torch.from_numpy(latent[some]))[:, 0].numpy()
+            shown = decoder(torch.from_numpy(latent[some])).permute(0, 2, 3, 1)
+            shown = model.observations.moments[0].unscaled(shown) / 255 if hasattr(model, "observations") else shown
         for column, step in enumerate(some):
             show(grid[row + 1, column], game.frames[step], f"step {step}", vmin=0, vmax=255)
-            show(grid[row + 2, column], shown[column], "reconstructed", vmin=0, vmax=1)
+            show(grid[row + 2, column], shown[column, ..., 0].numpy(), "reconstructed", vmin=0, vmax=1)
         row += 2
     if latent is not None:
         axes = figure.add_subplot(grid[row + 1, :])

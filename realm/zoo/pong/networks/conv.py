@@ -8,8 +8,8 @@ from realm.zoo.pong.networks.heads import Trunk
 
 
 def pixels(obs: Obs, config: Config) -> Tensor:
-    """[n, 84, 84, 1], or [n, frames, 84, 84, 1], as f32 [n, channels, 84, 84]. What is not u8 is normalised already."""
-    x, raw = obs["state"].float(), config.raw_pixels or obs["state"].is_floating_point()
+    """u8, or f32 if normalised, [n, 84, 84, 1] or [n, frames, 84, 84, 1], as f32 [n, channels, 84, 84]."""
+    x, raw = obs["state"].float(), config.raw_pixels or config.normalise_images
     if x.dim() == 5:
         x = x[:, 1] - x[:, 0] if config.difference else x.squeeze(-1).permute(0, 2, 3, 1)
     return (x if raw else x / 255).permute(0, 3, 1, 2)  # channels are last in memory
