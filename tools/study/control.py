@@ -3,7 +3,6 @@
     python tools/study/control.py --only td3-pendulum sac-pendulum
     python tools/study/control.py --jobs 2              # all: HalfCheetah and Hopper take hours each, on a core each
     python tools/study/control.py --jobs 0              # starts nothing: only the page, from the runs that are there
-    python tools/study/control.py --studies tools/study/ppo.toml --jobs 2
     python tools/study/control.py --studies tools/study/pong.toml --jobs 2 --seeds 1 --only norm_img std_only
 
 The runs of TD3, SAC and DQN are in tools/study/control.toml, those of PPO in ppo.toml and pong.toml, Mario's in
