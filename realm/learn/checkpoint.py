@@ -121,13 +121,7 @@ def load_bytes(model: torch.nn.Module, weights: bytes, parts: tuple[str, ...] = 
 
 
 def save(
-    folder: Path,
-    agent: Agent,
-    version: Version,
-    env_steps: int,
-    schema: str,
-    keep: int,
-    parts: tuple[str, ...] = WHOLE,
+    folder: Path, agent: Agent, version: Version, env_steps: int, schema: str, keep: int, parts: tuple[str, ...] = WHOLE
 ) -> Path:
     """Write a checkpoint below `folder` (`ckpt/`) and remove all but the newest `keep`. Raises OSError.
 

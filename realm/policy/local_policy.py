@@ -10,19 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from realm.contract import (
-    Agent,
-    Array,
-    Arrays,
-    Field,
-    Fields,
-    PredictContext,
-    Prediction,
-    Spec,
-    Version,
-    check_arrays,
-)
-from realm.errors import ContractError
+from realm.contract import Agent, Array, Arrays, Field, Fields, PredictContext, Prediction, Spec, Version, check_arrays
+from realm.errors import ContractError, place_of_function
 from realm.policy.state import PolicyState
 
 Refresh = Callable[[], tuple[Version, int, int]]
@@ -46,7 +35,7 @@ class LocalPolicy:
     ) -> None:
         """count: takes `cleared_memories`."""
         self.agent, self.refresh = agent, refresh
-        self._fields = reply_fields(spec)
+        self._checked = answer_checker(agent, spec)
         self._slot = np.arange(num_envs)
         self._state = PolicyState(spec.state, num_envs, count)
         self.actions = 0
@@ -58,7 +47,7 @@ class LocalPolicy:
         # torch takes no array that runs backwards, as a mirrored observation does
         obs = {name: np.ascontiguousarray(x) if min(x.strides, default=0) < 0 else x for name, x in obs.items()}
         predicted = self.agent.predict(obs, context)
-        checked_answer(predicted, self._fields, len(first))
+        self._checked(predicted, len(first))
         self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})
         self.actions += len(first)
         return Prediction(predicted[0], predicted[1], version, env_steps, state, size)
@@ -90,21 +79,23 @@ def reply_fields(spec: Spec) -> Fields:
     }
 
 
-def checked_answer(predicted: Any, fields: Fields, rows: int) -> Arrays:
-    """Turn the result of Agent.predict into the arrays of a reply. Checks it here, in the agent's process, so that the
-    ContractError blames the agent and not the receiver."""
-    label = "the result of Agent.predict"
-    parts = 3 if any(name.startswith("state.") for name in fields) else 2
-    dicts = isinstance(predicted, tuple) and all(isinstance(part, dict) for part in predicted[1:])
-    if parts == 2 and dicts and predicted[2:] == ({},):  # no memory
-        predicted = predicted[:2]
-    if not (dicts and len(predicted) == parts):
-        more = ", and a dict of the memory that Spec.state names" if parts == 3 else ""
-        raise ContractError(f"{label}: must be an array and a dict of arrays{more}")
-    answer = {"action": predicted[0], **{f"extra.{name}": array for name, array in predicted[1].items()}}
-    answer |= {f"state.{name}": array for name, array in (predicted[2] if parts == 3 else {}).items()}
-    strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
-    if strange:
-        raise ContractError(f"{label}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
-    check_arrays(answer, fields, (rows,), label)
-    return answer
+def answer_checker(agent: Agent, spec: Spec) -> Callable[[Any, int], Arrays]:
+    """What turns a result of Agent.predict, of so many rows, into the arrays of a reply. It checks them, in the agent's
+    process, so that its ContractError blames the agent and not the receiver."""
+    fields, more = reply_fields(spec), ", and a dict of the memory that Spec.state names" if spec.state else ""
+    label = f"{place_of_function(agent.predict)}: the result of Agent.predict"
+
+    def checked(predicted: Any, rows: int) -> Arrays:
+        dicts = isinstance(predicted, tuple) and all(isinstance(part, dict) for part in predicted[1:])
+        if not (dicts and 2 + bool(more) <= len(predicted) <= 3):
+            raise ContractError(f"{label}: must be an array and a dict of arrays{more}")
+        action, extra, state = (*predicted, {})[:3]
+        answer = {"action": action, **{f"extra.{name}": array for name, array in extra.items()}}
+        answer |= {f"state.{name}": array for name, array in state.items()}
+        strange = [name for name, array in answer.items() if not isinstance(array, np.ndarray)]
+        if strange:
+            raise ContractError(f"{label}: {strange[0]} must be a NumPy array, got {type(answer[strange[0]]).__name__}")
+        check_arrays(answer, fields, (rows,), label)
+        return answer
+
+    return checked

@@ -14,7 +14,7 @@ import numpy as np
 
 from realm.contract import NO_VERSION, Array, Arrays, PredictContext, Version
 from realm.learn.checkpoint import acting, load_bytes
-from realm.policy.local_policy import checked_answer, reply_fields, request_fields
+from realm.policy.local_policy import answer_checker, reply_fields, request_fields
 from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.user import make_agent
@@ -34,14 +34,14 @@ def run(job: Job) -> None:
     to_pool = job.client("model_pool")
     parts = acting(agent)
     models = ModelReader(to_pool, lambda weights: load_bytes(agent.model, weights, parts))
-    answer_fields = reply_fields(job.spec)
+    checked = answer_checker(agent, job.spec)
 
     def answer(batch: list[Question]) -> None:
         """Run one forward pass over these questions and send each worker its rows."""
         started = time.perf_counter()
         served = models.version, models.env_steps, models.memory_size
         given, context = joined(batch, models.env_steps, models.memory_size)
-        predicted = checked_answer(agent.predict(given, context), answer_fields, len(context.first))
+        predicted = checked(agent.predict(given, context), len(context.first))
         row = 0
         for question in batch:
             lines.answer(question, served, predicted, row)
@@ -53,7 +53,7 @@ def run(job: Job) -> None:
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 
-    lines = Lines(server, [server, to_pool], request_fields(job.spec), answer_fields)
+    lines = Lines(server, [server, to_pool], request_fields(job.spec), reply_fields(job.spec))
     server.expect(0)  # who asks for a line sends little
     try:
         link.ready([server, to_pool])

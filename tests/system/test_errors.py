@@ -202,7 +202,17 @@ def test_a_round_of_another_size_than_the_plans_is_not_waited_for(tmp_path):
     assert "it must be 8" in done.stderr
 
 
-WRONG = "count.copy()}", "count.astype('float32')}", "the result of Agent.predict: extra.echo must be int64"
+PREDICT, RESULT = "def predict(self, obs, context):", "agent.py:{begins}: the result of Agent.predict: "
+WRONG = (
+    "count.copy()}",
+    "count.astype('float32')}",
+    "agent.py:{begins}: the result of Agent.predict: extra.echo must be int64",
+)
+SHORT = (
+    '{"steps": after}',
+    '{"steps": after[:, :1]}',
+    "agent.py:{begins}: the result of Agent.predict: state.steps must be int64[",
+)
 STOPS = (
     'count = obs["count"]',
     'breakpoint(); count = obs["count"]',
@@ -215,6 +225,7 @@ STOPS = (
     [
         pytest.param("local", "aisrv-0", WRONG, id="worker"),
         pytest.param("remote", "actor-0", WRONG, id="actor"),
+        pytest.param("remote", "actor-0", SHORT, id="memory"),
         pytest.param("remote", "actor-0", STOPS, id="debugger", marks=pytest.mark.slow),
     ],
 )
@@ -227,9 +238,10 @@ def test_a_prediction_that_is_not_the_specs_blames_the_agent(tmp_path, place, ro
     assert old in source
     agent.write_text(source.replace(old, new))
     settings = ["wrapper_type=remote", "buffer_backend=native", f"predict_local_or_remote={place}"]
+    settings += ["wrong.remember=true"] if change is SHORT else []
     done = start(tmp_path, "algo=wrong", *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert f"{role}: " in done.stderr
-    line = source[: source.index(old)].count("\n") + 1
+    begins, line = (source[: source.index(what)].count("\n") + 1 for what in (PREDICT, old))
     # a debugger stops there, or before Python 3.13 at the line behind it
-    assert any(text.format(line=one) in done.stderr for one in (line, line + 1))
+    assert any(text.format(begins=begins, line=one) in done.stderr for one in (line, line + 1)), done.stderr
