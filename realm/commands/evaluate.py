@@ -174,19 +174,19 @@ def _print_statistics(candidate: Candidate) -> None:
         with counting(ROUNDS[explore], episodes) as show:
             played = evaluate(config, candidate.envs, candidate.predict, episodes, explore, request.seed, show)
         statistics = played.statistics
-        number = len(statistics[main_statistic(statistics)])
+        main = main_statistic(statistics)
         if played.cut:
             logger.warning("{}", played.cut)
         columns.append({name: values.tolist() for name, values in statistics.items()})
-        title = f"{title_of(candidate.checkpoint)}, {number} episodes, {ROUNDS[explore]}, seed {request.seed}"
-        console.print(plain(title))
+        limit = f"; {played.truncated} ended by the environment's limit" if played.truncated else ""
+        title = f"{len(statistics[main])} episodes, {ROUNDS[explore]}, seed {request.seed}{limit}"
+        console.print(plain(f"{title_of(candidate.checkpoint)}, {title}"))
         view = Table("statistic", "mean", "± s.e.", "median", "deviation", "least", "greatest")
         for name, values in statistics.items():
             error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
             numbers = values.mean(), error, np.median(values), values.std(), values.min(), values.max()
             view.add_row(named(name), *(f"{number:,.2f}" for number in numbers))
         console.print(view)
-        main = main_statistic(statistics)
         console.print(histogram(main, statistics[main]))
     write_json(candidate, columns, {})
 

@@ -62,7 +62,7 @@ def evaluate_layouts(
         awake, begun = np.ones(num_envs, np.bool_), num_envs
         history, since = list[Array](), np.zeros(num_envs, np.int64)
         obs, _ = envs.reset(seed=seed, options={"layouts": [layouts[k] for k in left]})
-        for t, (action, _, ended, lost, info) in enumerate(steps_of(envs, predict, obs, explore, awake)):
+        for t, (action, _, ended, _, lost, info) in enumerate(steps_of(envs, predict, obs, explore, awake)):
             if lost.any():
                 break
             if keep_actions:

@@ -52,6 +52,7 @@ class EpisodeStatistics(NamedTuple):
     statistics: dict[str, Array]  # name -> [n], of each episode that counts
     cut: str  # a sentence about episodes that did not end; "" where all did
     ended: int  # episodes that did
+    truncated: int  # and these by a limit of the environment's own
 
 
 def guarded(config: RunConfig, envs: Any, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
@@ -87,7 +88,7 @@ def evaluate(
     limit = _own_limit(config, envs) or most_steps
     rows: dict[str, list[float]] = {}
     cut: dict[str, list[float]] = {"r": [], "l": []}
-    ended_well = 0
+    ended_well, by_limit = 0, 0
     returns, lengths, resets = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.bool_)
     base = getattr(envs, "unwrapped", None)
     ones = base.envs if isinstance(base, SyncVectorEnv) else []
@@ -95,7 +96,7 @@ def evaluate(
     with calling(config, "reset"):
         obs, _ = envs.reset(seed=seed)
     everyone = np.ones(num_envs, np.bool_)  # a user's environment may refuse a repeated action
-    for t, (_, reward, ended, lost, info) in enumerate(steps_of(envs, predict, obs, explore, everyone)):
+    for t, (_, reward, ended, truncated, lost, info) in enumerate(steps_of(envs, predict, obs, explore, everyone)):
         new = resets | lost
         returns, lengths, resets = np.where(new, 0, returns + reward), np.where(new, 0, lengths + 1), ended
         over = ended & ~lost & (quota > 0)
@@ -105,6 +106,7 @@ def evaluate(
             for name, values in episode.items():
                 rows.setdefault(name, []).extend(np.asarray(values)[taken].astype(float).tolist())
             ended_well += int(over.sum())
+            by_limit += int((over & truncated).sum())
             quota[over] -= 1
             for row in np.flatnonzero(over & (quota == 0)).tolist():
                 if ones and isinstance(ones[row], RestartingEnv):
@@ -119,7 +121,7 @@ def evaluate(
             break
     statistics = {name: np.asarray(values) for name, values in rows.items()}
     if not cut["r"]:
-        return EpisodeStatistics(statistics, "", ended_well)
+        return EpisodeStatistics(statistics, "", ended_well, by_limit)
     scored = bool(statistics) and main_statistic(statistics) != "r"
     sentence = (
         f"an episode of the evaluation did not end within {limit:,} steps and was cut there"
@@ -128,7 +130,7 @@ def evaluate(
     )
     if not scored:
         statistics = {name: np.asarray([*rows.get(name, ()), *values]) for name, values in cut.items()}
-    return EpisodeStatistics(statistics, sentence, ended_well)
+    return EpisodeStatistics(statistics, sentence, ended_well, by_limit)
 
 
 class _Resting(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -160,6 +162,7 @@ class Step(NamedTuple):
     action: Array
     reward: Array
     ended: Array
+    truncated: Array
     lost: Array  # the environment failed: what it played, and its end, do not count
     info: dict[str, Any]
 
@@ -183,7 +186,7 @@ def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Ar
         lost = envs.lost() if isinstance(envs, RestartingEnvs) else none
         # the step after an end is the reset, so its obs is the first; a vector that was made again ends no episode
         first, ended = ended | lost, np.logical_or(terminated, truncated)
-        yield Step(action, reward, ended, lost, info)
+        yield Step(action, reward, ended, truncated, lost, info)
 
 
 def reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

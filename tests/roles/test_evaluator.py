@@ -342,6 +342,7 @@ def test_an_episode_of_any_length_comes_to_an_end(
     assert (found.statistics["r"].tolist(), found.statistics["l"].tolist()) == (returns, lengths)
     assert says in found.cut
     assert bool(found.cut) == bool(says)
+    assert found.truncated == (6 if "env.max_episode_steps" in str(settings) else 0)  # by gymnasium's TimeLimit
 
 
 def test_the_first_evaluation_is_short_and_endless_ones_stay_so(
