@@ -201,10 +201,10 @@ class NetworkSettings(EncoderSettings, Settings):
         super().__post_init__()
         self.check_least(("hidden", "memory_steps", "memory_layers"), 1)
         self.check("log_std", abs(self.log_std) <= 10, "from -10 to 10")
-        self.check("channels", not self.channels or self.memory == "none", "empty with a memory")
+        for name, usual in {"channels": (), "frames": 1, "activation": "tanh", "precision": "fp32"}.items():
+            self.check(name, self.memory == "none" or getattr(self, name) == usual, f"{usual!r} with a memory")
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")
-        self.check("frames", self.frames == 1 or self.memory == "none", "1 with a memory, which has seen the others")
         self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")
         self.check("advantage", self.advantage != "q" or self.memory == "none", "another than 'q' with a memory")
 

@@ -106,7 +106,8 @@ def test_a_window_begins_with_its_episode() -> None:
 def test_what_looks_back_needs_values_of_the_learner() -> None:
     with pytest.raises(ValueError, match=r"ppo.value_source is 'actor'"):
         Config(frames=2, value_source="actor")
-    with pytest.raises(ValueError, match=r"ppo.frames is 2, it must be 1 with a memory"):
-        Config(frames=2, memory="gru")
+    for name, value, usual in (("frames", 2, 1), ("activation", "relu", "'tanh'"), ("precision", "bf16", "'fp32'")):
+        with pytest.raises(ValueError, match=rf"ppo.{name} is {value!r}, it must be {usual} with a memory"):
+            Config(**{name: value}, memory="gru")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"ppo.frames is 0, it must be at least 1"):
         Config(frames=0)
