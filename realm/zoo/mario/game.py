@@ -22,7 +22,7 @@ from realm.zoo.mario import rewards
 from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.picture import edges, shrunk
-from realm.zoo.mario.presses import BITS, BUTTONS, PLANS, SETS, Bounds, Plan, bits, bits_of
+from realm.zoo.mario.presses import BITS, BUTTONS, FPS, PLANS, SETS, Bounds, Plan, bits, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 from realm.zoo.mario.starts import Starts, write_episode
 
@@ -81,20 +81,20 @@ class Mario(gymnasium.Env[Array, Any]):
         """level: "1-1" to "8-4", or a list, of which each episode draws one. actions: "right", "simple" or "complex",
         one of 5, 7 or 12 combinations of buttons; "buttons", 7 that are held or not; "durations", 7 numbers of seconds.
         skip: frames of a decision; with durations, of a step of the discount. reward: see `rewards.Term`. rom: the path
-        of one's own. plan, signed (numbers from -1 to 1 instead of from 0), least, most (frames of a press; most 0: no
-        bound but the second) and shots (pictures of a decision: first, last, random ones between): of durations.
-        emulator: "stable-retro" or "nes-py"; "": the first that is installed. keep_episode: a file that gets the first
-        cleared episode, if it is not there; start_along: one that was written so, over which episodes of training begin
-        (`Starts`), until the env steps start_steps.
+        of one's own. plan, signed (numbers from -1 to 1 instead of from 0), least, most (frames of a press) and shots
+        (pictures of a decision: first, last, random ones between): of durations. emulator: "stable-retro" or "nes-py";
+        "": the first that is installed. keep_episode: a file that gets the first cleared episode, if it is not there;
+        start_along: one that was written so, over which episodes of training begin (`Starts`), until the env steps
+        start_steps.
         """
         self.render_mode = render_mode
         levels = [level] if isinstance(level, str) else list(level) if isinstance(level, Sequence) else []
         _check("actions", actions, actions in _ACTIONS, f"one of {', '.join(_ACTIONS)}", _ACTIONS)
         _check("plan", plan, plan in PLANS, f"one of {', '.join(map(repr, PLANS))}", PLANS)
         _check("skip", skip, _whole(skip) and 0 < skip <= 600, "a whole number from 1 to 600")
-        _check("least", least, _whole(least) and least > 0, "a whole number of frames from 1")
-        _check("most", most, _whole(most) and (most == 0 or most >= least), f"0, or at least `least`, {least} frames")
-        _check("shots", shots, _whole(shots) and shots >= 2, "at least 2: the first and the last")
+        _check("least", least, _whole(least) and 0 < least <= FPS, f"a whole number of frames from 1 to {FPS}")
+        _check("most", most, _whole(most) and least <= most <= FPS, f"from `least`, {least}, to {FPS} frames")
+        _check("shots", shots, _whole(shots) and 2 <= shots <= FPS, f"from 2, the first and the last, to {FPS}")
         ok = bool(levels) and all(re.fullmatch("[1-8]-[1-4]", str(one)) for one in levels)
         _check("level", level, ok, "a world from 1 to 8 and a stage from 1 to 4, such as '1-1', or a list of these")
         _check("start_steps", start_steps, _whole(start_steps) and start_steps > 0, "a whole number from 1")
@@ -131,6 +131,10 @@ class Mario(gymnasium.Env[Array, Any]):
             self.action_space = spaces.Box(-1.0 if signed else 0.0, 1.0, (len(BUTTONS),))
             self.duration = 1.0  # of the last decision, in those of `skip` frames: the discount goes by it
         self._game = self._level(levels[0])  # what is missing is missed before a run begins
+        if self._starts:
+            self._game.reset()
+            ok = not any(one.dead or one.flag for one in map(self._game.step, self._starts.longest))
+            _check("start_along", start_along, ok, "an episode that goes on for a tenth more; was the game another?")
 
     def _level(self, name: str) -> Played:
         if name not in self._played:
@@ -147,8 +151,6 @@ class Mario(gymnasium.Env[Array, Any]):
             self._played_so = self._starts.before(self.env_steps, self.np_random)
             for buttons in self._played_so:
                 self._state = self._game.step(buttons)
-                if self._state.dead or self._state.flag:
-                    raise ValueError("the episode of start_along ends too soon; it must be one of this game")
         self._plan.reset()
         self._farthest, self._frames, self._held_last = self._state.x, 0, 0
         self._paid = dict.fromkeys((*TERMS, *([rewards.BUTTONS] if self._of_buttons else [])), 0.0)

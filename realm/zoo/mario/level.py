@@ -78,7 +78,7 @@ class Level:
 
 def _state(memory: bytes) -> State:
     below = memory[0xB5] > 1
-    ends = any(kind in (_BOWSER, _FLAG) for kind in memory[0x16:0x1B]) and memory[0x1D] == _SLIDES
+    ends = memory[0x1D] == _SLIDES and any(kind in (_BOWSER, _FLAG) for kind in memory[0x16:0x1B])
     return State(
         256 * memory[0x6D] + memory[0x86], _number(memory[0x07DE:0x07E4]), _clock(memory), ends or memory[0x0770] == 2,
         below or memory[0x0E] in (_DYING, _DEAD), below,

@@ -31,7 +31,7 @@ def bits_of(names: str) -> int:
 
 
 class Bounds(NamedTuple):
-    """Frames of a press; most 0: no bound."""
+    """Frames of a press."""
 
     least: int = 1
     most: int = FPS
@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
     def frames(self, seconds: NDArray[np.float32]) -> Frames:
         """round(60 a) for each number; below half a frame none, else within the bounds. seconds: f32 [7]"""
         frames = np.floor(FPS * np.maximum(seconds, 0).astype(np.float64) + 0.5).astype(np.int64)
-        return np.where(frames > 0, np.clip(frames, self.least, self.most or None), 0)
+        return np.where(frames > 0, np.clip(frames, self.least, self.most), 0)
 
 
 class Plan:

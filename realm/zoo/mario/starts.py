@@ -22,16 +22,16 @@ class Starts:
         """path: of `write_episode`. steps: env steps until episodes begin where the level does. Raises ValueError."""
         try:
             body = json.loads(Path(path).read_bytes())
-            self._held, of = [*bytes([*body["held"]])], body["level"]
+            held, of = [*bytes([*body["held"]])], body["level"]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             raise ValueError(f"start_along is {path!r}, it must be a file that keep_episode wrote") from None
         if of != level:
             raise ValueError(f"start_along is {path!r}, an episode of {of}, it must be one of {level}")
-        self._steps = steps
+        self.longest, self._steps = held[: int(_END * len(held))], steps
 
     def before(self, env_steps: int, random: np.random.Generator) -> list[int]:
         """The buttons of the frames that are played before an episode begins."""
         share = env_steps / self._steps
         if share >= 1:
             return []
-        return self._held[: int(_END * len(self._held) * random.uniform(1 - share, 1))]
+        return self.longest[: int(len(self.longest) * random.uniform(1 - share, 1))]
