@@ -89,7 +89,7 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     envs = RecordEpisodeStatistics(envs)
     if (scale, bound) != (1.0, np.inf):
         envs = TransformReward(envs, lambda reward: np.clip(scale * reward, -bound, bound))
-    numbers = _Observed(envs, observed, batch_space(space, num_envs), space)
+    numbers = Observed(envs, observed, batch_space(space, num_envs), space)
     numbers.inputs = {name: _described(path, own, single[name]) for name, (path, own) in parts.items()}
     return numbers
 
@@ -250,7 +250,7 @@ def _whole(space: Any) -> tuple[Any, list[int]]:
 # ---- observations ----
 
 
-class _Observed(TransformObservation):
+class Observed(TransformObservation):
     inputs: dict[str, dict[str, Any]]
     """Name -> what `_described` gives, for `realm export`."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +32,7 @@ from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
 from realm.zoo.pong.networks.attention import Attending, Past, rows_of
 from realm.zoo.pong.networks.conv import Conv
-from realm.zoo.pong.train_workflow import LEAST_ACTIONS, workflow
+from realm.zoo.pong.train_workflow import LEAST_ACTIONS, MOST_ACTIONS, packed, workflow
 from tests.corridor import Training
 from tools.study.pong_pictures import draw, played
 
@@ -91,10 +93,11 @@ def test_a_film_shows_what_the_agent_sees() -> None:
         ({"protocol": "c"}, "must be 'a' or 'b'"),
         ({"id": "Pong-v0", "protocol": "a"}, "must be 'b'"),
         ({"points": True}, "set pong.points"),
-        ({"id": "PongDeterministic-v0"}, "ALE/Pong-v5 is the same"),
+        ({"id": "PongDeterministic-v0"}, "it must be 'ALE/Pong-v5' or 'Pong-v0'"),
         ({"protocol": []}, "protocol is \\[\\], it must be 'a' or 'b'"),
-        ({"id": "CartPole-v1"}, "Pong's networks need frames of"),
-        ({"img_height": 84}, "leave out the keys that change them"),
+        ({"id": "ALE/Breakout-v5"}, "it must be 'ALE/Pong-v5' or 'Pong-v0'"),
+        ({"img_height": 84}, "\\[env\\] has img_height, which protocol 'b' fixes"),
+        ({"protocol": "a", "repeat_action_probability": 0.25}, "which protocol 'a' fixes"),
         ({"stack_num": 4}, "leave out the keys that change them"),
     ],
 )
@@ -205,6 +208,18 @@ def test_rewards_of_training() -> None:
     added = (more.reward - plain.reward)[plain.valid]
     assert added[: LEAST_ACTIONS - 20].max() == 0
     assert added[-1] > 0.08  # it has always done the same
+
+
+def test_random_actions_are_not_compressible() -> None:
+    habits, draw = [deque[int](maxlen=MOST_ACTIONS) for _ in range(4)], np.random.default_rng(0)
+    saved = [packed(habits, draw.integers(6, size=4)) for _ in range(MOST_ACTIONS)]
+    assert np.max(saved) < 0.05
+
+
+def test_without_lz4_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4.block", None)
+    with pytest.raises(ConfigError, match=r"pong\.compressible needs lz4: run `pip install"):
+        next(chunks_of(Config(compressible=0.1)))
 
 
 # ---- the networks ----

@@ -18,15 +18,14 @@ CHOICES = {
     "precision": PRECISIONS,
 }
 
+_MEMORY = ("memory_width", "memory_steps", "memory_layers", "memory_heads", "memory_attached")
+_DECODER = ("latent", "policy_from", "image_loss", "reconstruction_coef", "divergence_coef")
 OF_NETWORKS = {
     "frames": ("conv",),
     "batch_norm": ("conv", "autoencoder", "attention", "transformer"),
-    **dict.fromkeys(
-        ("latent", "policy_from", "image_loss", "reconstruction_coef", "divergence_coef"), ("autoencoder",)
-    ),
+    **dict.fromkeys(_DECODER, ("autoencoder",)),
     **dict.fromkeys(("past", "positions", "broken_mask", "predict_coef"), ("attention",)),
-    **dict.fromkeys(("memory_width", "memory_steps", "memory_layers"), ("transformer",)),
-    **dict.fromkeys(("memory_heads", "memory_attached"), ("transformer",)),
+    **dict.fromkeys(_MEMORY, ("transformer",)),
     **dict.fromkeys(("patches", "where", "widths"), ("patches",)),
 }
 """The networks that a setting is for."""

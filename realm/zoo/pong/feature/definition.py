@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import TransformObservation
 from PIL import Image
 
 from realm.contract import Array, Arrays, Field, Spec
 from realm.errors import ConfigError
-from realm.zoo.gym import action_spec, attention_memory, frames_before, make_vec, obs_fields
+from realm.zoo.gym import Observed, action_spec, attention_memory, frames_before, make_vec, obs_fields
 from realm.zoo.pong.config import FEATURES, Config
 
 SIDE = 84
@@ -24,19 +23,9 @@ _ROWS = slice(18, 102)  # of 110; of the screen's 210 these are the rows from 34
 _PROTOCOLS: dict[str, dict[str, Any]] = {
     "a": {"repeat_action_probability": 0.0},
     "b": {
-        "repeat_action_probability": 0.25,
-        "img_height": 110,
-        "maxpool": False,
-        "noop_max": 0,
-        "use_fire_reset": False,
+        "repeat_action_probability": 0.25, "img_height": 110, "maxpool": False, "noop_max": 0, "use_fire_reset": False,
     },
-}
-
-
-class _Cut(TransformObservation):
-    """Shows a part of the screen."""
-
-    inputs: dict[str, dict[str, Any]]  # for `realm export`
+}  # fmt: skip
 
 
 def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any]) -> Any:
@@ -46,16 +35,21 @@ def make_envs(num_envs: int, seed: int, config: Config, options: dict[str, Any])
         raise ConfigError("[env] and [eval_env] have no points: evaluations play whole games; set pong.points instead")
     if protocol not in tuple(_PROTOCOLS):
         raise ConfigError(f"[env] protocol is {protocol!r}, it must be 'a' or 'b'")
+    if given["id"] not in ("ALE/Pong-v5", "Pong-v0"):
+        raise ConfigError(
+            f"[env] id is {given['id']!r}, it must be 'ALE/Pong-v5' or 'Pong-v0'; others are for realm.zoo.ppo"
+        )
     if given["id"] == "Pong-v0":
         if protocol != "b":
             raise ConfigError("[env] protocol is 'a', it must be 'b' with the id Pong-v0, whose actions are sticky")
         envs = make_vec(num_envs, {"obs_type": "grayscale", **given, "id": "ale_py:Pong-v0"}, "")
         _check_frames(envs, (210, 160, 1))
         return _cut(envs, _scaled)
-    own = {"num_threads": 1, **_PROTOCOLS[protocol]} if given["id"] == "ALE/Pong-v5" else {}
-    envs, cuts = make_vec(num_envs, {**own, **given}, ""), protocol == "b" and own
-    _check_frames(envs, (110 if cuts else SIDE, SIDE, 1))
-    return _cut(envs, _rows) if cuts else envs
+    if fixed := given.keys() & _PROTOCOLS[protocol].keys():
+        raise ConfigError(f"[env] has {min(fixed)}, which protocol {protocol!r} fixes; leave it out")
+    envs = make_vec(num_envs, {"num_threads": 1, **_PROTOCOLS[protocol], **given}, "")
+    _check_frames(envs, (110 if protocol == "b" else SIDE, SIDE, 1))
+    return _cut(envs, _rows) if protocol == "b" else envs
 
 
 def _check_frames(envs: Any, shape: tuple[int, int, int]) -> None:
@@ -87,7 +81,7 @@ def _cut(envs: Any, seen: Callable[[Array], Array]) -> Any:
     def observed(obs: Any) -> Arrays:
         return {"state": seen(obs["state"])}
 
-    cut = _Cut(envs, observed, batch_space(space, envs.num_envs), space)
+    cut = Observed(envs, observed, batch_space(space, envs.num_envs), space)
     cut.inputs = {"state": {"shape": [SIDE, SIDE, 1], "dtype": "uint8"}}
     return cut
 
