@@ -220,6 +220,7 @@ class OffPolicySettings(Checked):
     lr_steps: int = 0  # env steps until lr_end; 0: the learning rate stays
     beta_start: float = 0.4  # how far a prioritised draw is corrected, at the first step ...
     beta_steps: int = 100_000  # ... and fully from here on, linear between (arXiv:1511.05952)
+    best_by: tuple[str, ...] = ()  # statistics of an evaluation that choose the best model before the score does
 
     def __post_init__(self) -> None:
         self.check_positive(("lr",))

@@ -39,10 +39,11 @@ def tried(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start():
+@pytest.mark.parametrize(("name", "table"), [("right", "ppo"), ("dqn", "dqn")])
+def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start(name, table):
     def run(by):
-        sets = ['log_info=["cleared"]', "eval_actions=sampled", f'ppo.best_by=["{by}", "r_least"]']
-        config = load_config(ROOT / "conf" / "mario" / "right.toml", sets)
+        sets = ['log_info=["cleared"]', "eval_actions=sampled", f'{table}.best_by=["{by}", "r_least"]']
+        config = load_config(ROOT / "conf" / "mario" / f"{name}.toml", sets)
         config.env.clear()  # CartPole
         try_user_code(config, hyper_of(config))
 
@@ -50,7 +51,7 @@ def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start():
         run(by)
     with pytest.raises(
         ConfigError,
-        match=r"^--set ppo.best_by=.*: ppo.best_by names 'cleard', but .* r_least, .*\(did you mean 'cleared'\?\)",
+        match=rf"^--set {table}.best_by=.*: {table}.best_by names 'cleard', .* r_least, .*\(did you mean 'cleared'\?\)",
     ):
         run("cleard")
 

@@ -236,7 +236,11 @@ def test_roles_killed_with_a_replay_memory(tmp_path):
 
 @pytest.mark.parametrize(
     ("flow", "backend"),
-    [("strict", "native"), pytest.param("off-policy", "reverb", marks=[NEEDS_REVERB, pytest.mark.slow])],
+    [
+        ("strict", "native"),
+        pytest.param("free", "native", marks=pytest.mark.slow),
+        pytest.param("off-policy", "reverb", marks=[NEEDS_REVERB, pytest.mark.slow]),
+    ],
 )
 def test_role_killed(tmp_path, flow, backend):
     """Any role may die at any moment: the others wait, the run goes on, and every row is still right."""
