@@ -177,8 +177,7 @@ class EncoderSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(("frames",), 1)
-        ok = len(self.channels) <= 3 and min(self.channels, default=1) > 0
-        self.check("channels", ok, "up to three numbers from 1")
+        self.check("channels", len(self.channels) < 4 and min(self.channels, default=1) > 0, "up to 3 numbers from 1")
         self.check_choices({"precision": PRECISIONS})
 
 

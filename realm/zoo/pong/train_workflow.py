@@ -9,7 +9,7 @@ import numpy as np
 
 from realm.chunk import ChunkBuilder
 from realm.contract import Array, Chunk, Policy, WorkflowContext
-from realm.errors import ConfigError
+from realm.errors import ConfigError, to_install
 from realm.zoo.pong.config import Config
 
 LEAST_ACTIONS, MOST_ACTIONS = 100, 500  # that are compressed together
@@ -48,7 +48,7 @@ def packed(habits: list[deque[int]], action: Array) -> Array:
     try:
         from lz4.block import compress
     except ModuleNotFoundError as error:
-        raise ConfigError("pong.compressible needs lz4: run `pip install 'lz4>=4.4,<5'`") from error
+        raise ConfigError(f"pong.compressible needs lz4: {to_install('lz4')}") from error
     for habit, one in zip(habits, action.tolist(), strict=True):
         habit.append(one)
     saved = (1 - len(compress(bytes(one), store_size=False)) / len(one) for one in habits)
