@@ -311,7 +311,7 @@ def test_starts_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an episode of 1-2, it must be one of 1-1"):
         street(start_along=str(path))
     path.write_text(json.dumps({"level": "1-1", "held": [BITS[0]] * 200}))  # into the pit
-    with pytest.raises(ValueError, match=r"start_along is .*, it must be an episode that goes on for a tenth more"):
+    with pytest.raises(ValueError, match=r"start_along is .*, it must be one of this game; played again"):
         street(start_along=str(path))
 
 

@@ -134,7 +134,7 @@ class Mario(gymnasium.Env[Array, Any]):
         if self._starts:
             self._game.reset()
             ok = not any(one.dead or one.flag for one in map(self._game.step, self._starts.longest))
-            _check("start_along", start_along, ok, "an episode that goes on for a tenth more; was the game another?")
+            _check("start_along", start_along, ok, "one of this game; played again, it ends too soon")
 
     def _level(self, name: str) -> Played:
         if name not in self._played:
