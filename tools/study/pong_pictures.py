@@ -2,7 +2,7 @@
 reconstructs, its latent along a game, and the frame that excites each action most.
 
     python tools/study/pong_pictures.py train/pong/std_only-1
-    python tools/study/pong_pictures.py train/pong/vae_10-1 --id latest --steps 500 --out docs/pong-vae_10.png
+    python tools/study/pong_pictures.py train/pong/vae_10-1 --id best --steps 500 --out docs/pong-vae_10.png
 
 It plays a game with sampled actions. Rows that the network has no layer for are left out. Needs matplotlib.
 """
@@ -168,7 +168,7 @@ def draw(game: Game, model: Any, title: str, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run of conf/pong/")
-    parser.add_argument("--id", default="best", help="model: a number of updates, latest or best (default: best)")
+    parser.add_argument("--id", default="latest", help="model: a number of updates, latest or best (default: latest)")
     parser.add_argument("--steps", type=int, default=1000, help="of the game, at most (default: 1000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="default: RUN/features.png")
