@@ -207,6 +207,7 @@ def test_values_are_not_asked_for_where_the_learner_computes_them() -> None:
     assert set(agent.predict(Corridor(4, bfloat16).obs(), context(4))[1]) == {"log_prob"}
 
 
+@pytest.mark.slow
 def test_nobody_needs_the_compiler_of_torch() -> None:
     """Its import takes a second; `torch.optim.Adam` brings it."""
     code = """

@@ -74,6 +74,7 @@ def test_show(tmp_path: Path) -> None:
         show_map("default", tmp_path / "map.jpg")
 
 
+@pytest.mark.slow
 def test_generate_and_check(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "deep" / "b"
     for folder in (a, b):

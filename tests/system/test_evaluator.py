@@ -156,6 +156,7 @@ def test_a_short_run_has_its_first_and_its_last_evaluation(tmp_path):
     assert run.summary()["bypassed"] == {"actions": 0, "samples": 0, "checkpoints": 0}
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_killed_at_the_end_is_named(tmp_path):
     steps = ("eval_every_steps=1000", "max_env_steps=2000", "evaluated.step_s=3")
     with Run(tmp_path, *SETTINGS, *steps) as run:

@@ -130,8 +130,9 @@ def test_an_interrupt_while_starting_is_one_line(tmp_path):
             assert text.splitlines()[-1] == "interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.system
-@pytest.mark.parametrize("mode", [LOCAL, pytest.param("wrapper_type=remote", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", [LOCAL, "wrapper_type=remote"])
 def test_a_closed_terminal_ends_the_run_in_order(tmp_path, mode):
     run = Run.__new__(Run)
     run.dir, run.output = tmp_path / "runs" / "one", tmp_path / "none"

@@ -137,6 +137,7 @@ def test_a_second_interrupt_ends_it_at_once(tmp_path):
         assert run.processes() == []
 
 
+@pytest.mark.slow
 def test_many_interrupts_do_not_hang_it(tmp_path):
     with Run(tmp_path, NATIVE, "counting.learn_s=60.0") as run:
         run.wait_running()
