@@ -80,8 +80,8 @@ def reply_fields(spec: Spec) -> Fields:
 
 
 def answer_checker(agent: Agent, spec: Spec) -> Callable[[Any, int], Arrays]:
-    """What turns a result of Agent.predict, of so many rows, into the arrays of a reply. It checks them, in the agent's
-    process, so that its ContractError blames the agent and not the receiver."""
+    """What turns a result of Agent.predict and its number of rows into the arrays of a reply. It checks them, in the
+    agent's process, so that its ContractError blames the agent and not the receiver."""
     fields, more = reply_fields(spec), ", and a dict of the memory that Spec.state names" if spec.state else ""
     label = f"{place_of_function(agent.predict)}: the result of Agent.predict"
 

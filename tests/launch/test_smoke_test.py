@@ -51,7 +51,8 @@ def test_a_statistic_that_no_evaluation_will_have_is_refused_at_the_start(name, 
         run(by)
     with pytest.raises(
         ConfigError,
-        match=rf"^--set {table}.best_by=.*: {table}.best_by names 'cleard', .* r_least, .*\(did you mean 'cleared'\?\)",
+        match=rf"^--set {table}.best_by=.*: {table}.best_by names 'cleard', but .* r_least, "
+        r".*\(did you mean 'cleared'\?\)",
     ):
         run("cleard")
 

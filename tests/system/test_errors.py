@@ -203,16 +203,8 @@ def test_a_round_of_another_size_than_the_plans_is_not_waited_for(tmp_path):
 
 
 PREDICT, RESULT = "def predict(self, obs, context):", "agent.py:{begins}: the result of Agent.predict: "
-WRONG = (
-    "count.copy()}",
-    "count.astype('float32')}",
-    "agent.py:{begins}: the result of Agent.predict: extra.echo must be int64",
-)
-SHORT = (
-    '{"steps": after}',
-    '{"steps": after[:, :1]}',
-    "agent.py:{begins}: the result of Agent.predict: state.steps must be int64[",
-)
+WRONG = "count.copy()}", "count.astype('float32')}", f"{RESULT}extra.echo must be int64"
+SHORT = '{"steps": after}', '{"steps": after[:, :1]}', f"{RESULT}state.steps must be int64["
 STOPS = (
     'count = obs["count"]',
     'breakpoint(); count = obs["count"]',

@@ -28,6 +28,7 @@ from realm.learn.export import OnnxPolicy, write_onnx
 from realm.policy.local_policy import LocalPolicy
 from realm.user import hyper_of, load_definition, make_agent, make_envs
 from realm.watch.meters import Meters
+from realm.zoo.gym import make_vec
 from realm.zoo.pong.algorithm.agent import Agent
 from realm.zoo.pong.config import Config
 from realm.zoo.pong.networks.attention import Attending, Past, rows_of
@@ -95,6 +96,7 @@ def test_a_film_shows_what_the_agent_sees() -> None:
         ({"points": True}, "set pong.points"),
         ({"id": "PongDeterministic-v0"}, "it must be 'ALE/Pong-v5' or 'Pong-v0'"),
         ({"protocol": []}, "protocol is \\[\\], it must be 'a' or 'b'"),
+        ({"id": "CartPole-v1"}, "it must be 'ALE/Pong-v5' or 'Pong-v0'"),
         ({"id": "ALE/Breakout-v5"}, "it must be 'ALE/Pong-v5' or 'Pong-v0'"),
         ({"img_height": 84}, "\\[env\\] has img_height, which protocol 'b' fixes"),
         ({"protocol": "a", "repeat_action_probability": 0.25}, "which protocol 'a' fixes"),
@@ -105,6 +107,11 @@ def test_environments_that_cannot_be(options: dict[str, Any], says: str) -> None
     with pytest.raises(ConfigError, match=says) as error:
         made(**{"protocol": "b", **options})
     assert "\n" not in str(error.value)
+
+
+def test_an_id_that_is_gone_names_the_one_that_is_the_same() -> None:
+    with pytest.raises(ConfigError, match="ALE/Pong-v5 is the same"):
+        make_vec(1, {"id": "PongDeterministic-v0"}, "")
 
 
 @pytest.mark.parametrize(

@@ -51,5 +51,7 @@ def packed(habits: list[deque[int]], action: Array) -> Array:
         raise ConfigError(f"pong.compressible needs lz4: {to_install('lz4')}") from error
     for habit, one in zip(habits, action.tolist(), strict=True):
         habit.append(one)
-    saved = (1 - len(compress(bytes(one), store_size=False)) / len(one) for one in habits)
-    return np.array([share * (len(one) >= LEAST_ACTIONS) for share, one in zip(saved, habits, strict=True)], np.float32)
+    sizes = [
+        len(compress(bytes(one), store_size=False)) / len(one) if len(one) >= LEAST_ACTIONS else 1 for one in habits
+    ]
+    return 1 - np.array(sizes, np.float32)
