@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.config.load import RunConfig, load_config, to_toml
+from realm.config.load import RunConfig, load_config, settings_of
 from realm.env import report
 from realm.env.layouts import evaluate_layouts
 from realm.env.oracle import CACHE
@@ -35,13 +35,12 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
     if not (run / "config.toml").exists():
         return
     # with its defaults, too: a setting that is new since then is no other configuration
-    then, now = (_without_limits(common.effective(one)) for one in (load_config(run / "config.toml"), config))
-    if then != now:
-        lines = [to_toml(one).splitlines() for one in (then, now)]
-        differ = [f"{a[:80]!r}, now {b[:80]!r}" for a, b in zip(*lines, strict=False) if a != b] or ["other keys"]
-        raise ConfigError(
-            f"{run} was made with another configuration ({differ[0]}); move it away or take another --out"
-        )
+    both = (load_config(run / "config.toml"), config)
+    then, now = (settings_of(_without_limits(common.effective(one))) for one in both)
+    if differ := [key for key in now | then if then.get(key) != now.get(key)]:
+        was, now_is = (one.get(differ[0], "not set") for one in (then, now))
+        change = f"{differ[0]} was {was} and is {now_is}"
+        raise ConfigError(f"{run} was made with another configuration ({change}); move it away or take another --out")
 
 
 def _without_limits(config: RunConfig) -> RunConfig:
