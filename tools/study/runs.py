@@ -38,8 +38,7 @@ def refuse_other_setting(run: Path, config: RunConfig) -> None:
     both = (load_config(run / "config.toml"), config)
     then, now = (settings_of(_without_limits(common.effective(one))) for one in both)
     if differ := [key for key in now | then if then.get(key) != now.get(key)]:
-        was, now_is = (one.get(differ[0], "not set") for one in (then, now))
-        change = f"{differ[0]} was {was} and is {now_is}"
+        change = f"{differ[0]} was {then.get(differ[0], 'not set')} and is {now.get(differ[0], 'not set')}"
         raise ConfigError(f"{run} was made with another configuration ({change}); move it away or take another --out")
 
 
