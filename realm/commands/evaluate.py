@@ -47,7 +47,6 @@ ROUNDS = {0.0: "greedy actions", 1.0: "sampled actions"}  # by `explore`
 _EXPORT_ENVS = 100
 ROWS = 10_000  # observations to compare an exported file and the model on; a multiple of _EXPORT_ENVS
 LEAST_EQUAL = 0.99  # hidden layers in bfloat16 round: the two may differ where two actions are as good as each other
-_BINS = 10
 TOLERANCE = 1e-4  # of continuous actions, as a part of their range
 
 
@@ -155,8 +154,7 @@ def _evaluate(config: RunConfig, folder: Path, model: int | Literal["latest"], r
     finally:
         close(envs)
     if thrown_away:
-        count = f"{sum(thrown_away):,.0f} episodes"
-        logger.warning("{} were thrown away, as the environment failed in them, and others played instead", count)
+        logger.warning("{:,.0f} episodes were thrown away, as the environment failed in them", sum(thrown_away))
 
 
 def given_options(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,8 +171,7 @@ def _print_statistics(candidate: Candidate) -> None:
     for explore in request.explores:
         with counting(ROUNDS[explore], episodes) as show:
             played = evaluate(config, candidate.envs, candidate.predict, episodes, explore, request.seed, show)
-        statistics = played.statistics
-        main = main_statistic(statistics)
+        statistics, main = played.statistics, main_statistic(played.statistics)
         if played.cut:
             logger.warning("{}", played.cut)
         columns.append({name: values.tolist() for name, values in statistics.items()})
@@ -192,9 +189,12 @@ def _print_statistics(candidate: Candidate) -> None:
 
 
 def histogram(name: str, values: Array) -> str:
-    """A line for each tenth of the range of one statistic's values [episodes]."""
-    counts, edges = np.histogram(values, bins=_BINS if np.ptp(values) else 1)
-    labels = [f"{low:,.2f} to {high:,.2f}" for low, high in pairwise(edges if np.ptp(values) else [values[0]] * 2)]
+    """A line for each value that a statistic has [episodes], or for each tenth of its range if it has more than ten."""
+    seen, counts = np.unique(values, return_counts=True)
+    labels = [f"{one:,.2f}" for one in seen]
+    if len(seen) > 10:
+        counts, edges = np.histogram(values)
+        labels = [f"{low:,.2f} to {high:,.2f}" for low, high in pairwise(edges)]
     width, most = max(map(len, labels)), max(counts)
     bars = [f"{label:>{width}}  {'#' * round(40 * n / most)} {n}" for label, n in zip(labels, counts, strict=True)]
     return "\n".join([f"episodes by {named(name)}", *bars])

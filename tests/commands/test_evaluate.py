@@ -18,7 +18,7 @@ from rich.console import Console
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
 from realm.commands import main as cli
-from realm.commands.evaluate import Request
+from realm.commands.evaluate import Request, histogram
 from realm.commands.games import eval_options, load_game
 from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
@@ -411,3 +411,16 @@ def test_eval_of_the_realm_with_its_oracle(tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_histogram_has_a_line_for_each_value_where_they_are_few() -> None:
+    assert histogram("score", np.array([21.0, -20.0, 21.0, 20.0])).splitlines()[1:] == [
+        f"-20.00  {'#' * 20} 1",
+        f" 20.00  {'#' * 20} 1",
+        f" 21.00  {'#' * 40} 2",
+    ]
+    many = histogram("score", np.array([*range(20), 100.0])).splitlines()[1:]
+    assert len(many) == 10
+    assert many[0].split() == ["0.00", "to", "10.00", "#" * 40, "10"]
+    assert many[5].split() == ["50.00", "to", "60.00", "0"]
+    assert many[-1].split() == ["90.00", "to", "100.00", "#" * 4, "1"]

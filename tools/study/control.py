@@ -281,7 +281,8 @@ def verdict(study: Study, seeds: Sequence[Result]) -> str:
 
 def draw(results: Sequence[Result], out: Path) -> None:
     """A picture with a plot for each study that has curves, and a line for each run."""
-    from matplotlib.figure import Figure  # late: only pictures need it
+    from matplotlib.figure import Figure  # late: only pictures need them
+    from PIL import Image
 
     studies = list(dict.fromkeys(one.task.study for one in results if one.points))
     columns = min(3, max(1, len(studies)) if len(studies) != 4 else 2)
@@ -302,6 +303,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
         axis.tick_params(labelsize=11)
         axis.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
+    Image.open(out).convert("RGB").quantize(64).save(out, optimize=True)  # a third of the bytes
 
 
 # ---- the command ----
