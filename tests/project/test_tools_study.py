@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
 from realm.config.load import load_config, to_toml
 from realm.errors import ConfigError
@@ -319,9 +321,10 @@ def test_a_study_beside_another_has_its_mark_and_its_curve(tmp_path, monkeypatch
     assert "| first: at least 9 | never | - | - | 0 of 1 |" in text
     alone = control.page(results[2:4], common.about(), Path("x.toml"), "it", Path("page.md"))
     assert "| last: `b` | 29 (20) / 29 (20) | 29 | - | - |" in alone
-    drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, out, dpi: drawn.append(figure.axes))
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda one, *to, **how: drawn.append(one.axes) or save(one, *to, **how))
     control.draw(results, tmp_path / "page.png")
+    assert Image.open(tmp_path / "page.png").mode == "P", "a palette, which takes a third of the bytes"
     ends = {axis.get_title(): [line.get_xdata()[-1] for line in axis.lines] for axis in drawn[0]}
     assert ends["C, E-v1"][:4] == [19.007, 4.0, 19.0, 19.0], "both bases until the end of its own"
 

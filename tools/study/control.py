@@ -203,7 +203,7 @@ def _is_running(task: Task) -> bool:
 
 HEAD = """# {title}
 
-{algorithms} (`realm/zoo/`), in one process with one thread each.
+{algorithms} (`realm/zoo/`), in one process with one thread each where nothing else is said.
 An evaluation is {evaluation}.
 *last* is the mean of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps,
 and the minutes, until an evaluation reached the mark; later ones may be lower. Where another run is the mark, its curve
