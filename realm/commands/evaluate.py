@@ -154,7 +154,7 @@ def _evaluate(config: RunConfig, folder: Path, model: int | Literal["latest"], r
     finally:
         close(envs)
     if thrown_away:
-        logger.warning("{:,.0f} episodes were thrown away, as the environment failed in them", sum(thrown_away))
+        logger.warning("{:,.0f} episodes, in which the environment failed, were replaced by others", sum(thrown_away))
 
 
 def given_options(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
