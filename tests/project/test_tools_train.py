@@ -14,15 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diy.algorithm.model import ReferenceModel, SmallModel
 from realm.config.load import load_config
 from realm.config.plan import Machine, this_machine
 from realm.errors import ConfigError
-from realm.user import load_callbacks, load_hyper
+from realm.user import load_callbacks
 from realm.watch.tensorboard import TensorBoard
 from tools import common as tools_common
 from tools.bench import train
-from tools.bench.peers import common
 from tools.bench.train import Point, Row
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +76,7 @@ def test_the_tuners_row_is_the_tuners_with_as_many_environments():
 def test_a_peer_says_why_it_cannot_run(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "PEER", tmp_path)
     plan = tools_common.plan_of(load_config(SMOKE).app)
-    with pytest.raises(ConfigError, match=r"is not installed: tools/bench/peers.sh$"):
+    with pytest.raises(ConfigError, match=r"is not installed: tools/bench/puffer.sh$"):
         train.start_of(Row("pufferlib", "", "peer"), SMOKE, plan, tmp_path / "run", 1)
     (tmp_path / "failed").write_text("no wheel for this Python\n")
     with pytest.raises(ConfigError, match="could not be installed: no wheel for this Python"):
@@ -244,35 +242,6 @@ def test_ratios_are_of_rows_in_the_same_round():
     assert "failed in round 1: it broke / twice over" in lines[4]
     assert "| 0.15 (0.15 - 0.15) |" in lines[4]
     assert "round 1: it broke / twice over; round 2: it broke" in lines[5]
-
-
-# ---- peers ----
-
-
-@pytest.mark.slow
-def test_peers_have_our_networks():
-    for path, model in (("configure_app.toml", SmallModel), ("reference.toml", ReferenceModel)):
-        config = load_config(ROOT / "conf" / path)
-        ppo = load_hyper("diy", config.hyper)
-        realms = common.Realms(common.Setup(ppo, config.env, 3, 1))
-        rows, legal = realms.reset()
-        assert rows.shape == (3, realms.size)
-        assert rows.dtype == realms.dtype
-        assert legal.shape == (3, 16)
-        obs, _ = common.make_envs(3, 1, ppo, config.env).reset()
-        if model is SmallModel:
-            ours = SmallModel(realms.size, 16, ppo.hidden, bf16=False)
-        else:
-            ours = ReferenceModel(31, 16, bf16=False)
-        logits, value = ours({name: torch.from_numpy(array) for name, array in obs.items()})
-        for part, outputs, wanted in (("actor", 16, logits), ("critic", 1, value[:, None])):
-            net = common.network(ppo, realms.size, outputs)
-            weights = {name: weight for name, weight in ours.state_dict().items() if name.startswith(part)}
-            assert [w.shape for w in net.state_dict().values()] == [w.shape for w in weights.values()]
-            net.load_state_dict(dict(zip(net.state_dict(), weights.values(), strict=True)))
-            seen = torch.from_numpy(rows)
-            torch.testing.assert_close(net(seen), wanted)
-            torch.testing.assert_close(net(seen.reshape(1, *seen.shape))[0], wanted)  # more dimensions in front
 
 
 # ---- a run ----

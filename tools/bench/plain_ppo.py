@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +36,6 @@ from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment
 from realm.user import load_hyper
 from tools import common
-from tools.bench.peers.common import report
 
 # ---- acting ----
 
@@ -101,6 +101,16 @@ def rollouts(
 
 
 # ---- the loop ----
+
+
+def report(env_steps: int, updates: int, scores: list[float]) -> None:
+    """Say how far training is; takes the scores."""
+    line = {
+        "time": time.time(), "env_steps": int(env_steps), "updates": int(updates), "episodes": len(scores),
+        "score": float(np.mean(scores)) if scores else None,
+    }  # fmt: skip
+    print(json.dumps(line), flush=True)
+    scores.clear()
 
 
 def main() -> None:

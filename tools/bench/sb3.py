@@ -3,12 +3,12 @@
     python tools/bench/sb3.py                  # conf/ppo/halfcheetah.toml, in one process with one and two threads
     python tools/bench/sb3.py --config conf/ppo/hopper.toml --rounds 5
     python tools/bench/sb3.py --returns --env-steps 200000 --rounds 2    # mean returns of greedy episodes instead
-    python tools/bench/sb3.py --config conf/ppo/pong.toml --loop    # frames, and a loop without the framework
+    python tools/bench/sb3.py --config conf/ppo/pong.toml --loop --puffer    # frames, with two more to compare with
 
 Each row trains from scratch, without evaluations, and what counts is the time of `--env-steps` after as many others. A
 million is scaled from that. `--loop` adds the shortest loop that trains the same network, without the framework and in
-float32. The table has medians over the rounds, and what Realm takes of stable-baselines3's time:
-of the same threads, and of the fastest.
+float32; `--puffer` adds PufferLib, once tools/bench/puffer.sh has installed it. The table has medians over the rounds,
+and what Realm takes of each other's time: with the same threads, and its fastest of the other's fastest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ from realm.config.load import RunConfig, load_config
 from realm.contract import Field
 from realm.user import hyper_of, load_definition, make_envs
 from tools import common
+from tools.bench.train import Row, start_of
 
 EVALUATIONS = 25  # of a run with --returns, ten greedy episodes each
 
@@ -104,6 +106,25 @@ def of_loop(config: RunConfig, threads: int, env_steps: int) -> float:
                 adam.step()
         done += len(rows)
     return (time.monotonic() - begin) * env_steps / done
+
+
+def of_puffer(path: Path, config: RunConfig, threads: int, env_steps: int) -> float:
+    """Seconds, as its lines of progress have them."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = start_of(Row("pufferlib", "", "peer"), path, common.plan_of(config.app), Path(folder), 1, threads)
+        first: dict[str, Any] = {}
+        with subprocess.Popen(
+            start.command, env=start.environment, cwd=folder, text=True, stdout=subprocess.PIPE
+        ) as run:
+            assert run.stdout is not None
+            for line in run.stdout:
+                now = json.loads(line) if line.startswith('{"time"') else {"env_steps": 0}
+                if now["env_steps"] >= env_steps:
+                    first = first or now
+                if first and (done := now["env_steps"] - first["env_steps"]) >= env_steps:
+                    run.kill()
+                    return float((now["time"] - first["time"]) * env_steps / done)
+    sys.exit(f"error: PufferLib ended with exit code {run.returncode}")
 
 
 def sb3_envs(config: RunConfig, seed: int) -> Any:
@@ -230,6 +251,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3, help="of each; with --returns the seeds (default: 3)")
     parser.add_argument("--loop", action="store_true", help="beside a loop, too: for frames on a shared trunk")
+    parser.add_argument("--puffer", action="store_true", help="beside PufferLib, too, with the images divided by 255")
     parser.add_argument("--returns", action="store_true", help="compare returns over env steps, not seconds")
     parser.add_argument("--out", type=Path, default=Path("train/sb3.json"))
     args = parser.parse_args()
@@ -238,20 +260,24 @@ def main() -> None:
     config, scale = load_config(args.config), 1e6 / args.env_steps
     if args.returns:
         return compare_returns(args, config)
+    others: dict[str, Callable[[int], float]] = {"stable-baselines3": lambda n: of_sb3(config, n, args.env_steps)}
+    if args.loop:
+        others["loop"] = lambda n: of_loop(config, n, args.env_steps)
+    if args.puffer:
+        others["PufferLib"] = lambda n: of_puffer(args.config, config, n, args.env_steps)
     rows: dict[str, Callable[..., float]] = {}
     for n in args.threads:
-        if args.loop:
-            rows[f"loop {n}"] = lambda *_, n=n: scale * of_loop(config, n, args.env_steps)
-        rows[f"realm {n}"] = lambda *_, n=n: scale * of_realm(args.config, n, args.env_steps)
-        rows[f"sb3 {n}"] = lambda *_, n=n: scale * of_sb3(config, n, args.env_steps)
+        for who, one in {"Realm": lambda n: of_realm(args.config, n, args.env_steps), **others}.items():
+            rows[f"{who} {n}"] = lambda *_, n=n, one=one: scale * one(n)
     taken = {name: list(found.values()) for name, found in common.in_rounds(rows, args.rounds).items()}
-    best = min(common.spread(taken[f"sb3 {n}"]).median for n in args.threads)
-    print("\n| threads | Realm, s | stable-baselines3, s | Realm takes of it | of its fastest | of the loop |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for n in args.threads:
-        ours, theirs = (common.spread(taken[f"{who} {n}"]).median for who in ("realm", "sb3"))
-        loop = f"{ours / common.spread(taken[f'loop {n}']).median:.2f}" if args.loop else ""
-        print(f"| {n} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} | {ours / best:.2f} | {loop} |")
+    medians = {name: common.spread(seconds).median for name, seconds in taken.items()}
+    print(f"\n| | {' | '.join(f'{n} threads, s' for n in args.threads)} | Realm takes of it | ... of its fastest |")
+    print(f"|---|{'---:|' * (len(args.threads) + 2)}")
+    ours = [medians[f"Realm {n}"] for n in args.threads]
+    for who in ("Realm", *others):
+        theirs = [medians[f"{who} {n}"] for n in args.threads]
+        same = ", ".join(f"{mine / other:.2f}" for mine, other in zip(ours, theirs, strict=True))
+        print(f"| {who} | {' | '.join(f'{s:,.0f}' for s in theirs)} | {same} | {min(ours) / min(theirs):.2f} |")
     finish(args.out, {"seconds_for_1m": taken})
 
 

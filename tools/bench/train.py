@@ -1,6 +1,6 @@
 """How fast training is: a cluster, one process, a plain loop and another framework, alternately in one run.
 
-    tools/bench/peers.sh                                        # once: installs PufferLib
+    tools/bench/puffer.sh                                       # once: installs PufferLib
     python tools/bench/train.py --out train/bench.json
     python tools/bench/train.py --rows plain tuner pufferlib --to-score 1150
     python tools/bench/train.py --config conf/reference.toml --rows plain local tuner
@@ -62,7 +62,7 @@ from realm.watch.board import RECENT_EPISODES, last_episodes
 from realm.watch.meters import Meters
 from tools import common
 
-PEER = common.ROOT / ".cache" / "peers" / "pufferlib"  # its Python environment, made by tools/bench/peers.sh
+PEER = common.ROOT / ".cache" / "peers" / "pufferlib"  # its Python environment, made by tools/bench/puffer.sh
 SCRIPTS = common.ROOT / "tools" / "bench"
 LIBGOMP_SPINS = "300000"  # its default
 # of the caller's variables, those about threads and allocators: rows have their own
@@ -182,12 +182,12 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, threads: 
         if (PEER / "failed").exists():
             raise ConfigError(f"could not be installed: {(PEER / 'failed').read_text().strip()[-300:]}")
         if not (PEER / "installed").exists():
-            raise ConfigError("is not installed: tools/bench/peers.sh")
+            raise ConfigError("PufferLib is not installed: tools/bench/puffer.sh")
         # its own cache of kernels: its numba may be another one
         environment |= {"PYTHONPATH": str(common.ROOT), "NUMBA_CACHE_DIR": str(PEER / "numba")}
         # threads wait as they do without us: importing realm, as our environments do, makes them sleep at once
         environment |= {"GOMP_SPINCOUNT": LIBGOMP_SPINS, "OMP_NUM_THREADS": str(threads)}
-        command = [str(PEER / "bin" / "python"), "-m", "tools.bench.peers.pufferlib", *same, "--threads", str(threads)]
+        command = [str(PEER / "bin" / "python"), "-m", "tools.bench.puffer", *same, "--threads", str(threads)]
         return Start(command, environment, run)  # it writes where it is
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
     command = common.start_command(config, [*row.settings, *place])
@@ -249,7 +249,7 @@ class Score:
 
 
 class Lines:
-    """The lines of JSON that tools/bench/plain_ppo.py and peers write into their log."""
+    """The lines of JSON that tools/bench/plain_ppo.py and puffer.py write into their log."""
 
     def __init__(self, log: Path) -> None:
         self._log, self._seen, self._score = log, 0, Score()

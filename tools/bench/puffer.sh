@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs PufferLib, with which tools/bench/train.py compares, into an environment of its own: .cache/peers/pufferlib.
+# Installs PufferLib, with which train.py and sb3.py compare, into an environment of its own: .cache/peers/pufferlib.
 # A file `failed` in it says why it could not be installed. A second call does only what is missing.
 source "$(dirname "$0")/../setup.sh"
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
@@ -8,6 +8,7 @@ folder=.cache/peers/pufferlib
 # torch as the project has it: the same build for everybody
 torch=$("$python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])')
 wanted="$torch pufferlib==3.0.0 numba numpy msgspec loguru pyyaml pillow psutil setuptools" # what diy imports, too
+wanted="$wanted ale-py==0.12.0 opencv-python-headless==4.11.0.86" # and Pong
 if [ "$(cat "$folder/installed" 2> /dev/null || true)" = "$wanted" ]; then
     echo "PufferLib is installed"
     exit
