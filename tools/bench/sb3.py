@@ -111,7 +111,9 @@ def of_loop(config: RunConfig, threads: int, env_steps: int) -> float:
 def of_puffer(path: Path, config: RunConfig, threads: int, env_steps: int) -> float:
     """Seconds, as its lines of progress have them."""
     with tempfile.TemporaryDirectory() as folder:
-        start = start_of(Row("pufferlib", "", "peer"), path, common.plan_of(config.app), Path(folder), 1, threads)
+        start = start_of(
+            Row("pufferlib", "", "peer"), path.resolve(), common.plan_of(config.app), Path(folder), 1, threads
+        )
         first: dict[str, Any] = {}
         with subprocess.Popen(
             start.command, env=start.environment, cwd=folder, text=True, stdout=subprocess.PIPE
