@@ -40,12 +40,8 @@ class Distribution(Protocol):
         """The most likely action [n, ...], by torch alone (`contract.Agent`)."""
         ...
 
-    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
-        """Of an action, f32 [n]."""
-        ...
-
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the policy's entropy f32 [n]."""
+        """Of an action, and of the policy, f32 [n] both."""
         ...
 
 
@@ -64,9 +60,6 @@ class Categorical:
         """Also the logits f32 [n, A], -inf where an action is illegal."""
         logits = outputs.masked_fill(~obs["legal"], -torch.inf) if "legal" in obs else outputs
         return {"action": logits.argmax(-1), "logits": logits}
-
-    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
-        return at_action(returns.masked_log_softmax(outputs, obs.get("legal")), raw_action)
 
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = returns.masked_log_softmax(outputs, obs.get("legal"))
@@ -100,9 +93,6 @@ class Product:
         action, logits = ([one[name] for one in greedy] for name in ("action", "logits"))
         return {"action": torch.stack(action, -1), "logits": torch.cat(logits, -1)}
 
-    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
-        return self.log_prob_and_entropy(outputs, obs, raw_action)[0]
-
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         parts = zip(self._parts(outputs, obs), raw_action.unbind(-1), strict=True)
         each = [self._one.log_prob_and_entropy(*part, action) for part, action in parts]
@@ -131,13 +121,10 @@ class Gaussian:
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         return {"action": self._scale.out_tensor(outputs.chunk(2, -1)[0].clamp(-1, 1))}
 
-    def log_prob(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> Tensor:
-        mean, log_std = outputs.float().chunk(2, -1)
-        return self._of_all(normal_log_density((raw_action - mean) * torch.exp(-log_std), log_std))
-
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
-        log_std = outputs.float().chunk(2, -1)[1]
-        return self.log_prob(outputs, obs, raw_action), (log_std + _NORMAL_ENTROPY).sum(-1)
+        mean, log_std = outputs.float().chunk(2, -1)
+        log_prob = self._of_all(normal_log_density((raw_action - mean) * torch.exp(-log_std), log_std))
+        return log_prob, (log_std + _NORMAL_ENTROPY).sum(-1)
 
     def _of_all(self, log_probs: Tensor) -> Tensor:
         return log_probs if self._each else log_probs.sum(-1)

@@ -47,7 +47,9 @@ def estimate(
     raw_action, log_prob = here(chunk.extra.get("drawn", chunk.action)), here(chunk.extra["log_prob"])
     proximal, of_actions = log_prob, settings.advantage == "q"
     reweighs = stale and (settings.decoupled or settings.advantage == "vtrace")
-    if reweighs or of_actions:
+    if (reweighs or of_actions) and settings.shared_trunk and of_learner:
+        policy, value = _of_both(cut, obs, network)
+    elif reweighs or of_actions:
         policy, value = side.both(
             lambda: cut.forward(obs, network.actor), lambda: cut.forward(of_critic, network.critic)
         )
@@ -56,7 +58,7 @@ def estimate(
     if reweighs:
         masks = {name: x[:, :-1][valid] for name, x in obs.items() if name == "legal"}
         proximal = log_prob.clone()
-        proximal[valid] = distribution.log_prob(policy[:, :-1][valid], masks, raw_action[valid])
+        proximal[valid] = distribution.log_prob_and_entropy(policy[:, :-1][valid], masks, raw_action[valid])[0]
     if not of_learner:
         value = torch.cat([here(chunk.extra["value"]), value], dim=1)
     moments = returns_of(network, settings)
@@ -88,6 +90,19 @@ def _advantages(
         return returns.vtrace(reward, value, log_ratio, *ends, now.gamma, settings.lam, discount=discount)
     lam = {"delta": 0.0, "q": 0.0, "returns": 1.0}.get(settings.advantage, settings.lam)
     return returns.gae(reward, value, *ends, now.gamma, lam, discount=discount)
+
+
+def _of_both(cut: type[Rows], obs: Obs, network: Network) -> tuple[Tensor, Tensor]:
+    """`cut.forward` of policy and critic, with one pass through the trunk that they share."""
+    policy: list[Tensor] = []
+
+    def critic(seen: Obs) -> Tensor:
+        output, value, *_ = network(seen)
+        policy.append(output)
+        return value
+
+    value = cut.forward(obs, critic)
+    return torch.cat(policy).view(*value.shape[:2], -1), value
 
 
 def _in_halves(cut: type[Rows], side: SideBySide, obs: Obs, net: Callable[[Obs], Tensor]) -> Tensor:

@@ -13,13 +13,6 @@ Answer = TypeVar("Answer")
 Part = TypeVar("Part")
 
 
-class SameThread(Executor):
-    """An executor without a thread: it does the work at once."""
-
-    def submit(self, work: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
-        return finished(work(*args, **kwargs))
-
-
 def finished(answer: Answer) -> Future[Answer]:
     done: Future[Answer] = Future()
     done.set_result(answer)
@@ -32,7 +25,7 @@ class SideBySide:
     def __init__(self, allowed: bool) -> None:
         """allowed: whether there is work for two threads on this device."""
         self._allowed = allowed
-        self._second: Executor = SameThread()
+        self._second: Executor | None = None
 
     @contextmanager
     def threads(self) -> Iterator[None]:
@@ -49,12 +42,12 @@ class SideBySide:
             with ThreadPoolExecutor(1, "critic", torch.set_num_threads, (threads // 2,)) as self._second:
                 yield
         finally:
-            self._second = SameThread()
+            self._second = None
             torch.set_num_threads(threads)
 
     def submit(self, work: Callable[..., Answer], *args: Any) -> Future[Answer]:
-        """Work is done in the order in which it was submitted."""
-        return self._second.submit(work, *args)
+        """Work is done in the order in which it was submitted; without a second thread at once."""
+        return self._second.submit(work, *args) if self._second else finished(work(*args))
 
     def both(self, here: Callable[[], Answer], there: Callable[[], Answer]) -> tuple[Answer, Answer]:
         """Call both at the same time and return both results."""

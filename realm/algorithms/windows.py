@@ -23,7 +23,6 @@ class Windows(Rows):
     """The valid rows of a batch, each alone, with the frames before it: name -> [n, frames, ...], the newest last."""
 
     def __init__(self, batch: Batch) -> None:
-        assert batch.valid is not None
         super().__init__(batch)
         self._obs = batch.obs
         self._places = places(batch.obs)

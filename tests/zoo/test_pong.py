@@ -328,7 +328,7 @@ def log_probs(agent: Agent, chunk: Chunk) -> Array:
         seen = seen_by(ppo.network, ppo.settings, ppo.cut.inputs(chunk, ppo.device))
         policy = ppo.cut.forward(seen, ppo.network.actor)[:, :-1]
         action = torch.from_numpy(chunk.action)
-        found = ppo.distribution.log_prob(policy.flatten(0, 1), {}, action.flatten())
+        found = ppo.distribution.log_prob_and_entropy(policy.flatten(0, 1), {}, action.flatten())[0]
     return found.view(action.shape).numpy()
 
 
