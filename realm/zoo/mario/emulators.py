@@ -12,7 +12,7 @@ from contextlib import redirect_stderr
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
@@ -25,34 +25,6 @@ MEMORY = 2048
 _LEFT, _TOP = 8, 8  # of the screen, which a television does not show
 _HEADER, _PROGRAM = 16, 32 * 1024  # bytes of a ROM; what follows is pictures, which may be others
 _GAME = "75508b83d54b643ca551430d56ea4337ea7fe9690baa8c06ef3c356ceee3bd39"
-
-
-class Emulator(Protocol):
-    """A console that has just been switched on, its memory empty."""
-
-    def frame(self, buttons: int) -> bytes:
-        """Play a frame; returns the memory. buttons: bits, as `presses.BITS` has them; the game sees them one later."""
-        ...
-
-    def memory(self) -> bytes: ...
-
-    def write(self, values: Mapping[int, int]) -> None:
-        """values: address -> byte."""
-        ...
-
-    def picture(self) -> Array:
-        """What a television shows, u8 [224, 240, 3]."""
-        ...
-
-    def keep(self) -> None:
-        """Keep this moment in place of the one before."""
-        ...
-
-    def back(self) -> None:
-        """Return to the moment that was kept."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def rom_of(path: str) -> str:
@@ -76,7 +48,7 @@ def rom_of(path: str) -> str:
 
 
 class Nes:
-    """nes-py."""
+    """nes-py: a console that has just been switched on, its memory empty. `Fce` has the same methods."""
 
     def __init__(self, rom: str) -> None:
         """Raises DependencyNotInstalled."""
@@ -92,6 +64,7 @@ class Nes:
         self._console.reset()
 
     def frame(self, buttons: int) -> bytes:
+        """Play a frame; returns the memory. buttons: bits, as `presses.BITS` has them; the game sees them one later."""
         self._console._frame_advance(buttons)
         return self.memory()
 
@@ -99,17 +72,21 @@ class Nes:
         return bytes(self._console.ram)
 
     def write(self, values: Mapping[int, int]) -> None:
+        """values: address -> byte."""
         for address, value in values.items():
             self._console.ram[address] = value
 
     def picture(self) -> Array:
+        """What a television shows, u8 [224, 240, 3]."""
         shown: Array = self._console.screen[_TOP:-_TOP, _LEFT:-_LEFT]
         return shown.copy()
 
     def keep(self) -> None:
+        """Keep this moment in place of the one before."""
         self._console._backup()
 
     def back(self) -> None:
+        """Return to the moment that was kept."""
         self._console._restore()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,11 +19,11 @@ from PIL import Image, ImageDraw
 from realm.contract import Array
 from realm.errors import did_you_mean
 from realm.zoo.mario import rewards
-from realm.zoo.mario.emulators import Emulator, Fce, Nes, rom_of
+from realm.zoo.mario.emulators import Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.picture import edges, shrunk
 from realm.zoo.mario.presses import BITS, BUTTONS, FPS, PLANS, SETS, Bounds, Plan, bits, bits_of
-from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
+from realm.zoo.mario.rewards import TERMS, paid, terms_of, values
 from realm.zoo.mario.starts import Starts, write_episode
 
 SIDE = 84
@@ -31,21 +31,7 @@ _STATUS = 24  # rows of the screen above the level
 _ACTIONS = (*SETS, "buttons", "durations")
 _STRIP, _SIGNS = 16, "><v^sBA"  # below a rendered picture, rows and a sign for each button
 CAUSES = ("fall", "enemy", "clock")
-_EMULATORS: dict[str, Callable[[str], Emulator]] = {"stable-retro": Fce, "nes-py": Nes}
-
-
-class Played(Protocol):
-    """One level, with one life: `Level`, or what a test has in its place."""
-
-    def picture(self) -> Array:
-        """The screen, u8 [224, 240, 3]."""
-        ...
-
-    def reset(self) -> State: ...
-
-    def step(self, buttons: int) -> State: ...
-
-    def close(self) -> None: ...
+_EMULATORS: dict[str, Callable[[str], Nes | Fce]] = {"stable-retro": Fce, "nes-py": Nes}
 
 
 class Mario(gymnasium.Env[Array, Any]):
@@ -72,7 +58,7 @@ class Mario(gymnasium.Env[Array, Any]):
         least: int = 1,
         most: int = 60,
         shots: int = 4,
-        emulator: str | Callable[[int, int], Played] = "",
+        emulator: str | Callable[[int, int], Level] = "",
         keep_episode: str = "",
         start_along: str = "",
         start_steps: int = 500_000,
@@ -117,7 +103,7 @@ class Mario(gymnasium.Env[Array, Any]):
             _check("actions", actions, actions in _ACTIONS[-2:], "'buttons' or 'durations' with the term 'buttons'")
             self.credit = np.zeros(len(BUTTONS), np.float32)  # of the last decision, what each button is paid alone
         self._make = emulator if callable(emulator) else _maker(emulator, rom)
-        self._levels, self._played = levels, dict[str, Played]()
+        self._levels, self._played = levels, dict[str, Level]()
         self._rows, self._columns = edges(0 if status_line else _STATUS, 224, SIDE), edges(0, 240, SIDE)
         self._skip, self._durations = skip, actions == "durations"
         self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
@@ -136,7 +122,7 @@ class Mario(gymnasium.Env[Array, Any]):
             ok = not any(one.dead or one.flag for one in map(self._game.step, self._starts.longest))
             _check("start_along", start_along, ok, "one of this game; played again, it ends too soon")
 
-    def _level(self, name: str) -> Played:
+    def _level(self, name: str) -> Level:
         if name not in self._played:
             world, _, stage = name.partition("-")
             self._played[name] = self._make(int(world), int(stage))
@@ -235,7 +221,7 @@ class Mario(gymnasium.Env[Array, Any]):
         self._played.clear()
 
 
-def _maker(emulator: str, rom: str) -> Callable[[int, int], Played]:
+def _maker(emulator: str, rom: str) -> Callable[[int, int], Level]:
     """What makes a level. emulator, rom: as `Mario` has them."""
     known = tuple(_EMULATORS)
     _check("emulator", emulator, emulator in ("", *known), f"one of {', '.join(known)}, or '' for either", known)

@@ -4,7 +4,7 @@ The addresses, and what is skipped, are those of gym-super-mario-bros.
 """
 
 from realm.contract import Array
-from realm.zoo.mario.emulators import Emulator
+from realm.zoo.mario.emulators import Fce, Nes
 from realm.zoo.mario.rewards import State
 
 _START = 0x08  # a button
@@ -20,7 +20,7 @@ _MOST_PRESSES = 2_000  # of the button that starts the game
 class Level:
     """One level, with one life. Ends with a death or at the flag."""
 
-    def __init__(self, emulator: Emulator, world: int, stage: int) -> None:
+    def __init__(self, emulator: Nes | Fce, world: int, stage: int) -> None:
         """Raises ValueError if the game does not start."""
         self._emulator, self._presses = emulator, 0
         self._start(world, stage)
