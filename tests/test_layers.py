@@ -56,7 +56,7 @@ OWNERS = {
     "torch": {
         "realm.returns",
         "realm.learn.checkpoint",
-        *("realm.learn.export", "realm.env.commands.explanation"),
+        *("realm.learn.export", "realm.env.commands.episodes"),
         *("realm.kaiwu.algorithm.agent", "realm.kaiwu.modules", "realm.kaiwu.records"),
         *(f"realm.algorithms.{path.stem}" for path in (ROOT / "realm" / "algorithms").glob("*.py")),
     }

@@ -125,11 +125,7 @@ def calling(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise raised(error, what) from error
-
-
-def raised(error: BaseException, what: str) -> UserCodeError:
-    return UserCodeError(f"{_told(error)} (while {what})")
+        raise UserCodeError(f"{_told(error)} (while {what})") from error
 
 
 @contextlib.contextmanager
@@ -161,29 +157,19 @@ def _import(name: str) -> ModuleType:
     file = config.root / f"{full.replace('.', '/')}.py"
     if not file.is_file() and not (file.with_suffix("") / "__init__.py").is_file():
         raise UserCodeError(f"{file}: no such file; a package of KaiwuDRL has one")
-    if full == f"{config.package}.algorithm.agent":
-        with calling("importing feature/definition.py"):
-            importlib.import_module(f"{config.package}.feature.definition")
-    with _wanted_file(), calling(f"importing {file.name}"):
-        module = importlib.import_module(full)
-    return module
-
-
-@contextlib.contextmanager
-def _wanted_file() -> Iterator[None]:
-    """Name the file of the project that an import needs and that is not there."""
     try:
-        yield
+        with calling(f"importing {file.name}"):
+            module = importlib.import_module(full)
     except UserCodeError as error:
         cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and cause.name:
-            top, root = cause.name.partition(".")[0], current().config.root
-            if (root / top).is_dir():
-                path = root / f"{cause.name.replace('.', '/')}.py"
-                raise UserCodeError(
-                    f"{place_in(current().config.root, cause)}: imports {cause.name}, but there is no {path}"
-                ) from cause
-        raise
+        if not isinstance(cause, ModuleNotFoundError) or not cause.name:
+            raise
+        if not (config.root / cause.name.partition(".")[0]).is_dir():
+            raise
+        path = config.root / f"{cause.name.replace('.', '/')}.py"  # a file of the project
+        place = place_in(config.root, cause)
+        raise UserCodeError(f"{place}: imports {cause.name}, but there is no {path}") from cause
+    return module
 
 
 def _line_of(file: Path, name: str) -> str:

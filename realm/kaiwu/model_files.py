@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -106,24 +105,18 @@ def _wait_until_written(folder: Path, number: int | str) -> None:
 
 def as_files(agent: Any, number: int) -> dict[str, bytes]:
     """The files of an agent, by name."""
-    folder = Path(tempfile.mkdtemp(prefix="realm-model-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="realm-model-", ignore_cleanup_errors=True) as folder:
         with calling("saving the agent"):
-            plain(agent, "save_model", path=str(folder), id=str(number))
-        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if _NUMBER.search(path.name)}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            plain(agent, "save_model", path=folder, id=str(number))
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if _NUMBER.search(path.name)}
 
 
 def load_files(agent: Any, files: dict[str, bytes]) -> None:
     """The reverse of `as_files`."""
-    folder = Path(tempfile.mkdtemp(prefix="realm-model-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="realm-model-", ignore_cleanup_errors=True) as folder:
         for name, body in files.items():
-            (folder / Path(name).name).write_bytes(body)
-        _read(agent, folder, numbers_in(folder)[-1])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            (Path(folder) / Path(name).name).write_bytes(body)
+        _read(agent, Path(folder), numbers_in(Path(folder))[-1])
 
 
 class Saves:

@@ -6,14 +6,18 @@ keys have the same names where they act. `algo` becomes "realm.kaiwu", and the t
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import difflib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from realm.config.keys import IGNORED
@@ -21,7 +25,7 @@ from realm.config.load import HINTS, RunConfig, load_config
 from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.files import read_json
 from realm.kaiwu.config import Config
-from realm.kaiwu.model_files import required
+from realm.kaiwu.model_files import numbers_in, required
 from realm.kaiwu.process import refuse_project_in_a_run, run_apart
 
 PACKAGE = "realm.kaiwu"
@@ -83,7 +87,7 @@ def load(
             "train_test.py --config .../conf/configure_app.toml"
         )
     root = project_of(file)
-    config = _read(path, root, overrides, hyper_keys)
+    config = load_config(path, overrides, hyper_keys, partial(_translate, root))
     if root is None or config.app.algo != PACKAGE:
         return config
     refuse_project_in_a_run(root)
@@ -99,30 +103,29 @@ def load(
 
 def translated(path: str | Path) -> RunConfig:
     """As `load`, but with no look at the project's code. Raises ConfigError."""
-    return _read(path, project_of(Path(path)), (), lambda algo: ())
-
-
-def _read(
-    path: str | Path, root: Path | None, overrides: Sequence[str], hyper_keys: Callable[[str], Iterable[str]]
-) -> RunConfig:
-    """root: of the project that the configuration is of; None: it is Realm's own."""
-    if root is None:
-        return load_config(path, overrides, hyper_keys)
-
-    def translate(tables: dict[str, Any], places: dict[str, str]) -> list[str]:
-        return _translate(root, tables, places)
-
-    return load_config(path, overrides, hyper_keys, translate)
+    return load_config(path, translate=partial(_translate, project_of(Path(path))))
 
 
 def _to_evaluate(config: RunConfig) -> RunConfig:
-    """run_mode "eval": the project's model files in the form that Realm evaluates."""
-    from realm.kaiwu.as_checkpoint import as_checkpoint  # late: it brings torch
+    """run_mode "eval": a model's files as a checkpoint below a new folder, which is what Realm evaluates. The project's
+    `load_model` reads them when that is loaded. Raises ConfigError if there is no such model."""
+    from realm.contract import Version  # late: these bring the game and torch
+    from realm.kaiwu.feature.definition import spec
+    from realm.kaiwu.modules import as_tensors
+    from realm.learn.checkpoint import save
 
-    app = config.app
-    place = config.places.get("app.eval_model_id", "[app]")
-    folder = as_checkpoint(config_of(config), Path(app.eval_model_dir), app.eval_model_id, place)
-    return dataclasses.replace(config, app=dataclasses.replace(app, eval_model_dir=str(folder), eval_model_id="latest"))
+    app, folder = config.app, Path(config.app.eval_model_dir)
+    there = numbers_in(folder)
+    number = there[-1] if app.eval_model_id == "latest" and there else app.eval_model_id
+    files = required(folder, number, f"{config.places.get('app.eval_model_id', '[app]')}: key 'eval_model_id'")
+    made = Path(tempfile.mkdtemp(prefix="realm-eval-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    tensors = as_tensors({file.name: file.read_bytes() for file in files})
+    state = {"updates": int(number), "optimizers": {}, "counters": {}}
+    stored: Any = SimpleNamespace(model=SimpleNamespace(state_dict=lambda: tensors), save_model=lambda: state)
+    save(made / "ckpt", stored, Version(1, int(number)), 0, spec(None, config_of(config)).schema, 1)
+    app = dataclasses.replace(app, eval_model_dir=str(made / "ckpt"), eval_model_id="latest")
+    return dataclasses.replace(config, app=app)
 
 
 def project_of(file: Path) -> Path | None:
@@ -186,8 +189,10 @@ def _manifest(root: Path) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _translate(root: Path, tables: dict[str, Any], places: dict[str, str]) -> list[str]:
-    """Turn a project's tables into Realm's; returns the warnings."""
+def _translate(root: Path | None, tables: dict[str, Any], places: dict[str, str]) -> list[str]:
+    """Turn a project's tables into Realm's; returns the warnings. root: of the project; None: they are Realm's own."""
+    if root is None:
+        return []
     given = tables.get("app", {})
     package = given.get("algo", "diy")
     place = places.get("app.algo", "[app]")

@@ -128,7 +128,7 @@ class Victim(Run):
         begin = time.monotonic()
         self.kill(label)
         self.pid(label)
-        self.goes_on(learner_ended=False)
+        self.goes_on()
         return time.monotonic() - begin
 
     def end(self) -> dict[str, dict[str, float]]:

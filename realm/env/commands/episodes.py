@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 from loguru import logger
-from numpy.typing import NDArray
 
 from realm.commands.parser import writing
 from realm.config.load import RunConfig
+from realm.contract import Array, Arrays
 from realm.env import draw, options, physics
 from realm.env.draw import Recording
 from realm.env.layouts import plays_layouts
@@ -22,6 +22,9 @@ from realm.errors import ConfigError, UserError
 from realm.rollout.rounds import close
 from realm.user import folder_of, make_envs
 from realm.watch.progress import busy
+
+if TYPE_CHECKING:
+    from realm.learn.evaluation import Player
 
 PICTURES = (".gif", ".png", ".html")
 
@@ -52,14 +55,6 @@ def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: i
     return {**rest, **fixed}
 
 
-class PlayedEpisode(NamedTuple):
-    """The T steps of a model's episode, and what the model thought if it told."""
-
-    actions: list[int]
-    probability: NDArray[np.float32] | None  # [T, A]
-    value: NDArray[np.float32] | None  # [T]
-
-
 def agent_episode(
     config: RunConfig,
     folder: Path,
@@ -78,7 +73,7 @@ def agent_episode(
         raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     env = fixed_options(config.env, treasures, random, seed)
     with busy("the model plays"):
-        actions, *thoughts = _agent_plays(config, env, folder, model, seed, stochastic)
+        actions, probability, value = _agent_plays(config, env, folder, model, seed, stochastic)
     conf = options.of_table(env)
     recording = draw.record(RealmEnv(conf, map=env.get("map", "default"), observation="none"), actions)
     last = recording.moments[-1]
@@ -87,7 +82,7 @@ def agent_episode(
             f"{config.app.algo}: its episode of {len(actions)} steps is not one of the realm with the options of "
             "[env], so it cannot be drawn"
         )
-    return recording._replace(probability=thoughts[0], value=thoughts[1])
+    return recording._replace(probability=probability, value=value)
 
 
 def is_realm(config: RunConfig, seed: int) -> bool:
@@ -105,12 +100,12 @@ def _agent_plays(
     model: int | Literal["latest"],
     seed: int,
     stochastic: bool,
-) -> PlayedEpisode:
-    """What a checkpoint's model does in one episode with the options `env`."""
+) -> tuple[list[int], Array | None, Array | None]:
+    """The T actions of a checkpoint's model in one episode with the options `env`, and what it thought before each, as
+    `_explain` gives it: f32 [T, A] and f32 [T]."""
     # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from realm.contract import PredictContext
-    from realm.env.commands.explanation import explain
     from realm.learn.checkpoint import find
     from realm.learn.evaluation import load_player
 
@@ -128,7 +123,7 @@ def _agent_plays(
     actions, thoughts = list[int](), list[Any]()
     # one step more than an episode can have: then it is not an episode of the realm
     while len(actions) <= env["max_step"]:
-        thoughts.append(explain(player, obs))
+        thoughts.append(_explain(player, obs))
         action, _ = player.predict(obs, PredictContext(slot, first, explore))
         obs, _, terminated, truncated, _ = envs.step(action)
         actions.append(int(action[0]))
@@ -137,7 +132,27 @@ def _agent_plays(
             break
     envs.close()
     probability, value = (None if one[0] is None else np.concatenate(one) for one in zip(*thoughts, strict=True))
-    return PlayedEpisode(actions, probability, value)
+    return actions, probability, value
+
+
+def _explain(player: Player, obs: Arrays) -> tuple[Array | None, Array | None]:
+    """What a trained policy thinks of N observations: how likely each discrete action is to it, f32 [N, A], and the
+    value, f32 [N]; None where the agent cannot say.
+
+    Asks an agent with `greedy` (`contract.Agent`), and the critic of a network of PPO (`algorithms.ppo.Network`) if the
+    checkpoint has its weights.
+    """
+    import torch  # late, as above
+
+    agent = player.agent
+    if not hasattr(agent, "greedy"):
+        return None, None
+    seen = {name: torch.from_numpy(array) for name, array in obs.items()}
+    critic = None if any(name.startswith("critic") for name in player.lacking) else getattr(agent.model, "critic", None)
+    with torch.inference_mode():
+        logits = agent.greedy(seen).get("logits")
+        probability = None if logits is None else logits.float().softmax(-1).numpy()
+        return probability, None if critic is None else critic(seen).float().numpy()
 
 
 def summary(recording: Recording) -> str:
