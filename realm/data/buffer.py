@@ -45,7 +45,7 @@ class Storage(Protocol):
     evicted: int
 
     def add(self, items: Arrays) -> None:
-        """Store n items (name -> [n, ...]); a full storage evicts by its remover. It keeps no view of them."""
+        """Store n items (name -> [n, ...]), no more than fit; a full one evicts by its remover. It keeps no view."""
         ...
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:

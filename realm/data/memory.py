@@ -76,12 +76,7 @@ class ReplayMemory:
         self.evicted, self._greatest = int(state["evicted"]), float(state["greatest"])
 
     def add(self, items: Arrays) -> None:
-        """Store chunks, name -> [n, ...]."""
-        chunks = len(self._key)
-        for begin in range(0, len(items["worker"]), chunks):  # more than fit: one after the other, as if they came so
-            self._add({name: array[begin : begin + chunks] for name, array in items.items()})
-
-    def _add(self, items: Arrays) -> None:
+        """Store chunks, name -> [n, ...], no more than fit."""
         count = len(items["worker"])
         where = ring_places(self._last_key, count, len(self._key))
         places = as_array(where)

@@ -22,7 +22,8 @@ class NativeStorage:
     def __init__(
         self, fields: Fields, capacity: int, sampler: str, remover: str, on_policy: bool, exponent: float, seed: int
     ) -> None:
-        """sampler, remover: Uniform, Fifo, Lifo, Prioritized, MaxHeap, MinHeap; on_policy: a draw removes the item."""
+        """on_policy: a draw takes the oldest items out, and no item is discarded. Else sampler: Uniform or Prioritized;
+        remover: these, Fifo, MinHeap or MaxHeap (`config/flow.py`)."""
         self.size = 0
         self.evicted = 0
         self._rows = {name: np.zeros((capacity, *field.shape), field.dtype) for name, field in fields.items()}
@@ -31,9 +32,9 @@ class NativeStorage:
         self._times = np.zeros(capacity, np.int64)
         self._last_key = 0
         self._sampler, self._remover, self._once, self._exponent = sampler, remover, on_policy, exponent
-        self._is_ring = remover == "Fifo" and (not on_policy or sampler == "Fifo")
+        self._is_ring = on_policy or remover == "Fifo"
         self._tree: SumTree | None = None
-        if self._is_ring and sampler == "Prioritized":
+        if sampler == "Prioritized":
             from realm.data.sumtree import SumTree  # late: it imports numba
 
             self._tree = SumTree(capacity)
@@ -49,9 +50,7 @@ class NativeStorage:
         stays: slice | Array = slice(None)
         places: slice | Array
         if self._is_ring:
-            if count > capacity:  # the first of them leave at once
-                stays, key = slice(count - capacity, None), key[count - capacity :]
-            places = ring_places(self._last_key - len(key), len(key), capacity)
+            places = ring_places(self._last_key - count, count, capacity)
         else:
             stays = self._evict(overflow, key)
             key = key[stays]
@@ -105,52 +104,35 @@ class NativeStorage:
 
     def _draw(self, count: int) -> tuple[Array, Array]:
         """The places i64 [count] of drawn items, and their probabilities f64 [count]."""
-        if self._is_ring:
-            oldest = self._last_key - self.size  # its key, less one
-            if self._sampler == "Fifo" and self._once:
-                return (oldest + np.arange(count)) % len(self._key), np.ones(count)
-            if self._tree is not None and self._tree.total > 0:
-                places = self._tree.draw(self._rng.random(count))
-                return places, self._tree.weight(places) / self._tree.total
-            if self._sampler in ("Uniform", "Prioritized"):  # as in reverb: without a positive priority all are equal
-                chosen = self._rng.integers(0, self.size, count)
-                return (oldest + chosen) % len(self._key), np.full(count, 1 / self.size)
-        live = np.flatnonzero(self._key)
-        chosen, probability = self._choose(self._sampler, self._key[live], self._priority[live], count, self._once)
-        return live[chosen], probability
+        oldest = self._last_key - self.size  # of a ring, its key, less one
+        if self._once:
+            return (oldest + np.arange(count)) % len(self._key), np.ones(count)
+        if self._tree is not None and self._tree.total > 0:
+            places = self._tree.draw(self._rng.random(count))
+            return places, self._tree.weight(places) / self._tree.total
+        chosen = self._rng.integers(0, self.size, count)  # as in reverb: without a positive priority all are equal
+        places = (oldest + chosen) % len(self._key) if self._is_ring else np.flatnonzero(self._key)[chosen]
+        return places, np.full(count, 1 / self.size)
 
     def _evict(self, count: int, new: Array) -> Array:
         """Make room by the remover, among the stored items and those with the keys `new`; returns which of the new ones
         stay, bool [n]. As in reverb, new items may have to leave, too."""
         live, stays = np.flatnonzero(self._key), np.ones(len(new), np.bool_)
         if count:
+            key = np.concatenate([self._key[live], new])
             priority = np.concatenate([self._priority[live], np.full(len(new), self._first_priority)])
-            leaves, _ = self._choose(self._remover, np.concatenate([self._key[live], new]), priority, count, True)
-            self._key[live[leaves[leaves < len(live)]]] = 0
+            if self._remover in ("Uniform", "Prioritized"):
+                weight = priority**self._exponent if self._remover == "Prioritized" else np.ones(len(key))
+                weight = np.maximum(weight, 1e-12 * (weight.sum() or 1.0))  # without a positive priority all are equal
+                leaves = self._rng.choice(len(key), count, replace=False, p=weight / weight.sum())
+            else:  # the oldest item first among equal priorities
+                leaves = np.lexsort((key, priority if self._remover == "MinHeap" else -priority))[:count]
+            gone = live[leaves[leaves < len(live)]]
+            self._key[gone] = 0
+            if self._tree is not None:
+                self._tree.set(gone, np.zeros(len(gone)))
             stays[leaves[leaves >= len(live)] - len(live)] = False
         return stays
-
-    def _choose(
-        self, selector: str, key: Array, priority: Array, count: int, without_replacement: bool
-    ) -> tuple[Array, Array]:
-        """Choose among items by key u64 [n] and priority f64 [n]: indices [count] and their probabilities [count]."""
-        if selector in ("Uniform", "Prioritized"):
-            weight = priority**self._exponent if selector == "Prioritized" else np.ones(len(key))
-            # as in reverb: if no priority is positive, all items are equally likely
-            p = weight / weight.sum() if weight.sum() > 0 else np.full(len(key), 1 / len(key))
-            nonzero = int((p > 0).sum())
-            if without_replacement and nonzero < count:
-                p = np.maximum(p, 1e-12)
-                p /= p.sum()
-            chosen = self._rng.choice(len(key), count, replace=not without_replacement, p=p)
-            return chosen, p[chosen]
-        if selector in ("Fifo", "Lifo"):
-            order = np.argsort(key)[:: 1 if selector == "Fifo" else -1]
-        else:  # the oldest item first among equal priorities
-            order = np.lexsort((key, priority if selector == "MinHeap" else -priority))
-        # without removal the same first item is drawn again
-        chosen = order[:count] if without_replacement else np.repeat(order[:1], count)
-        return chosen, np.ones(count)
 
 
 def as_array(places: slice | Array) -> Array:

@@ -191,8 +191,6 @@ def _selector(name: str, exponent: float) -> Any:
             return _reverb.UniformSelector()
         case "Fifo":
             return _reverb.FifoSelector()
-        case "Lifo":
-            return _reverb.LifoSelector()
         case "MinHeap":
             return _reverb.HeapSelector(True)
         case "MaxHeap":

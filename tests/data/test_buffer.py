@@ -138,26 +138,6 @@ class TestStorage:
         assert len(keys) == added - len(literal) > 200
         assert storage.evicted == 0
 
-    @pytest.mark.parametrize(("sampler", "first"), [("Fifo", 0), ("Lifo", 4)])
-    def test_what_stays_is_handed_out_again(self, make: MakeStorage, sampler: str, first: int) -> None:
-        storage = make(10, sampler)
-        storage.add(items([0, 1, 2, 3, 4]))
-        for draws in (1, 2, 3):
-            drawn, info = storage.sample(1)
-            assert names(drawn) == [first]
-            assert info.times_sampled.tolist() == [draws]
-            assert info.probability.tolist() == [1]
-        assert names(storage.sample(3)[0]) == [first] * 3
-        assert storage.size == 5
-
-    def test_lifo_once(self, make: MakeStorage) -> None:
-        storage = make(10, "Lifo", on_policy=True)
-        storage.add(items([0, 1, 2]))
-        assert names(storage.sample(2)[0]) == [2, 1]
-        storage.add(items([3]))
-        assert names(storage.sample(2)[0]) == [3, 0]
-        assert storage.size == 0
-
     def test_uniform(self, make: MakeStorage) -> None:
         storage = make(10, "Uniform")
         storage.add(items([0, 1, 2, 3, 4]))
@@ -168,13 +148,6 @@ class TestStorage:
             counts.update(names(drawn))
             assert info.probability == pytest.approx(np.full(100, 0.2))
         is_near(counts, dict.fromkeys(range(5), 0.2), 4000)
-
-    def test_uniform_once_draws_without_replacement(self, make: MakeStorage) -> None:
-        storage = make(50, "Uniform", on_policy=True)
-        storage.add(items(list(range(50))))
-        drawn = [*names(storage.sample(30)[0]), *names(storage.sample(20)[0])]
-        assert sorted(drawn) == list(range(50)) != drawn
-        assert storage.size == 0
 
     @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
     def test_prioritized(self, make: MakeStorage, exponent: float) -> None:
@@ -220,24 +193,9 @@ class TestStorage:
         is_near(Counter(names(drawn)), dict.fromkeys(range(4), 0.25), 2000)
         assert info.probability == pytest.approx(np.full(2000, 0.25))
 
-    @pytest.mark.parametrize(("sampler", "aside", "order"), [("MaxHeap", 0.0, [2, 0, 1]), ("MinHeap", 9.0, [1, 0, 2])])
-    def test_heaps(self, make: MakeStorage, sampler: str, aside: float, order: list[int]) -> None:
-        storage = make(10, sampler)
-        storage.add(items([0, 1, 2]))
-        keys = {}
-        for name in (0, 1, 2):  # among equals the oldest; out of the way it goes
-            drawn, info = storage.sample(1)
-            assert names(drawn) == [name]
-            keys[name] = int(info.key[0])
-            set_priorities(storage, keys, {name: aside})
-        set_priorities(storage, keys, {0: 5.0, 1: 4.0, 2: 6.0})
-        for name in order:
-            assert names(storage.sample(2)[0]) == [name, name]
-            set_priorities(storage, keys, {name: aside})
-
     @pytest.mark.parametrize(
         ("remover", "stay"),
-        [("Fifo", [2, 3, 4, 5]), ("Lifo", [0, 1, 2, 3]), ("MaxHeap", [0, 3, 4, 5]), ("MinHeap", [1, 2, 3, 5])],
+        [("Fifo", [2, 3, 4, 5]), ("MaxHeap", [0, 3, 4, 5]), ("MinHeap", [1, 2, 3, 5])],
     )
     def test_removers(self, make: MakeStorage, remover: str, stay: list[int]) -> None:
         """The new items, of priority 1, are among those that may leave."""
