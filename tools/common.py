@@ -4,6 +4,7 @@ the curves that a run has written.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -218,14 +219,12 @@ def start_command(config: Path, overrides: Iterable[str]) -> list[str]:
     return words + [word for one in overrides for word in ("--set", one)]
 
 
-def run_process(command: Sequence[str], every_second: Callable[[], None] = lambda: None) -> int:
+def run_process(command: Sequence[str]) -> int:
     """Run to the end and return the exit code. Ctrl+C here ends it in order and raises KeyboardInterrupt."""
-    return run_processes([command], 1, every_second)[0]
+    return run_processes([command], 1)[0]
 
 
-def run_processes(
-    commands: Sequence[Sequence[str]], jobs: int, every_second: Callable[[], None] = lambda: None
-) -> list[int]:
+def run_processes(commands: Sequence[Sequence[str]], jobs: int) -> list[int]:
     """Run all to the end, `jobs` of them side by side, and return their exit codes. Ctrl+C as in `run_process`."""
     environment = {"NUMBA_CACHE_DIR": str(ROOT / ".cache" / "numba"), **os.environ}
     begun: list[subprocess.Popen[bytes]] = []
@@ -241,10 +240,8 @@ def run_processes(
                 running.append(process)
             if not running:
                 return [process.returncode for process in begun]
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 running[0].wait(1.0)
-            except subprocess.TimeoutExpired:
-                every_second()
     finally:
         left = [process for process in begun if process.poll() is None]
         for process in left:

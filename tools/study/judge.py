@@ -33,7 +33,7 @@ from tools import common
 from tools.study import runs
 
 LIMITS = (32.0, 5.0)  # points of mean regret
-NEWEST = 50  # checkpoints that the run itself keeps: enough until this process has linked them
+KEPT = 10_000  # checkpoints: all
 
 Results = dict[str, Any]
 """{about, setup, seeds: {"1": {training, models: {name: figures}, reached, end}}}"""
@@ -129,27 +129,20 @@ class Cluster:
     def _overrides(self, seed: int) -> list[str]:
         args, run = self._args, self.run(seed)
         return [
-            *(f"dump_model_freq={args.checkpoint_every}", f"modelpool_max_save_model_count={NEWEST}", *args.set),
+            *(f"dump_model_freq={args.checkpoint_every}", f"modelpool_max_save_model_count={KEPT}", *args.set),
             *(f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}"),
         ]
 
     def train(self, seed: int) -> dict[str, Any]:
         """Train, or go on with, the run of a seed, until it has had its minutes."""
         args, run, overrides = self._args, self.run(seed), self._overrides(seed)
-
-        def keep() -> None:
-            runs.keep_models(run / "ckpt", run / "dense_ckpt")
-
         if not self._is_over(run):
             left = max(5.0, 60 * (args.minutes - self._trained(run)["minutes"]))
             print(f"seed {seed}: {run}, {left / 60:.1f} min to train ...", flush=True)
-            if run.exists():
-                keep()
             command = common.start_command(args.config, [*overrides, f"max_seconds={left}"])
-            code = common.run_process(command, every_second=keep)
+            code = common.run_process(command)
             if code != 0 or not self._is_over(run):
                 raise ConfigError(f"{run} has ended too early (exit code {code}); the same command goes on with it")
-        keep()
         return {"run": str(run), **self._trained(run), "commit": common.commit()}
 
     def _trained(self, run: Path) -> dict[str, Any]:
@@ -168,9 +161,9 @@ class Cluster:
 
     def models(self, seed: int) -> list[Model]:
         run = self.run(seed)
-        clock, saved = self._clock(run), runs.saved_models(run / "dense_ckpt")
+        clock, saved = self._clock(run), runs.saved_models(run / "ckpt")
         if not saved:
-            raise ConfigError(f"{run / 'dense_ckpt'}: the models of this run are gone, so they cannot play")
+            raise ConfigError(f"{run / 'ckpt'}: the models of this run are gone, so they cannot play")
         return [Model(one.path, one.env_steps, common.minutes_at(clock, one.env_steps)) for one in saved]
 
     def play(self, seed: int, model: Model, how: str) -> dict[str, Any]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from realm.config.load import RunConfig, load_config, settings_of
 from realm.env import report
 from realm.env.layouts import evaluate_layouts
 from realm.env.oracle import CACHE
 from realm.errors import ConfigError
-from realm.files import MOST_MANIFEST_BYTES, read_json
 from realm.learn.checkpoint import load, load_bytes
 from realm.learn.evaluation import Player, load_player
-from realm.learn.results import models_in
+from realm.learn.results import Saved, models_in, newest_in
 from realm.user import hyper_of
 from realm.watch.progress import counting
 from tools import common
@@ -46,38 +43,10 @@ def _without_limits(config: RunConfig) -> RunConfig:
     return replace(config, app=replace(config.app, max_seconds=0.0, max_env_steps=0, run_name=""))
 
 
-class Saved(NamedTuple):
-    """A checkpoint that is there."""
-
-    path: Path
-    env_steps: int
-
-
 def saved_models(folder: Path) -> list[Saved]:
     """Those of a folder, oldest first; what a start of the run has saved again is left out."""
-    paths = [path for _, path in models_in(folder)]
-    saved = [Saved(path, int(read_json(path / "manifest.json", MOST_MANIFEST_BYTES)["env_steps"])) for path in paths]
+    saved = [one for _, path in models_in(folder) if (one := newest_in(path))]
     return list({one.env_steps: one for one in saved}.values())[::-1]
-
-
-def keep_models(source: Path, target: Path) -> None:
-    """Link every checkpoint of `source` into `target`, where the run does not remove it. Costs no room while both are
-    there."""
-    target.mkdir(parents=True, exist_ok=True)
-    for folder in source.glob("model.ckpt-*-*"):
-        if (target / folder.name).exists():
-            continue
-        draft = target / f".writing-{folder.name}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        try:
-            for file in folder.iterdir():
-                os.link(file, draft / file.name)
-            if (draft / "manifest.json").exists():
-                draft.rename(target / folder.name)
-        except FileNotFoundError:  # the run has removed it just now
-            pass
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 # ---- how well a model plays ----

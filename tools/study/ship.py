@@ -50,7 +50,9 @@ def ship(run: Path, number: str, shipped: Path, of_diy: bool = True) -> None:
     if of_diy and (config.app.algo != "diy" or env.get("map", "default") != "default"):
         raise ConfigError(f"{run}: it is not of diy on the default map, which is what comes with Realm")
     hyper = hyper_of(config)
-    app = dataclasses.replace(config.app, log_dir=AppConfig().log_dir)  # not a folder of this machine
+    usual = AppConfig()  # no folder of this machine, and not as many models as judge.py keeps
+    kept = usual.modelpool_max_save_model_count
+    app = dataclasses.replace(config.app, log_dir=usual.log_dir, modelpool_max_save_model_count=kept)
     config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)
     envs, agent, *_ = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
