@@ -31,7 +31,7 @@ def _register(gymnasium: Any) -> None:
 
 
 class _WithGymnasium:
-    """Registers the game when gymnasium is imported; buffer, model_pool and most commands never do."""
+    """Registers the game when gymnasium is imported; buffer and model_pool never do."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname != "gymnasium":
