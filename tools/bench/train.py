@@ -187,7 +187,7 @@ def start_of(row: Row, config: Path, plan: Plan, run: Path, seed: int, threads: 
         environment |= {"PYTHONPATH": str(common.ROOT), "NUMBA_CACHE_DIR": str(PEER / "numba")}
         # threads wait as they do without us: importing realm, as our environments do, makes them sleep at once
         environment |= {"GOMP_SPINCOUNT": LIBGOMP_SPINS, "OMP_NUM_THREADS": str(threads)}
-        command = [str(PEER / "bin" / "python"), "-m", "tools.bench.puffer", *same, "--threads", str(threads)]
+        command = [str(PEER / "bin" / "python"), "-m", "tools.bench.peers.puffer", *same, "--threads", str(threads)]
         return Start(command, environment, run)  # it writes where it is
     place = [f"log_dir={run.parent}", f"run_name={run.name}", f"seed={seed}", "max_seconds=0", "max_env_steps=0"]
     command = common.start_command(config, [*row.settings, *place])

@@ -1,7 +1,7 @@
 """PufferLib's PuffeRL on our environments, with our networks in float32 and the numbers of a configuration.
 
 tools/bench/train.py and sb3.py start it in PufferLib's own Python environment (tools/bench/puffer.sh), as
-`python -m tools.bench.puffer`. It trains until it is killed, and prints a line of JSON after each update, as
+`python -m tools.bench.peers.puffer`. It trains until it is killed, and prints a line of JSON after each update, as
 plain_ppo.py does.
 
 All environments are one vector environment of its own kind. It draws segments of a batch by the size of their
