@@ -82,7 +82,7 @@ class ReverbStorage:
         table = _reverb.Table(
             name=self._name,
             sampler=_selector(sampler, exponent),
-            remover=_selector(remover, exponent),
+            remover=_selector("Fifo" if on_policy else remover, exponent),  # on-policy nothing is discarded
             max_size=capacity,
             max_times_sampled=1 if on_policy else 0,
             # never blocks while items exist: `Limiter` limits the flow, and reverb's would evict, or block without a

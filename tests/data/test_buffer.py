@@ -107,9 +107,11 @@ def is_near(counts: Counter[int], expected: dict[int, float], total: int) -> Non
 class TestStorage:
     """What every storage must do; a new one is added to BACKENDS and nothing else."""
 
-    def test_fifo_once_hands_out_everything_exactly_once_in_order(self, make: MakeStorage) -> None:
+    @pytest.mark.parametrize("remover", ["Fifo", "Lifo", "Uniform", "Prioritized", "MinHeap", "MaxHeap"])
+    def test_fifo_once_hands_out_everything_exactly_once_in_order(self, make: MakeStorage, remover: str) -> None:
+        """Whatever the remover, which a configuration may name: it has nothing to do."""
         draw, generator = random.Random(0), np.random.default_rng(0)
-        storage, literal, added = make(20, "Fifo", on_policy=True), deque[tuple[int, Arrays]](), 0
+        storage, literal, added = make(20, "Fifo", remover, on_policy=True), deque[tuple[int, Arrays]](), 0
         keys = set()
         for _ in range(200):
             count = draw.randint(1, 7)
