@@ -59,11 +59,11 @@ def of_loop(config: RunConfig, threads: int, env_steps: int) -> float:
     from realm.algorithms.actor_critic import ActorCritic
 
     torch.set_num_threads(threads)
-    own: Any = hyper_of(config)
+    own: Any = dataclasses.replace(hyper_of(config), normalise_images=False, normalise_returns=False, precision="fp32")
     num_envs, steps = int(config.app.aisrv_connect_to_kaiwu_env_count), own.chunk_length
     envs = make_envs(config, num_envs, 1)
     of = load_definition(config.app.algo).spec(envs, own)
-    network = ActorCritic(of.obs, of.action, dataclasses.replace(own, normalise_images=False, normalise_returns=False))
+    network = ActorCritic(of.obs, of.action, own)
     adam = torch.optim.Adam(network.parameters(), own.lr_start, eps=own.adam_eps)
     seen = torch.from_numpy(envs.reset()[0]["state"]).unsqueeze(1).repeat_interleave(own.frames, 1)
     shape = steps, num_envs
@@ -110,10 +110,9 @@ def of_loop(config: RunConfig, threads: int, env_steps: int) -> float:
 
 def of_puffer(path: Path, config: RunConfig, threads: int, env_steps: int) -> float:
     """Seconds, as its lines of progress have them."""
+    row, plan = Row("pufferlib", "", "peer"), common.plan_of(config.app)
     with tempfile.TemporaryDirectory() as folder:
-        start = start_of(
-            Row("pufferlib", "", "peer"), path.resolve(), common.plan_of(config.app), Path(folder), 1, threads
-        )
+        start = start_of(row, path.resolve(), plan, Path(folder), 1, threads)
         first: dict[str, Any] = {}
         with subprocess.Popen(
             start.command, env=start.environment, cwd=folder, text=True, stdout=subprocess.PIPE

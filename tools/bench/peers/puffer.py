@@ -30,6 +30,7 @@ from diy.feature.definition import as_float32
 from realm.algorithms.actor_critic import ActorCritic
 from realm.config.load import load_config
 from realm.contract import Array, Arrays
+from realm.learn.results import main_statistic
 from realm.user import hyper_of, load_definition
 from tools.bench.plain_ppo import report
 
@@ -62,7 +63,7 @@ class Envs(pufferlib.PufferEnv):
         ended = self.terminals | self.truncations
         if ended.any():
             episode = info["episode"]
-            self.scores += episode["score" if "score" in episode else "r"][info["_episode"]].tolist()
+            self.scores += episode[main_statistic(episode)][info["_episode"]].tolist()
             if "state" not in obs:
                 obs = self.envs.reset(options={"reset_mask": ended})[0]
         row = self._row(obs)
@@ -79,9 +80,11 @@ class Policy(nn.Module):
 
     def __init__(self, config: Any, own: Any, spec: Any) -> None:
         super().__init__()
-        self.fields, self.net = dict(spec.obs), make_model(spec, own, bf16=False) if config.app.algo == "diy" else None
-        if self.net is None:  # frames, divided by 255
-            plain = dataclasses.replace(own, normalise_images=False, normalise_returns=False)
+        self.fields = dict(spec.obs)
+        if config.app.algo == "diy":
+            self.net: nn.Module = make_model(spec, own, bf16=False)
+        else:  # frames, divided by 255
+            plain = dataclasses.replace(own, normalise_images=False, normalise_returns=False, precision="fp32")
             self.net = ActorCritic(spec.obs, spec.action, plain)
 
     def forward(self, seen: Tensor, state: Any = None) -> tuple[Tensor, Tensor]:
@@ -90,11 +93,9 @@ class Policy(nn.Module):
         row, legal = seen.tensor_split([-self.fields["legal"].shape[0]], 1)
         obs = {"features": row}
         if "image" in self.fields:
-            image, vector = row.tensor_split([int(np.prod(self.fields["image"].shape))], 1)
-            obs = {
-                "image": image.unflatten(1, self.fields["image"].shape),
-                "vector": vector.contiguous().view(torch.float32),
-            }
+            image, vector = row.tensor_split([self.fields["image"].size], 1)
+            image = image.unflatten(1, self.fields["image"].shape)
+            obs = {"image": image, "vector": vector.contiguous().view(torch.float32)}
         logits, value = self.net(obs)
         return logits.masked_fill(legal == 0, -1e9), value
 
