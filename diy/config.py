@@ -51,6 +51,8 @@ class Config(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choices(CHOICES)
+        for name in ("normalise_obs", "normalise_images", "normalise_returns"):
+            self.check(name, not getattr(self, name), "false, since features and rewards have their scales already")
         small = self.features == "small"
         self.check("position", self.position or small, "true unless features is 'small'")
         self.check("tours", not self.tours or small, "false unless features is 'small'")

@@ -17,6 +17,7 @@ from realm.algorithms.group import ALONE, Group
 from realm.algorithms.networks import Obs, is_image
 from realm.algorithms.settings import Settings
 from realm.contract import Chunk, Fields
+from realm.errors import UserCodeError
 
 if TYPE_CHECKING:
     from realm.algorithms.losses import Network
@@ -117,6 +118,14 @@ def add_moments(network: nn.Module, fields: Fields, settings: Settings) -> None:
         network.add_module("observations", Observations(fields, settings))
     if settings.normalise_returns:
         network.add_module("returns", Moments())
+
+
+def check_moments(network: Network, settings: Settings) -> None:
+    """Raise UserCodeError if the settings ask for what `add_moments` has not given to the network."""
+    for name, asked in {"observations": settings.normalises, "returns": settings.normalise_returns}.items():
+        if asked and not hasattr(network, name):
+            what = f"to normalise {name}, {type(network).__name__} must have moments of them"
+            raise UserCodeError(f"{what}: call realm.algorithms.normalise.add_moments where it is made")
 
 
 def learn_observations(network: Network, settings: Settings, chunk: Chunk, group: Group = ALONE) -> None:

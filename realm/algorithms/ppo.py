@@ -29,7 +29,7 @@ from realm.algorithms.estimate import estimate
 from realm.algorithms.group import ALONE, Group
 from realm.algorithms.losses import Loss, Metrics, Network, Part, by_graph, joined, kl_of, means, nothing_of, parts_of
 from realm.algorithms.networks import Obs
-from realm.algorithms.normalise import learn_observations, learn_returns, normalised_returns, seen_by
+from realm.algorithms.normalise import check_moments, learn_observations, learn_returns, normalised_returns, seen_by
 from realm.algorithms.settings import Schedule, Settings
 from realm.algorithms.side_by_side import SideBySide, finished
 from realm.algorithms.windows import frames_of, with_frames
@@ -56,6 +56,7 @@ class PPO:
         """distribution: that of the action space; None: of discrete actions. losses: besides those of PPO. cut:
         `Sequences` for a network with a memory. layer: the name of a parameter; the length of the gradient there of
         each loss, times its coefficient, is its `<name>_grad_norm`."""
+        check_moments(network, settings)
         self.network, self.settings, self.device, self.cut = network, settings, device, cut
         self.distribution: Distribution = distribution or Categorical()
         self.generator = torch.Generator().manual_seed(seed)  # draws actions, shuffles rows

@@ -224,11 +224,11 @@ def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], mo
     request, checkpoint = candidate.request, candidate.checkpoint
     if request.json is None and request.csv is None:
         return
-    episodes: dict[str, list[Any]] = {"explore": []}
+    episodes: dict[str, list[Any]] = {"explore": [], **{name: [] for of_round in columns for name in of_round}}
     for explore, of_round in zip(request.explores, columns, strict=True):
-        for name, values in of_round.items():
-            episodes.setdefault(name, []).extend(values)
-        episodes["explore"] += [explore] * len(next(iter(of_round.values())))
+        count = len(next(iter(of_round.values())))
+        for name, values in episodes.items():
+            values += [explore] * count if name == "explore" else of_round.get(name, [None] * count)
     if request.csv is not None:
         with writing(request.csv), request.csv.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([episodes, *zip(*episodes.values(), strict=True)])

@@ -33,6 +33,7 @@ from realm.config.load import RunConfig
 from realm.contract import Array
 from realm.errors import ConfigError, UserCodeError, UserError, one_line, pip_here, place_of, to_install
 from realm.learn.evaluation import Player, load_player, steps_of
+from realm.learn.results import recorder_of
 from realm.rollout.rounds import close
 from realm.user import calling, make_envs
 from realm.watch.progress import busy, counting
@@ -188,7 +189,8 @@ def _steps(player: Any, explore: float, seed: int, most: int) -> Iterator[tuple[
     returned = 0.0
     yield 0, returned, False
     for number, step in enumerate(steps_of(player.envs, player.predict, obs, explore, np.ones(1, np.bool_)), 1):
-        returned += float(step.reward[0])
+        recorder = recorder_of(player.envs)  # it has rewards before they are scaled
+        returned = float(recorder.episode_returns[0]) if recorder else returned + float(step.reward[0])
         over = bool(step.ended[0]) or number == most
         yield number, returned, over
         if over:

@@ -31,8 +31,8 @@ from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, config_file
 from realm.commands.parser import Commands
 from realm.commands.spawn import start_run
 from realm.config.keys import AppConfig
-from realm.config.load import SWEEP, RunConfig
-from realm.config.toml import read_toml, toml_value
+from realm.config.load import SWEEP, RunConfig, with_base
+from realm.config.toml import toml_value
 from realm.errors import ConfigError, UserError, did_you_mean, one_line, to_install
 from realm.launch.rundir import read_run
 from realm.learn.results import evaluated, is_judged, newest_model
@@ -224,7 +224,7 @@ def read_space(path: str, file: Path | None) -> dict[str, Values]:
     """
     files = [file] if file else [Path(path), *([Path("sweep.toml")] if Path("sweep.toml").is_file() else [])]
     for one in files:
-        tables, places = read_toml(one)
+        tables, places = with_base(one)
         if SWEEP in tables:
             space = dict(_values((SWEEP,), tables[SWEEP], places)) if isinstance(tables[SWEEP], dict) else {}
             if not space:

@@ -192,10 +192,12 @@ def _say_which(config: RunConfig) -> None:
 def _evaluate(config: RunConfig) -> int:
     """`run_mode = "eval"`: only evaluate the configured model."""
     from realm.commands.evaluate import Request, evaluate_model
+    from realm.learn.evaluation import EXPLORES
 
     app = config.app
     folder = checkpoints_of(Path(app.eval_model_dir or f"{app.log_dir}/{app.run_name}"))
-    evaluate_model(config.evaluated(), folder, app.eval_model_id, Request(seed=app.seed + EVAL_SEED))
+    request = Request(explores=EXPLORES[app.eval_actions], seed=app.seed + EVAL_SEED)
+    evaluate_model(config.evaluated(), folder, app.eval_model_id, request)
     return 0
 
 

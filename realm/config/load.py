@@ -85,7 +85,7 @@ def load_config(
     hyper_keys: the user's hyper-parameters by `algo`, to say where a key belongs that is in the wrong table.
     translate: turns tables of another format into those of this one, in place; returns sentences to warn with.
     """
-    tables, places = _with_base(Path(path))
+    tables, places = with_base(Path(path))
     for name, value in tables.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{places[name]}: key {name!r}: not in a table; expected a line [app] above it")
@@ -115,7 +115,7 @@ def load_config(
     return RunConfig(app, env, eval_env, hyper, places, (*translated, *warnings))
 
 
-def _with_base(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
+def with_base(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """`read_toml` of the file, laid over the file next to it that its `base` names. above: files it is the base of."""
     tables, places = read_toml(path)
     base = tables.pop("base", None)
@@ -125,7 +125,7 @@ def _with_base(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any]
         raise ConfigError(f"{places['base']}: key 'base': got {toml_value(base)[:80]}; must be the name of a file")
     if any((path.parent / base).samefile(one) for one in (path, *above) if (path.parent / base).exists()):
         raise ConfigError(f"{places['base']}: key 'base': got {base!r}, which leads back here; must be another file")
-    below, places_below = _with_base(path.parent / base, (path, *above))
+    below, places_below = with_base(path.parent / base, (path, *above))
     for name, table in tables.items():
         under = below.get(name)
         below[name] = {**under, **table} if isinstance(under, dict) and isinstance(table, dict) else table

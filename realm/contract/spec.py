@@ -107,6 +107,10 @@ class Spec:
             for name, entry in getattr(self, group).items():
                 if not is_number(entry.dtype) or any(d < 0 for d in entry.shape):
                     raise ContractError(f"Spec.{group}[{name!r}] must be numbers of a fixed shape, got {entry}")
+        if self.state and (taken := [name for name in self.obs if name == "first" or name.startswith("state.")]):
+            raise ContractError(
+                f"Spec.obs has {taken[0]!r}, but a network with a memory gets that name besides observations; rename it"
+            )
         if self.sample and not set(ORIGIN_FIELDS) <= set(self.sample):
             raise ContractError(f"Spec.sample must contain {sorted(ORIGIN_FIELDS)}, got {sorted(self.sample)}")
         for name, wanted in ORIGIN_FIELDS.items() if self.sample else ():

@@ -306,13 +306,11 @@ def _make_replay_memory(plan: Plan, spec: Spec, seed: int, files: ArrayFiles) ->
     limiter, state = _make_limiter(plan, spec), files.take()
     if state:
         memory.restore(state["memory"])
-        limiter.inserted, limiter.sampled = int(state["inserted"]), int(state["sampled"])
-    elif memory.size:  # of a process that was killed: what it holds counts as the warm-up
-        limiter.inserted = min(memory.size, limiter.preload)
+    # what it holds counts as the warm-up; draws of the process before do not, since its ratio may have been another
+    limiter.inserted = min(memory.size, limiter.preload)
 
     def keep() -> None:
-        counts = {"inserted": limiter.inserted, "sampled": limiter.sampled, "unreported": buffer.unreported}
-        files.keep({**counts, "memory": memory.state()})
+        files.keep({"unreported": buffer.unreported, "memory": memory.state()})
 
     buffer = ReplayBuffer(spec, memory, limiter, plan.max_version_lag, keep)
     buffer.unreported = int(state.get("unreported", 0))

@@ -20,7 +20,7 @@ from gymnasium.vector import SyncVectorEnv
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
-from realm.learn.results import main_statistic
+from realm.learn.results import main_statistic, recorder_of
 from realm.policy.state import PolicyState
 from realm.rollout.rounds import Count, RestartingEnv, RestartingEnvs
 from realm.user import calling, enter, hyper_of, load_definition, make_agent, make_envs
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Predict = Callable[[Arrays, PredictContext], tuple[Array, Arrays]]
 MOST_STEPS = 10_000
 """Of an episode in `evaluate`, where the environments tell no limit of their own: some never end."""
+EXPLORES = {"greedy": (0.0,), "sampled": (1.0,), "both": (0.0, 1.0)}
+"""`explore` of each round of an evaluation, by `eval_actions`."""
 SHOWN_EVERY = 64  # steps, where no episode ends
 
 
@@ -80,14 +82,14 @@ def evaluate(
     explore: 0 takes greedy actions, 1 samples them. All environments play the same number of episodes (plus or minus
     one), so that short episodes do not count more often than long ones; one of a SyncVectorEnv that has played its own
     stands still until the last has. An episode is cut after the environment's own limit, or `most_steps`: it counts
-    with what its rewards came to, unless the environment tells another score, and its environment plays no more.
+    as it is then, unless the environment alone knows its score, and its environment plays no more.
     """
     num_envs = envs.num_envs
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
     limit = _own_limit(config, envs) or most_steps
     rows: dict[str, list[float]] = {}
-    cut: dict[str, list[float]] = {"r": [], "l": []}
+    cut: dict[str, list[float]] = {}
     ended_well, by_limit = 0, 0
     returns, lengths, resets = np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, np.bool_)
     base = getattr(envs, "unwrapped", None)
@@ -112,25 +114,34 @@ def evaluate(
                 if ones and isinstance(ones[row], RestartingEnv):
                     ones[row] = _Resting(ones[row])
         if lengths.max() >= limit and (endless := ~ended & (lengths >= limit) & (quota > 0)).any():
-            cut["r"] += returns[endless].tolist()
-            cut["l"] += lengths[endless].tolist()
+            for name, values in _so_far(envs, info, endless, {"r": returns, "l": lengths}).items():
+                cut.setdefault(name, []).extend(values[endless].tolist())
             quota[endless] = 0
         if show and (over.any() or t % SHOWN_EVERY == 0):
             show(episodes - int(quota.sum()), (t + 1) * num_envs)
         if not quota.any():
             break
     statistics = {name: np.asarray(values) for name, values in rows.items()}
-    if not cut["r"]:
+    if not cut:
         return EpisodeStatistics(statistics, "", ended_well, by_limit)
-    scored = bool(statistics) and main_statistic(statistics) != "r"
+    scored = bool(statistics) and main_statistic(statistics) not in cut
     sentence = (
         f"an episode of the evaluation did not end within {limit:,} steps and was cut there"
         f"{', so it does not count' if scored else ''}; give the environment a limit of its own, as with "
         "--set env.max_episode_steps=N for gymnasium's"
     )
     if not scored:
-        statistics = {name: np.asarray([*rows.get(name, ()), *values]) for name, values in cut.items()}
+        both = rows.keys() & cut.keys() if rows else cut
+        statistics = {name: np.asarray([*rows.get(name, ()), *cut[name]]) for name in cut if name in both}
     return EpisodeStatistics(statistics, sentence, ended_well, by_limit)
+
+
+def _so_far(envs: Any, info: dict[str, Any], cut: Array, counted: Arrays) -> Arrays:
+    """The statistics [E] of episodes that do not end. cut: bool [E], which these are; counted: what to take where the
+    environments have no recorder, whose returns are of rewards before they are scaled."""
+    if recorder := recorder_of(envs):
+        counted = {"r": recorder.episode_returns, "l": recorder.episode_lengths}
+    return counted | envs.logged(info, cut) if isinstance(envs, RestartingEnvs) else counted
 
 
 class _Resting(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -18,7 +18,7 @@ from loguru import logger
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel
-from realm.learn.evaluation import MOST_STEPS, evaluate, guarded, predictor
+from realm.learn.evaluation import EXPLORES, MOST_STEPS, evaluate, guarded, predictor
 from realm.learn.results import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic, means_of
 from realm.rollout.rounds import RestartingEnvs, close
 from realm.user import hyper_of, make_envs
@@ -28,7 +28,6 @@ _MOST_ENVS = 128
 _FEW = 8  # episodes of a run's first evaluation, then twice as many each time; always so few where none ends
 _ENDLESS_STEPS = 1_000  # of an episode, where in the evaluation before none has ended
 _SEED = 1_000_000  # differs from the workers' seeds and from `realm eval`'s, which judges the best model
-_EXPLORE = {"greedy": (0.0,), "sampled": (1.0,), "both": (0.0, 1.0)}
 
 
 class Judge:
@@ -105,7 +104,7 @@ class Judge:
         statistics: dict[str, Array] = {}
         episodes, ended, self._thrown_away = self._episodes(), 0, 0
         envs, most_steps = self._ready(episodes), _ENDLESS_STEPS if self._endless else MOST_STEPS
-        for explore in _EXPLORE[app.eval_actions]:
+        for explore in EXPLORES[app.eval_actions]:
             played = evaluate(self._config, envs, predict, episodes, explore, self._seed, None, most_steps)
             mark = "_sampled" if explore and app.eval_actions == "both" else ""
             statistics |= {f"{name}{mark}": values for name, values in played.statistics.items()}

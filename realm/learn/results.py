@@ -67,11 +67,16 @@ def ranked(by: Sequence[str], means: Mapping[str, float], key: str = "best_by") 
     return [means[name] for name in by]
 
 
-def check_best_by(by: Sequence[str], app: AppConfig, envs: Any) -> None:
-    """Raise ConfigError for a statistic that there will not be, where gymnasium records the episodes."""
+def recorder_of(envs: Any) -> RecordEpisodeStatistics | None:
+    """What records the episodes of these environments, if it is gymnasium's."""
     while isinstance(envs, VectorWrapper) and not isinstance(envs, RecordEpisodeStatistics):
         envs = envs.env
-    if isinstance(envs, RecordEpisodeStatistics):
+    return envs if isinstance(envs, RecordEpisodeStatistics) else None
+
+
+def check_best_by(by: Sequence[str], app: AppConfig, envs: Any) -> None:
+    """Raise ConfigError for a statistic that there will not be, where gymnasium records the episodes."""
+    if recorder_of(envs):
         names = ["r", "l", "t", *app.log_info]
         names += [f"{name}_sampled" for name in names] if app.eval_actions == "both" else []
         ranked(by, means_of(dict.fromkeys(names, np.zeros(1))), f"{app.hyper_table}.best_by")

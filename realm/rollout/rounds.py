@@ -249,7 +249,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._bad = {row: steps + 1 for row, steps in self._bad.items() if row not in ended}
         self._streak.ended_well(int(self._ended.sum()))
         if self._log_info and np.any(info.get("_episode", False)):
-            info = {**info, "episode": {**info["episode"], **self._logged(info)}}
+            info = {**info, "episode": {**info["episode"], **self.logged(info, info["_episode"])}}
         return obs, reward, terminated, truncated, info
 
     def lost(self) -> Array:
@@ -326,12 +326,12 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             info = {**info, "_episode": counted}
         return info
 
-    def _logged(self, info: dict[str, Any]) -> Arrays:
+    def logged(self, info: dict[str, Any], over: Array) -> Arrays:
         """The keys of `log_info`, f64 [E]: what the environments tell in the last step of an episode; 0 where one does
-        not tell it."""
+        not tell it. over: bool [E], those whose episode has ended."""
         ones = getattr(self.env.unwrapped, "envs", ())
         logged = {name: np.zeros(self.env.num_envs) for name in self._log_info}
-        for row in np.flatnonzero(info["_episode"]).tolist():
+        for row in np.flatnonzero(over).tolist():
             if ones and isinstance(ones[row], RestartingEnv):  # a vector may leave out what it cannot join
                 told = ones[row].told
             else:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from realm.algorithms.actor_critic import ActorCritic
 from realm.algorithms.normalise import Moments, Observations, learn_observations
+from realm.algorithms.ppo import PPO
 from realm.chunk import ChunkBuilder
 from realm.contract import ActionSpec, Arrays, Chunk, Field, PredictContext, Prediction, Spec, Version
-from realm.errors import CheckpointError
+from realm.errors import CheckpointError, UserCodeError
 from realm.learn.checkpoint import load_bytes, to_bytes
 from realm.zoo.ppo.algorithm.agent import Agent
 from realm.zoo.ppo.config import Config
@@ -153,3 +155,13 @@ def test_a_normalised_model_is_refused_without_normalisation() -> None:
     for first, second, fault in ((normalised, other, "it has no observations"), (other, normalised, "they lack obs")):
         with pytest.raises(CheckpointError, match=f"these weights do not fit the model: {fault}"):
             load_bytes(second.model, to_bytes(first.model))
+
+
+def test_a_network_without_moments_is_refused_where_they_are_asked_for() -> None:
+    plain = ActorCritic(SPEC.obs, SPEC.action, dataclasses.replace(BOTH, normalise_obs=False, normalise_returns=False))
+    for name in ("normalise_obs", "normalise_returns"):
+        one = dataclasses.replace(BOTH, **{"normalise_obs": False, "normalise_returns": False, name: True})
+        with pytest.raises(
+            UserCodeError, match=r"to normalise (observations|returns), ActorCritic must .*add_moments"
+        ):
+            PPO(plain, one, torch.device("cpu"), 0)

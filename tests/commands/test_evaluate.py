@@ -8,6 +8,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from rich.console import Console
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
 from realm.commands import main as cli
-from realm.commands.evaluate import Request, histogram
+from realm.commands.evaluate import Request, histogram, write_json
 from realm.commands.games import eval_options, load_game
 from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
@@ -411,6 +412,15 @@ def test_eval_of_the_realm_with_its_oracle(tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert "treasure_num" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_round_without_a_column_leaves_it_empty(tmp_path: Path) -> None:
+    request = Request(explores=(0.0, 1.0), json=tmp_path / "all.json", csv=tmp_path / "all.csv")
+    checkpoint: Any = SimpleNamespace(path=tmp_path, version=(1, 0), env_steps=10)
+    candidate: Any = SimpleNamespace(request=request, checkpoint=checkpoint)
+    write_json(candidate, [{"r": [1.0, 2.0]}, {"r": [3.0], "x": [0.5]}], {})
+    assert (tmp_path / "all.csv").read_text().splitlines() == ["explore,r,x", "0.0,1.0,", "0.0,2.0,", "1.0,3.0,0.5"]
+    assert json.loads((tmp_path / "all.json").read_text())["episodes"]["x"] == [None, None, 0.5]
 
 
 def test_a_histogram_has_a_line_for_each_value_where_they_are_few() -> None:

@@ -226,6 +226,9 @@ def test_a_space_of_values(tmp_path: Path) -> None:
         '[sweep]\n"diy.lr_start" = { low = 1e-5, high = 1e-3, log = true }\n'
         "diy.hidden = [64, 128]\nseed = { low = 1, high = 5, step = 2 }\n"
     )
+    above = tmp_path / "above.toml"
+    above.write_text('base = "sweep.toml"\n')
+    assert read_space(str(above), None) == read_space("conf/cartpole.toml", file)
     space = read_space("conf/cartpole.toml", file)
     assert {key: values.place for key, values in space.items()} == {
         "diy.lr_start": f"{file}:2", "diy.hidden": f"{file}:3", "seed": f"{file}:4",

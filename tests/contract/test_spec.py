@@ -29,6 +29,7 @@ from realm.contract import (
 )
 from realm.errors import ContractError
 
+NUMBER = Field((), "float32")
 SPEC = Spec(
     obs={"image": Field((4, 5, 5), "uint8"), "legal": Field((3,), "bool")},
     action=ActionSpec(n=3),
@@ -147,6 +148,8 @@ def test_any_change_is_another_schema(change: dict[str, Any]) -> None:
         ({"obs": {"x": Field((), "datetime64[s]")}}, r"Spec.obs\['x'\]"),
         ({"extra": {"v": Field((-1,), "float32")}}, r"Spec.extra\['v'\]"),
         ({"extra": {"v": Field((), "object")}}, r"Spec.extra\['v'\]"),
+        ({"obs": {"first": NUMBER}, "state": {"h": NUMBER}}, "Spec.obs has 'first', but a network with a memory gets"),
+        ({"obs": {"state.pos": NUMBER}, "state": {"h": NUMBER}}, "Spec.obs has 'state.pos'"),
         ({"sample": {"x": Field((), "float32")}}, r"Spec.sample must contain \['env', .*got \['x'\]"),
         ({"sample": {**ORIGIN_FIELDS, "x": Field((), "O")}}, r"Spec.sample\['x'\]"),
         (

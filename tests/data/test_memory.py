@@ -360,6 +360,26 @@ def test_steps_that_no_batch_has_told_of_outlive_a_resume(tmp_path: Path) -> Non
         buffer.close()
 
 
+def test_a_resume_with_another_ratio_owes_nothing_for_the_time_before(tmp_path: Path) -> None:
+    """Of the rows that come from then on, and at most a round and a draw more, each is drawn as often as it says."""
+    spec, player = spec_of(Draw(), 4), Players(spec_of(Draw(), 4), 3, 0, 7)
+    for ratio in (8.0, 1.0, 8.0):
+        app = AppConfig(
+            algorithm_on_policy_or_off_policy="off-policy", aisrv_count=1, aisrv_connect_to_kaiwu_env_count=3,
+            replay_buffer_capacity=600, warm_up_steps=90, train_batch_size=16, production_consume_ratio=ratio,
+        )  # fmt: skip
+        plan = make_plan(decide(app, Machine(cores=2, gpus=0, has_reverb=False)).app)
+        buffer = make_replay_buffer(plan, spec, "", 0, tmp_path)
+        missing = max(0, 90 - buffer.size)
+        for _ in range(30):
+            buffer.add(player.round())
+            while buffer.draw(16, Version(1, 0)):
+                pass
+        counted = buffer.counters
+        assert abs(counted["sampled"] - (counted["inserted"] - missing) * ratio) <= 16 + 12 * ratio
+        buffer.close()
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("chunk_length", [1, 20])
 def test_an_operation_does_not_look_at_all_that_is_stored(chunk_length: int, prioritized: bool) -> None:

@@ -269,7 +269,7 @@ class Small(gymnasium.Env[Array, int]):
         self.made, self.steps = self.made + 1, self.steps + 1
         over = self.steps == self.length
         if self.made != self.fails_at:
-            return np.zeros(4, np.float32), 1.0, over, False, {}
+            return np.zeros(4, np.float32), 1.0, over, False, {"half": self.steps / 2}
         if self.how == "raise":
             raise ConnectionError("lost the connection")
         if self.how == "exit":
@@ -343,6 +343,22 @@ def test_an_episode_of_any_length_comes_to_an_end(
     assert says in found.cut
     assert bool(found.cut) == bool(says)
     assert found.truncated == (6 if "env.max_episode_steps" in str(settings) else 0)  # by gymnasium's TimeLimit
+
+
+def test_an_episode_that_is_cut_is_counted_as_the_others_are() -> None:
+    """With what `log_info` names, and by the environment's own rewards."""
+    settings = ["env.id=Small-v0", "env.reward_scale=0.1", 'log_info=["half"]']
+    config = load_config(ROOT / "conf" / "classic.toml", settings)
+    hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
+    made = definition.make_envs(4, 0, hyper, config.env)
+    for one, length in zip(made.unwrapped.envs, [5, 0, 7, 0], strict=True):
+        one.unwrapped.length = length
+    envs = guarded(config, made, definition.spec(made, hyper), 0, lambda name, amount: None)
+    found = evaluate(config, envs, Judged().predict, 4, 0.0, 0, most_steps=40)
+    assert {name: values.tolist() for name, values in found.statistics.items()} == {
+        "r": [5.0, 7.0, 40.0, 40.0], "l": [5.0, 7.0, 40.0, 40.0], "half": [2.5, 3.5, 20.0, 20.0],
+    }  # fmt: skip
+    assert "so it does not count" not in found.cut
 
 
 def test_the_first_evaluation_is_short_and_endless_ones_stay_so(

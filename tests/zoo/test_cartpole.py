@@ -15,18 +15,23 @@ from tests.console import realm
 pytestmark = pytest.mark.system
 
 
-def trained(folder: Path, env_steps: int) -> Path:
+def trained(folder: Path, env_steps: int, *settings: str) -> Path:
     code, _, err = realm(
-        "start", "--config", "conf/cartpole.toml", "--set", f"log_dir={folder}", "--set", "run_name=one",
-        "--set", f"max_env_steps={env_steps}", "--set", "seed=1",
+        "start", "--config", "conf/cartpole.toml", "--set", f"log_dir={folder}", "run_name=one",
+        f"max_env_steps={env_steps}", "seed=1", *settings,
     )  # fmt: skip
     assert code == 0, err
     return folder / "one"
 
 
 def test_a_few_updates_are_a_run(tmp_path: Path) -> None:
-    saved = [int(one.name.rpartition("-")[2]) for one in (trained(tmp_path, 1000) / "ckpt").iterdir()]
+    normal = "cartpole.normalise_obs=true", "cartpole.normalise_returns=true"
+    saved = [int(one.name.rpartition("-")[2]) for one in (trained(tmp_path, 1000, *normal) / "ckpt").iterdir()]
     assert max(saved) >= 4  # 8 environments of 32 steps: 256 rows at most in an update
+    only = "run_mode=eval", "eval_actions=both", "eval_episodes=2", "run_name=one", f"log_dir={tmp_path}"
+    code, out, err = realm("start", "--config", "conf/cartpole.toml", "--set", *normal, *only)
+    assert code == 0, err
+    assert re.findall("2 episodes, (.*) actions", out) == ["greedy", "sampled"]
     if find_spec("pygame"):  # CI has it; gymnasium draws no pole without
         code, out, err = realm("play", tmp_path / "one")
         assert (code, err) == (0, "")

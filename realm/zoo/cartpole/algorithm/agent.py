@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from realm.algorithms.group import Group
 from realm.algorithms.networks import Obs
+from realm.algorithms.normalise import add_moments
 from realm.algorithms.ppo import PPO
 from realm.contract import Array, Arrays, Chunk, Learned, PredictContext, SampleInfo, Spec
 from realm.zoo.cartpole.config import Config
@@ -36,7 +37,9 @@ def _mlp(inputs: int, hidden: int, outputs: int, gain: float) -> nn.Sequential:
 class Agent:
     def __init__(self, spec: Spec, config: Config, device: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Model(spec.obs["state"].size, spec.action.n, config.hidden).to(device)
+        self.model = Model(spec.obs["state"].size, spec.action.n, config.hidden)
+        add_moments(self.model, spec.obs, config)
+        self.model.to(device)
         self.ppo = PPO(self.model, config, torch.device(device), seed)
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
