@@ -161,7 +161,5 @@ def test_a_network_without_moments_is_refused_where_they_are_asked_for() -> None
     plain = ActorCritic(SPEC.obs, SPEC.action, dataclasses.replace(BOTH, normalise_obs=False, normalise_returns=False))
     for name in ("normalise_obs", "normalise_returns"):
         one = dataclasses.replace(BOTH, **{"normalise_obs": False, "normalise_returns": False, name: True})
-        with pytest.raises(
-            UserCodeError, match=r"to normalise (observations|returns), ActorCritic must .*add_moments"
-        ):
+        with pytest.raises(UserCodeError, match=r"to normalise (observations|returns), ActorCritic must .*add_moments"):
             PPO(plain, one, torch.device("cpu"), 0)
