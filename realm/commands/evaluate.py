@@ -254,6 +254,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
     Raises UserError if this agent or machine cannot, RunError if file and model differ.
     """
     check_file("--onnx", out, (".onnx",))
+    out = out.absolute()  # an environment may go to another folder
     from realm.learn.checkpoint import find  # late: torch
     from realm.learn.export import OnnxPolicy, check_packages, write_onnx
 

@@ -301,7 +301,7 @@ def _write_page(frames: list[Frame], out: Path, fps: float, title: str) -> None:
         "ms": 1000 / fps,
         "frames": [(one.step, round(one.returned, 2), base64.b64encode(one.picture).decode()) for one in frames],
     }
-    page = _PAGE.read_text().replace("TITLE", html.escape(title)).replace("FILM", json.dumps(film))
+    page = _PAGE.read_text().replace("TITLE", html.escape(title)).replace("film = FILM", f"film = {json.dumps(film)}")
     out.write_text(page, encoding="utf-8")
 
 

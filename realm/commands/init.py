@@ -125,7 +125,7 @@ def init(name: str, env: str, package: str) -> None:
 
 def _name_of(env: str) -> str:
     """A name for the package, from the environment's id."""
-    name = re.sub(r"[^a-z0-9_]", "_", re.split("[:/]", env)[-1].rpartition("-")[0].lower()).strip("_")
+    name = re.sub(r"[^a-z0-9_]", "_", re.sub(r"-v\d+$", "", re.split("[:/]", env)[-1]).lower()).strip("_")
     return name if _is_package(name) and not _taken(name) else f"{name}_agent"
 
 

@@ -102,8 +102,8 @@ def chosen_model(
         if not models or (models[0][0].update == 0 and best_model(run_dir) is None):
             what = "only its untrained policy was evaluated" if models else "none of its models was evaluated"
             raise ConfigError(f"{run_dir}: {what}, so none is the best; leave --id best out")
-        return config, run_dir / BEST_FOLDER, "latest"
-    return config, checkpoints_of(folder), "latest" if number == "latest" else int(number)
+        return config, (run_dir / BEST_FOLDER).absolute(), "latest"  # user code may go to another folder
+    return config, checkpoints_of(folder).absolute(), "latest" if number == "latest" else int(number)
 
 
 def run_folder(name: str, log_dir: str | None) -> Path:

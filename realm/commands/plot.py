@@ -56,14 +56,16 @@ def tensorboard(names: Sequence[str], log_dir: str | None, port: int) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pkg_resources
         from tensorboard import default, program
-    chosen = [run_folder(name, log_dir) for name in names]
+    chosen = [run_folder(name, log_dir).absolute() for name in names]
     linked = set[Path]()
 
     def link(folder: Path) -> None:
         for run_dir in chosen or [path for path, _ in find_runs(runs_folder(log_dir))]:
             if run_dir not in linked:
                 linked.add(run_dir)
-                (folder / run_dir.name).symlink_to((run_dir / "log" / "tensorboard").absolute())
+                is_taken = (folder / run_dir.name).is_symlink()
+                name = str(run_dir).strip("/").replace("/", "_") if is_taken else run_dir.name
+                (folder / name).symlink_to((run_dir / "log" / "tensorboard").absolute())
 
     with TemporaryDirectory(prefix="realm-tensorboard-") as folder:
         link(Path(folder))

@@ -211,6 +211,7 @@ def _delete(path: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # a run that is half deleted must not look like one
             aside = path.with_name(f".removing-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)  # of an interrupted one
             os.rename(path, aside)
             shutil.rmtree(aside)
         finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from realm.contract import Array, Arrays
 from realm.env import physics
@@ -70,8 +71,8 @@ class _View(RealmGame):
         return self._observation(), self._env_info()
 
 
-class Envs:
-    """E realms for evaluations, in the shape of gymnasium's vector environments.
+class Envs(VectorEnv[Arrays, Array, Array]):
+    """E realms for evaluations.
 
     An observation here is only a number, `row`: the agent is in the same process and looks up the objects of the
     protocol by it (`seen`). The other fields of the spec's observation are 0; workers fill them in.
@@ -99,7 +100,7 @@ class Envs:
         told = {"episode": info["stats"], "_episode": info["_stats"]} if "stats" in info else {}
         return self._obs, reward.astype(np.float32), terminated, truncated, told
 
-    def close(self) -> None:
+    def close_extras(self, **kwargs: Any) -> None:
         self._envs.close()
 
     def view(self, e: int) -> Seen:

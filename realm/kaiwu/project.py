@@ -22,6 +22,7 @@ from typing import Any
 
 from realm.config.keys import IGNORED
 from realm.config.load import HINTS, RunConfig, load_config
+from realm.config.toml import toml_value
 from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.files import read_json
 from realm.kaiwu.config import Config
@@ -91,14 +92,15 @@ def load(
     if root is None or config.app.algo != PACKAGE:
         return config
     refuse_project_in_a_run(root)
-    if config.app.run_mode == "eval" and not Path(config.app.eval_model_dir).is_dir():
+    evaluates = config.app.run_mode == "eval" and config.app.eval_model_dir
+    if evaluates and not Path(config.app.eval_model_dir).is_dir():
         raise ConfigError(
             f"{config.places.get('app.eval_model_dir', '[app]')}: key 'eval_model_dir': {config.app.eval_model_dir}: "
             "no such folder; it must be a folder with files model.ckpt-<id>*"
         )
     remote = config.app.predict_local_or_remote == "remote" and config.app.wrapper_type == "remote"
     config = dataclasses.replace(config, hyper={**config.hyper, **_checked(config.hyper, remote)})
-    return _to_evaluate(config) if config.app.run_mode == "eval" else config
+    return _to_evaluate(config) if evaluates else config
 
 
 def translated(path: str | Path) -> RunConfig:
@@ -260,6 +262,10 @@ def check_resumed(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError for a setting that only a new start translates for the project's code."""
     for text in overrides if config.app.algo == PACKAGE else ():
         key = text.partition("=")[0].strip().removeprefix("app.")
+        map_folder = config.evaluated().env.get("map") if key in ("env.map", "eval_env.map") else None
+        if isinstance(map_folder, str) and not os.path.isabs(map_folder) and Path(map_folder).exists():
+            there = toml_value(os.path.abspath(map_folder))
+            raise ConfigError(f"--set {text}: the project's code runs in its own folder; name the map {key}={there}")
         if key in _FIXED:
             raise ConfigError(
                 f"--set {text}: a project's run keeps its {key}; begin a new one with realm start --config "

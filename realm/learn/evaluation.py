@@ -23,7 +23,7 @@ from realm.errors import CheckpointError, UserCodeError
 from realm.learn.results import main_statistic, recorder_of
 from realm.policy.state import PolicyState
 from realm.rollout.rounds import Count, RestartingEnv, RestartingEnvs
-from realm.user import calling, enter, hyper_of, load_definition, make_agent, make_envs
+from realm.user import calling, enter, has_enter, hyper_of, load_definition, make_agent, make_envs
 
 if TYPE_CHECKING:
     from realm.learn.checkpoint import Checkpoint
@@ -55,6 +55,12 @@ class EpisodeStatistics(NamedTuple):
     cut: str  # a sentence about episodes that did not end; "" where all did
     ended: int  # episodes that did
     truncated: int  # and these by a limit of the environment's own
+
+
+def together(config: RunConfig, num_envs: int) -> int:
+    """How many of these games are played at once: one for a package with `enter`, whose agent plays one in training and
+    may remember it."""
+    return 1 if has_enter(config.app.algo) else num_envs
 
 
 def guarded(config: RunConfig, envs: Any, spec: Spec, seed: int, count: Count) -> RestartingEnvs:
@@ -220,7 +226,7 @@ def load_player(
     count: Count = lambda name, amount: None,
 ) -> Player:
     """Make environments with `options`, behind the guard of training, and load a checkpoint's agent. Raises
-    CheckpointError if it does not fit.
+    CheckpointError if it does not fit. num_envs: at most (`together`).
 
     count: as in RestartingEnvs.
     """
@@ -232,7 +238,7 @@ def load_player(
     definition = load_definition(app.algo)
     config = replace(config, env=options)
     with calling(config, "make_envs and spec"):
-        envs: Any = definition.make_envs(num_envs, seed, hyper, options)
+        envs: Any = definition.make_envs(together(config, num_envs), seed, hyper, options)
         spec = definition.spec(envs, hyper)
     if spec.schema != checkpoint.schema:
         raise CheckpointError(

@@ -18,7 +18,7 @@ from loguru import logger
 from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Spec, Version
 from realm.learn.best import BestModel
-from realm.learn.evaluation import EXPLORES, MOST_STEPS, evaluate, guarded, predictor
+from realm.learn.evaluation import EXPLORES, MOST_STEPS, evaluate, guarded, predictor, together
 from realm.learn.results import BEST_FOLDER, EVALUATIONS, last_evaluation, main_statistic, means_of
 from realm.rollout.rounds import RestartingEnvs, close
 from realm.user import hyper_of, make_envs
@@ -44,7 +44,7 @@ class Judge:
         self.last = last if isinstance(last, int) else None
         """Env steps of the model that this run has judged last, also in an earlier process; None: none yet."""
         self._due: int | None = None
-        self._seed, num_envs = app.seed + _SEED, min(app.eval_episodes, _MOST_ENVS)
+        self._seed, num_envs = app.seed + _SEED, together(config, min(app.eval_episodes, _MOST_ENVS))
         self._envs: RestartingEnvs | None = None
         self._cut, self._thrown_away = "", 0
         self._ready(self._episodes())
@@ -70,7 +70,7 @@ class Judge:
 
     def _ready(self, episodes: int) -> RestartingEnvs:
         """Environments for so many episodes, behind the guard of training."""
-        num_envs = min(episodes, _MOST_ENVS)
+        num_envs = together(self._config, min(episodes, _MOST_ENVS))
         if self._envs is None or self._envs.num_envs != num_envs:
             self.close()
             made = make_envs(self._config, num_envs, self._seed)

@@ -285,7 +285,9 @@ class Trainer:
 
     def _save_asked(self) -> None:
         for folder, keep in self._asked:
-            if path := self._saver.write(folder, keep, self.version, self.env_steps):
+            if own := getattr(self.agent, "save_for_user", None):  # an agent may write files of its own instead
+                own()
+            elif path := self._saver.write(folder, keep, self.version, self.env_steps):
                 logger.info("saved for the user: {}", path)
         self._asked.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,13 +24,15 @@ pytest.importorskip("pygame")
 
 
 class Drawn(gymnasium.Env[Any, Any]):
-    """Eleven steps, 120 a second; its picture has another colour at each. given: what it shows instead, or raises."""
+    """Eleven steps, 120 a second; its picture has another colour at each. It has as many actions as the home game.
+    given: what it shows instead, or raises; home: a folder that it goes to."""
 
     metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 120}  # noqa: RUF012 - as gymnasium has it
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(16)
 
-    def __init__(self, render_mode: str | None = None, given: Any = None) -> None:
+    def __init__(self, render_mode: str | None = None, given: Any = None, home: str = ".") -> None:
         self.render_mode, self.given = render_mode, given
+        os.chdir(home)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self.steps = 0
@@ -47,9 +50,9 @@ class Drawn(gymnasium.Env[Any, Any]):
         return np.full((17, 21, 3), 20 * self.steps, np.uint8) if self.given is None else self.given
 
 
-def drawn(given: Any = None) -> str:
+def drawn(given: Any = None, home: str = ".") -> str:
     name = f"Drawn{len(gymnasium.registry)}-v0"
-    gymnasium.register(name, entry_point=Drawn, kwargs={"given": given})
+    gymnasium.register(name, entry_point=Drawn, kwargs={"given": given, "home": home})
     return f"env.id={name}"
 
 
@@ -103,6 +106,14 @@ def test_frames_are_left_out_where_a_second_has_too_many(
         import imageio.v3 as imageio
 
         assert imageio.imread(tmp_path / "a.mp4").shape == (5, 16, 20, 3)  # its sides are even
+
+
+def test_paths_are_those_of_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    run = make_run(tmp_path, "cartpole.toml", "algo=realm.zoo.ppo", drawn(home="/"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", str(run.relative_to(tmp_path)), "--out", "TITLE FILM.html"]) == 0
+    assert len(film_of(tmp_path / "TITLE FILM.html")["frames"]) > 1
 
 
 def test_what_cannot_be_filmed_is_a_sentence_before_the_model_is_loaded(

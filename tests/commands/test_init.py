@@ -474,7 +474,13 @@ def test_an_environment_without_settings_gets_those_of_its_kind(
 
 
 def test_a_name_from_an_environments_id() -> None:
-    ids = {"Pendulum-v1": "pendulum", "ALE/Pong-v5": "pong", "my:Sweep-v0": "sweep_agent", "my:Größe-v0": "gr__e"}
+    ids = {
+        "Pendulum-v1": "pendulum",
+        "ALE/Pong-v5": "pong",
+        "my:Sweep-v0": "sweep_agent",
+        "my:Größe-v0": "gr__e",
+        "four:Four": "four",
+    }
     assert {id_: _name_of(id_) for id_ in ids} == ids
 
 

@@ -58,6 +58,7 @@ def test_the_command(tmp_path: Path) -> None:
     (runs / "link").symlink_to(make(elsewhere, "mine", 60.0), target_is_directory=True)
     (runs / "old" / "log").symlink_to(make(elsewhere, "logs"), target_is_directory=True)
     (runs / "notes").mkdir()
+    make(runs, ".removing-old", 10.0)  # of a prune that was interrupted
     before = names(runs)
 
     code, out, err = realm("runs", "--log-dir", runs)

@@ -6,14 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from realm.commands.locate import config_file
 from realm.commands.main import main
+from realm.config.load import load_config
 from realm.errors import UserError
 from realm.kaiwu.project import check_resumed, load, project_of, translated
+from realm.learn.evaluation import together
 
 PROJECTS = Path(__file__).parents[1] / "kaiwu"
 
@@ -113,11 +116,30 @@ def test_a_map_lies_where_the_user_stands_or_in_the_project(
         assert load(config_of(project), [f"env.map={name}"]).env["map"] == str(folder)
 
 
-def test_what_only_a_new_start_translates_is_refused_by_a_resume(project: Path, tmp_path: Path) -> None:
+def test_games_of_a_project_are_evaluated_one_after_the_other(project: Path) -> None:
+    """In training its agent plays one, so it may remember it."""
+    assert together(load(config_of(project), []), 8) == 1
+    assert together(load_config("conf/classic.toml"), 8) == 8
+
+
+def test_a_run_evaluates_its_own_models_where_no_folder_is_named(project: Path) -> None:
+    app = load(config_of(project), ["run_mode=eval", "eval_model_dir=", "eval_model_id=latest", "run_name=mine"]).app
+    assert (app.eval_model_dir, app.eval_model_id) == ("", "latest")
+
+
+def test_what_only_a_new_start_translates_is_refused_by_a_resume(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load(config_of(project), [])
     check_resumed(config, ["max_env_steps=3", "seed=4"])
     with pytest.raises(UserError, match="a project's run keeps its train_batch_size; begin a new one with realm start"):
         check_resumed(config, ["train_batch_size=4"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "island").mkdir()
+    for key in ("env.map", "eval_env.map"):
+        table = {key.partition(".")[0]: {"map": "island"}}
+        with pytest.raises(UserError, match=re.escape(f'name the map {key}="{tmp_path / "island"}"')):
+            check_resumed(replace(config, **table, places={**config.places, key: ""}), [f"{key}=island"])
 
 
 def test_a_name_that_python_has_is_refused(project: Path) -> None:

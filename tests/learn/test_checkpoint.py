@@ -331,6 +331,17 @@ def test_what_is_saved_for_the_user_is_saved_at_once_where_weights_go_out_at_the
         assert one.save_last().name == "model.ckpt-1-3"
 
 
+def test_an_agent_may_save_for_the_user_itself(tmp_path: Path) -> None:
+    saved = []
+    one = trainer(tmp_path / "ckpt", 1)
+    one.agent.save_for_user = lambda: saved.append(one.version)  # type: ignore[attr-defined]
+    one.start(1)
+    one.update(*batches(1)[0])
+    one.save_for_user(tmp_path / "user", 0)
+    assert saved == [one.version]
+    assert not (tmp_path / "user").exists()
+
+
 def test_what_is_asked_for_in_the_last_update_is_saved_with_the_last_checkpoint(tmp_path: Path) -> None:
     one = trainer(tmp_path / "ckpt", 1, agent=Yielding(1))
     one.start(1)

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from loguru import logger
 
+from realm.apart import apart
 from realm.commands.parser import writing
 from realm.config.load import RunConfig
 from realm.contract import Array, Arrays
@@ -87,10 +88,11 @@ def agent_episode(
 
 def is_realm(config: RunConfig, seed: int) -> bool:
     """Whether these environments can be the realm; asked before torch is loaded and kernels are compiled."""
-    envs = make_envs(config, 1, seed)
+    with apart(over=True):
+        envs = make_envs(config, 1, seed)
+        close(envs)
     space = getattr(envs, "single_action_space", None)
-    close(envs)
-    return plays_layouts(envs) or bool(space == spaces.Discrete(physics.ACTIONS))
+    return plays_layouts(envs) or ("id" not in config.env and bool(space == spaces.Discrete(physics.ACTIONS)))
 
 
 def _agent_plays(

@@ -26,6 +26,7 @@ from realm.kaiwu.model_files import NEWEST
 from realm.kaiwu.process import LEARNS, current
 from realm.kaiwu.records import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
+from realm.learn.results import models_in
 
 if TYPE_CHECKING:
     from realm.kaiwu.config import Config
@@ -51,7 +52,7 @@ class Agent:
         self.saves = model_files.Saves(self.user)
         self.model_id = NEWEST
         act_as(_LearnerSide(self) if self.learns else _PlayerSide())
-        if self.learns and config.preload_dir:
+        if self.learns and config.preload_dir and not models_in(current().run_dir / "ckpt"):
             model_files.load(self.user, Path(config.preload_dir), config.preload_id)
 
     # ---- predictions ----
@@ -153,12 +154,13 @@ class Agent:
         modules.load_optimizer_states(self.user, state["optimizers"])
         modules.load_counters(self.user, state["counters"])
 
+    def save_for_user(self) -> None:
+        """What the project's code asks for by `save_model`: files of its own, and no checkpoint."""
+        self.saves.for_user(self.updates)
+
     def saved(self, path: Path) -> None:
-        """Write the project's own files next to a checkpoint, if this one is due: the framework's every
-        dump_model_freq, the user's when asked for."""
-        if path.parent.name == "user_ckpt":
-            self.saves.for_user(self.updates)
-        elif self.learns:
+        """Write the project's own files next to a checkpoint, every dump_model_freq."""
+        if self.learns:
             number = int(path.name.rpartition("-")[2])  # not `updates`, which a return to a checkpoint takes back
             if not self.config.dump_model_freq or number % self.config.dump_model_freq == 0:
                 self.saves.dump(number)
