@@ -170,7 +170,7 @@ def look(path: Path, run: RunFile) -> Seen:
 
 def state_of(run: RunFile) -> str:
     """Its state; a run that has ended without saying so was killed."""
-    if run.state in ("starting", "running", "stopping") and not run.lives():
+    if run.state in ("starting", "running", "judging", "stopping") and not run.lives():
         return "killed"
     return run.state
 

@@ -65,7 +65,7 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
                     say(f"watch it: {called()} {watch.format(shlex.quote(str(run_dir)))}")
                     say(f"end it:   {stopping(folder)}")
                     return 0
-                if run.state == "stopping":  # it began at its limit, and judges its last model
+                if run.state in ("judging", "stopping"):  # it began at its limit
                     deadline = time.monotonic() + timeout_s
             time.sleep(0.1)
     except KeyboardInterrupt:  # the run has a session of its own, and would go on

@@ -75,15 +75,23 @@ def start(arguments: argparse.Namespace) -> int:
     """`realm start`: train until a limit, a signal or an error; return the exit code."""
     config = projects().load(arguments.config, arguments.set, hyper_keys)
     if arguments.seeds:
-        if arguments.fresh or arguments.detach:
+        if arguments.fresh or arguments.detach or arguments.by_hand:
             raise ConfigError(
-                "--seeds goes on with the runs that are there and shows them: leave out --fresh, --detach"
+                "--seeds goes on with the runs that are there and shows them: leave out --fresh, --detach, --by-hand"
             )
         return train_seeds(config, arguments.config, arguments.set, arguments.seeds)
     if arguments.detach:
+        _refuse_to_detach(config, arguments.by_hand)
         words = ["start", "--config", arguments.config, *(["--fresh"] if arguments.fresh else [])]
         return start_detached(words + set_options(arguments.set), config)
     return train(config, arguments.fresh, arguments.by_hand)
+
+
+def _refuse_to_detach(config: RunConfig, by_hand: bool) -> None:
+    """Raise ConfigError for what nobody would see or wait for in the background."""
+    if by_hand or config.app.run_mode == "eval":
+        what = "--by-hand prints a line for the other machines" if by_hand else 'run_mode = "eval" prints its report'
+        raise ConfigError(f"--detach: {what}, which needs a terminal; leave --detach out")
 
 
 def train(config: RunConfig, fresh: bool = False, by_hand: bool = False) -> int:
@@ -130,7 +138,7 @@ def _host(given: argparse.Namespace) -> int:
     from realm.watch.resources import raise_file_limit
     from realm.wire.curve_keys import load_keys
 
-    keys = load_keys(given.keys or os.environ.get(_KEYS) or "keys")
+    keys = load_keys(given.keys or os.environ.get(_KEYS) or "keys", joins=True)
     assert keys is not None
     if not (line := os.environ.pop(_RUN, "")):
         say("give me the line that `realm start --by-hand` has printed:", to_stderr=True)
@@ -205,6 +213,7 @@ def resume(run_dir: Path, overrides: Sequence[str], detach: bool, by_hand: bool 
     """Train until a limit, a signal or an error; return the exit code. overrides: `key=value`, as of --set."""
     config = configuration_of(run_dir, overrides)
     if detach:
+        _refuse_to_detach(config, by_hand)
         return start_detached(["resume", str(run_dir), *set_options(overrides)], config)
     return train(config, by_hand=by_hand)
 

@@ -57,10 +57,12 @@ def check_flow(plan: Plan, preload_ratio: float) -> None:
         )
 
 
-def check_warm_up(policy: str, max_env_steps: int, warm_up_steps: int, begins_at: int = 0) -> None:
+def check_warm_up(
+    policy: str, max_env_steps: int, warm_up_steps: int, begins_at: int = 0, key: str = "warm_up_steps"
+) -> None:
     """Raise ConfigError if there is nothing to warm up, or if a run would end before its first update.
 
-    begins_at: env steps that a run has which goes on without its replay memory.
+    begins_at: env steps that a run has which goes on without its replay memory. key: by which it warms up
     """
     if policy == "on-policy" and warm_up_steps:
         raise ConfigError(
@@ -71,8 +73,8 @@ def check_warm_up(policy: str, max_env_steps: int, warm_up_steps: int, begins_at
     if begins_at < max_env_steps < least:
         goes_on = f"goes on from {begins_at} with an empty memory, and so trains" if begins_at else "begins"
         raise ConfigError(
-            f"max_env_steps is {max_env_steps}, but training {goes_on} after warm_up_steps, {warm_up_steps} env steps; "
-            f"it must be at least {least}, or warm_up_steps smaller"
+            f"max_env_steps is {max_env_steps}, but training {goes_on} after {key}, {warm_up_steps} env steps; "
+            f"it must be at least {least}, or {key} smaller"
         )
 
 

@@ -178,8 +178,9 @@ class RunState:
         return self.stopping_since is not None and all(role.process is None for role in self.roles.values())
 
     def is_ready(self) -> bool:
+        """Whether each role is there, but those that no host has a place for."""
         states = ("ready", "finished", "stopped")
-        return all(role.state in states or role.row.optional for role in self.roles.values())
+        return all(role.state in states or role.row.optional or role.at is None for role in self.roles.values())
 
     def log_of(self, role: Role) -> str:
         return f"see {self.run_dir / 'log' / role.label}.log"

@@ -23,6 +23,7 @@ from realm.launch.child import ChildArgs
 from realm.launch.host import LOG_BYTES, HostInfo, HostReport, Wanted, Which, this_host
 from realm.launch.on_ray import OnRay
 from realm.launch.place import Handle, open_log
+from realm.launch.ports import CONTROL, fixed_ports
 from realm.wire.codec import Codec, Message, WireError, parsed
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.curve_keys import CurveKeys
@@ -80,7 +81,8 @@ class Hosts:
 
     def __init__(self, app: AppConfig, keys: CurveKeys, by_hand: bool) -> None:
         self.run_id = secrets.token_hex(8)
-        self.server = Server(Codec(self.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES), app.bind_host, keys=keys)
+        codec = Codec(self.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
+        self.server = Server(codec, app.bind_host, fixed_ports(app)[CONTROL], keys)
         self.living: dict[int, Host] = {}
         """By slot."""
         self.line = f"{self.server.address} {self.run_id} {app.algo}"

@@ -10,10 +10,14 @@ from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.roles.table import SERVERS
 
+CONTROL = "supervisor"
+"""What `fixed_ports` calls the server of the control channel."""
+
 
 def fixed_ports(app: AppConfig) -> dict[str, int]:
-    """Server role -> the port to bind; empty if any free ports will do."""
-    return {name: app.base_port + offset for offset, name in enumerate(sorted(SERVERS))} if app.base_port else {}
+    """Who serves -> the port to bind; 0 if any free ones will do."""
+    names = [*sorted(SERVERS), CONTROL]
+    return {name: app.base_port + offset if app.base_port else 0 for offset, name in enumerate(names)}
 
 
 def check_ports(app: AppConfig) -> None:
@@ -25,7 +29,8 @@ def check_ports(app: AppConfig) -> None:
             raise ConfigError(
                 f"bind_host = {app.bind_host} cannot be used: {error.strerror}; it must be an address of this machine"
             ) from error
-    for role, port in fixed_ports(app).items():
+    ports = fixed_ports(app)
+    for role, port in ports.items() if app.base_port else ():
         with socket.socket() as probe:
             # as ZeroMQ binds: a port that was in use a moment ago counts as free, a port with a listener does not
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,7 +39,7 @@ def check_ports(app: AppConfig) -> None:
             except OSError as error:
                 raise ConfigError(
                     f"port {port} for the {role} (base_port = {app.base_port}) cannot be used: {error.strerror}"
-                    f"{_owner(port)}; choose a base_port with {len(SERVERS)} free ports, or 0 for any free ports"
+                    f"{_owner(port)}; choose a base_port with {len(ports)} free ports, or 0 for any free ports"
                 ) from error
 
 

@@ -10,7 +10,7 @@ import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
@@ -95,7 +95,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
         chunk_bytes=spec.sample_bytes,
         usable=usable,
     )
-    _check_models(config, spec, fresh)
+    _check_models(config, plan, spec, fresh)
     try:
         run_dir, run_file = claim_run_dir(config.app, fresh, run_id)
         config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))
@@ -128,21 +128,21 @@ def _tell(config: RunConfig, decided: Decided, plan: Plan, beginning: list[str])
         logger.info("{}", sentence)
 
 
-def _check_models(config: RunConfig, spec: Spec, fresh: bool) -> None:
+def _check_models(config: RunConfig, plan: Plan, spec: Spec, fresh: bool) -> None:
     """Refuse to resume or preload models of other shapes, before anything is written and without torch; and to resume a
     run that would reach its limit before it trains."""
     app = config.app
     run_dir = Path(app.log_dir) / app.run_name if app.run_name and not fresh else None
-    if run_dir:
-        newest = newest_model(run_dir)
-        if newest and newest.schema != spec.schema:
-            raise ConfigError(
-                f"{newest.path}: was trained with other shapes (schema {newest.schema}, now {spec.schema}); choose "
-                "another run_name, begin a new run with --fresh, or restore the observation, action and chunk settings"
-            )
-        if newest and not app.save_replay:
-            policy, warm_up = app.algorithm_on_policy_or_off_policy, cast(int, app.warm_up_steps)
-            check_warm_up(policy, app.max_env_steps, warm_up, newest.env_steps)
+    newest = newest_model(run_dir) if run_dir else None
+    if newest and newest.schema != spec.schema:
+        raise ConfigError(
+            f"{newest.path}: was trained with other shapes (schema {newest.schema}, now {spec.schema}); choose another "
+            "run_name, begin a new run with --fresh, or restore the observation, action and chunk settings"
+        )
+    if not plan.on_policy and not (newest and app.save_replay):
+        by_ratio = spec.draw and not plan.warm_up_steps
+        steps, key = (plan.preload, "preload_ratio") if by_ratio else (plan.warm_up_steps, "warm_up_steps")
+        check_warm_up("off-policy", app.max_env_steps, steps, newest.env_steps if newest else 0, key)
     begins = run_dir is None or not models_in(run_dir / "ckpt")
     if begins and app.preload_model and not newest_in(Path(app.preload_model_dir)):
         place = config.places.get("app.preload_model_dir", "[app]")

@@ -26,7 +26,7 @@ from realm.launch.hooks import Hooks
 from realm.launch.host import AGENT
 from realm.launch.hosts import Hosts
 from realm.launch.place import place, starved_s
-from realm.launch.ports import fixed_ports
+from realm.launch.ports import CONTROL, fixed_ports
 from realm.launch.rundir import start_of_leader
 from realm.launch.signals import Wishes, listen
 from realm.launch.start import Prepared
@@ -57,7 +57,8 @@ class Supervisor:
         self._workers_import = has_enter(self.app.algo)  # what such a package runs in a worker may need torch, too
         self.board = Board(plays_on=self.plan.free_running)
         control = Codec(self.run_file.run_id, "", "supervisor", 1, CONTROL_MAX_BYTES)
-        self._server = hosts.server if hosts else Server(control, self.app.bind_host, keys=self._keys)
+        address = self.app.bind_host, fixed_ports(self.app)[CONTROL]
+        self._server = hosts.server if hosts else Server(control, *address, self._keys)
         self._max_bytes = max(256 << 20, 2 * max(self.plan.batch, self.plan.envs_per_worker) * self.spec.sample_bytes)
         self._hooks, self._resources = Hooks(self.app.algo), Resources(self.run_dir)
         self._curves = Curves(self.run_dir, prepared.config, self._hooks.tell)
@@ -102,7 +103,7 @@ class Supervisor:
                 if self._hooks.reason:
                     decisions.stop(run, self._hooks.reason, 0, time.monotonic())
                 if run.stopping_since is not None:
-                    self.run_file.state = "stopping"
+                    self.run_file.state = "judging" if run.last_model and not run.wishes.first else "stopping"
                 elif self.run_file.state == "starting" and run.is_ready():
                     self.run_file.state, self.board.trains_since = "running", time.monotonic()
                     logger.info("all roles are ready; curves: realm tensorboard {}", self.run_dir)

@@ -52,6 +52,7 @@ def run(job: Job) -> None:
     thread.start()
     if job.plan.max_version_lag is not None:  # else a workflow may yield rounds of any size
         server.expect(max(job.plan.batch, job.plan.envs_per_worker) * job.spec.sample_bytes)
+    server.expect_clients(job.plan.workers)
     link.ready([server])
     try:
         while True:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 _EVERY_S = 0.02
 _SLACK_BYTES = 1 << 20
 MOST_STRANGERS = 64
-"""Of one server: fewer than the 300 files that a batch system may allow, and far more than a run has clients."""
+"""Of one server, besides clients that it waits for: fewer than the 300 files that a batch system may allow."""
 _INFO_BYTES, _RECEIVED = 256, struct.Struct("@Q")
 _RECEIVED_AT = 128  # tcpi_bytes_received in struct tcp_info of linux/tcp.h
 
@@ -38,8 +38,8 @@ class Connections:
     """What is known about the connections of one server. Used by one thread."""
 
     def __init__(self, most_bytes: int) -> None:
-        """most_bytes: the largest message that is expected; `most_bytes` may be changed later."""
-        self.most_bytes, self.port = most_bytes, 0
+        """most_bytes: the largest message that is expected. It and `most_strangers` may be changed later."""
+        self.most_bytes, self.most_strangers, self.port = most_bytes, MOST_STRANGERS, 0
         self._connections: dict[int, _Connection] = {}  # by file descriptor, the oldest first
         self._known: set[int] = set()  # those that have sent a message, which may be heard of before the connection
         self._looked_at = 0.0
@@ -72,7 +72,7 @@ class Connections:
         A connection that received much is a suspect first. It is ended when it sends as much again without one whole
         message.
         """
-        for fd in [fd for fd in self._connections if fd not in self._known][:-MOST_STRANGERS]:
+        for fd in [fd for fd in self._connections if fd not in self._known][: -self.most_strangers]:
             _with_socket(fd, self._end)
             self.closed(fd)
         ended, most = 0, self.most_bytes + self.most_bytes // 4 + _SLACK_BYTES

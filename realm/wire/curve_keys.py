@@ -3,7 +3,7 @@
     secret.key   this machine's secret key, for its owner's eyes only
     public.key   its public half: other machines get a copy
     allowed/     public keys of the machines that may connect here, one file each
-    server.key   public key of the machine whose servers this one connects to; without it, this machine's own
+    server.key   public key of the machine that leads, where this one joins a run of another; without it, its own
 
 `realm keys new` makes them, `realm start` reads them once (`launch/start.py`), and the supervisor hands them to every
 role. They are CURVE keys; `door.py` says what they do.
@@ -39,8 +39,11 @@ class CurveKeys:
     allowed: frozenset[bytes]
 
 
-def load_keys(folder: str) -> CurveKeys | None:
-    """Read a folder of keys; None for "". Raises ConfigError, also if others could read or change them."""
+def load_keys(folder: str, joins: bool = False) -> CurveKeys | None:
+    """Read a folder of keys; None for "". Raises ConfigError, also if others could read or change them.
+
+    joins: this machine runs workers of another's run; else its roles connect to its own servers.
+    """
     if not folder:
         return None
     path = Path(folder)
@@ -50,7 +53,7 @@ def load_keys(folder: str) -> CurveKeys | None:
         _check_rights(path, path.stat(), _WRITE)  # who can write to the folder can put keys into it
         secret = _read(path / "secret.key", "secret")
         public = z85.decode(zmq.curve_public(z85.encode(secret)))
-        server = _read(path / "server.key", "public") if (path / "server.key").exists() else public
+        server = _read(path / "server.key", "public") if joins and (path / "server.key").exists() else public
         allowed = {public}
         if (path / "allowed").exists():
             _check_rights(path / "allowed", (path / "allowed").stat(), _WRITE)

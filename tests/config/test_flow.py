@@ -81,6 +81,8 @@ def test_a_warm_up_that_cannot_be() -> None:
     for limit in (901, 1900):
         with pytest.raises(ConfigError, match=rf"^max_env_steps is {limit}, .* goes on from 900 with .* at least 1901"):
             check_warm_up("off-policy", limit, 1000, 900)
+    with pytest.raises(ConfigError, match=r"^max_env_steps is 300, .* after preload_ratio, 1000 env steps; .*smaller"):
+        check_warm_up("off-policy", 300, 1000, key="preload_ratio")
     for limit in (0, 900, 1901):  # none; reached already; enough
         check_warm_up("off-policy", limit, 1000, 900)
     for limit, warm_up in ((0, 5000), (5001, 5000), (1, 0)):

@@ -128,6 +128,14 @@ def test_an_error_that_no_restart_helps_ends_the_run(code: int, exit_code: int) 
     assert (actions, run.exit_code, run.stopping_since) == ([], exit_code, START)
 
 
+def test_a_run_is_ready_without_those_that_no_host_has_a_place_for() -> None:
+    run = a_run()
+    pool = run.roles["model_pool", 1] = Role("model_pool", 1)
+    assert not run.is_ready()
+    pool.at = None
+    assert run.is_ready()
+
+
 @pytest.mark.parametrize("code", [1, 2])
 def test_training_goes_on_without_an_evaluator(code: int) -> None:
     run = a_run(restart_budget=0)

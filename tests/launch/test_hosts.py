@@ -39,7 +39,7 @@ def keys(tmp_path: Path) -> CurveKeys:
 @pytest.fixture
 def hosts(keys: CurveKeys) -> Iterator[Hosts]:
     """For one host."""
-    app = SimpleNamespace(hosts=1, bind_host="127.0.0.1", algo=ALGO)  # a real one must be reached by others
+    app = SimpleNamespace(hosts=1, bind_host="127.0.0.1", base_port=0, algo=ALGO)  # others reach a real one
     one = Hosts(cast(AppConfig, app), keys, by_hand=True)
     yield one
     one.server.close()

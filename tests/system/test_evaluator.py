@@ -140,6 +140,7 @@ def test_a_signal_ends_the_evaluation_of_the_last_model(tmp_path):
     steps = ("eval_every_steps=1000", "max_env_steps=2000", "evaluated.step_s=3")
     with Run(tmp_path, *SETTINGS, *steps) as run:
         run.wait_for(lambda: "evaluator-0 judges it" in run.output.read_text(), "the last evaluation")
+        run.wait_for(lambda: run.file()["state"] == "judging", "`realm stop all` may signal")
         assert run.interrupt() == 0, run.text()
     assert run.processes() == []
     assert evaluations(run) == []

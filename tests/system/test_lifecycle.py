@@ -90,7 +90,7 @@ def test_status_stop_and_resume(tmp_path):
 def test_a_run_from_its_start_to_an_interrupt(tmp_path):
     """Who loads what, which ports are used, that a second start is refused, and that Ctrl+C ends it cleanly."""
     candidates = range(20_000 + os.getpid() % 3_000 * 4, 32_700, 4)  # below those that the system hands out
-    base = next(port for port in candidates if all(_is_free(one) for one in range(port, port + 3)))
+    base = next(port for port in candidates if all(_is_free(one) for one in range(port, port + 4)))
     backend = "reverb" if HAS_REVERB else "native"
     with Run(tmp_path, f"buffer_backend={backend}", f"base_port={base}", "restart_budget=3") as run:
         run.wait_running()
@@ -108,6 +108,7 @@ def test_a_run_from_its_start_to_an_interrupt(tmp_path):
 
         # the fixed ports are used, and used again
         ports = {f"tcp://127.0.0.1:{base + offset}" for offset in range(3)}
+        assert run.file()["control"] == f"tcp://127.0.0.1:{base + 3}"
         assert {role["address"] for role in run.file()["roles"].values()} - {""} == ports
         run.kill("actor-0")
         run.wait_for(lambda: run.file()["roles"]["actor-0"]["state"] == "ready", "the actor is back")

@@ -62,7 +62,7 @@ def here(tmp_path: Path) -> CurveKeys:
 
 
 def loaded(folder: Path) -> CurveKeys:
-    keys = load_keys(str(folder))
+    keys = load_keys(str(folder), joins=True)
     assert keys is not None
     return keys
 
@@ -84,6 +84,13 @@ def server(here: CurveKeys) -> Iterator[Server]:
     over.set()
     thread.join()
     server.close()
+
+
+def test_a_machine_that_leads_trusts_its_own_servers(tmp_path: Path, here: CurveKeys) -> None:
+    """Also if it was a host of another's run, and so has a server.key."""
+    leading = load_keys(str(tmp_path / "there"))
+    assert leading is not None
+    assert leading.server == leading.public != loaded(tmp_path / "there").server == here.public
 
 
 def ask(address: str, keys: CurveKeys | None, codec: Codec = CODEC) -> Message:
@@ -147,7 +154,7 @@ def test_wrong_files_are_one_sentence(tmp_path: Path, here: CurveKeys, what: str
         path.write_text((tmp_path / "there/secret.key").read_text() if content == "secret" else content)
     path.chmod(mode)
     with pytest.raises(ConfigError, match=f"^{path}: .*{sentence}") as caught:
-        load_keys(str(tmp_path / name.partition("/")[0]))
+        load_keys(str(tmp_path / name.partition("/")[0]), joins=True)
     assert "\n" not in str(caught.value)
 
 
@@ -258,7 +265,8 @@ import numpy as np
 from realm.wire.codec import Codec
 from realm.wire.curve_keys import load_keys
 from realm.wire.sockets import Client
-client = Client(Codec("the run's id", "abcd1234", "aisrv-0", 1, 4 << 20), sys.argv[1], load_keys(sys.argv[2]))
+keys = load_keys(sys.argv[2], joins=True)
+client = Client(Codec("the run's id", "abcd1234", "aisrv-0", 1, 4 << 20), sys.argv[1], keys)
 print(client.wait(client.ask("question", {"n": 7}, {"x": np.arange(3)}), lambda: None).meta)
 """
 

@@ -740,9 +740,11 @@ def test_many_large_messages_end_no_connection(server: Server, client: Client, m
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody looks at connections")
-def test_of_strangers_that_only_connect_the_oldest_leave(server: Server, client: Client) -> None:
-    """Who has asked something stays, and who knocks behind them is let in."""
+@pytest.mark.parametrize("awaited", [0, connections.MOST_STRANGERS])
+def test_of_strangers_that_only_connect_the_oldest_leave(server: Server, client: Client, awaited: int) -> None:
+    """Who has asked something stays, and who knocks behind them is let in. awaited: clients that may be silent."""
     ask(client, server)
+    server.expect_clients(awaited)
     port, most = int(server.address.rpartition(":")[2]), connections.MOST_STRANGERS
     strangers = []
     for _ in range(3 * most):
@@ -760,6 +762,7 @@ def test_of_strangers_that_only_connect_the_oldest_leave(server: Server, client:
 
     oldest = strangers[:most]
     until(lambda: serve(server) or all(gone(one) for one in oldest))
+    assert not any(gone(one) for one in strangers[2 * most - awaited :])
     other = Client(dataclasses.replace(CODEC, sender="aisrv-9"), server.address)
     ask(other, server)
     ask(client, server)
