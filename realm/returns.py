@@ -160,8 +160,9 @@ def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, c
 
 def approx_kl(log_ratio: Tensor) -> Tensor:
     """KL(old || new) estimated from samples of old, never negative: k3 of Schulman's note "Approximating KL
-    divergence", mean of r - 1 - log r. log_ratio: f32 [n], log new minus log old; returns f32 []."""
-    return (log_ratio.expm1() - log_ratio).mean()
+    divergence", mean of r - 1 - log r. log_ratio: f32 [n], log new minus log old, or [n, A] of the A numbers of
+    an action, whose sum counts; returns f32 []."""
+    return (log_ratio.expm1() - log_ratio).sum() / len(log_ratio)
 
 
 def clip_fraction(log_ratio: Tensor, clip: float) -> Tensor:
@@ -170,9 +171,9 @@ def clip_fraction(log_ratio: Tensor, clip: float) -> Tensor:
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2), in (0, 1]: 1 when all weights are equal. log_weight: f32 [n]; returns f32 []."""
+    """(sum w)^2 / (n sum w^2), in (0, 1]: 1 when all weights are equal. log_weight: f32 [n] or [n, A]; returns f32."""
     weight = (log_weight - log_weight.max()).exp()
-    return weight.sum().square() / (len(weight) * weight.square().sum())
+    return weight.sum().square() / (weight.numel() * weight.square().sum())
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:

@@ -288,6 +288,9 @@ def test_diagnostics() -> None:
     assert returns.clip_fraction(lr, 0.2).item() == pytest.approx(np.mean(np.abs(r - 1) > 0.2))
     assert returns.effective_sample_size(lw).item() == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
     assert returns.effective_sample_size(torch.full((5,), 3.0)).item() == pytest.approx(1.0)
+    assert returns.effective_sample_size(torch.full((5, 7), 3.0)).item() == pytest.approx(1.0)
+    numbers = lr[:30].reshape(10, 3)  # of an action each has its own ratio, and the KL of all is the sum
+    assert returns.approx_kl(numbers) == pytest.approx(3 * returns.approx_kl(numbers.flatten()))
     value = tg * 0.5 + 3.0
     assert returns.explained_variance(value, tg).item() == pytest.approx(0.75)
     assert returns.explained_variance(value, torch.ones_like(value)).item() == 0.0

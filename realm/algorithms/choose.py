@@ -24,8 +24,8 @@ def choose(
     where it is 0; in between it is the temperature, softmax(logits / explore).
 
     logits: f32 [n, A]; legal: bool [n, A]; explore: f32 [n]; uniform: f32 [n], from [0, 1)
-    Writes action, i64 [n], and log_prob, f32 [n]: of that action under softmax(logits), whatever explore is. A row
-    without a legal action, such as of a final state, gets 0 and 0.
+    Writes action, i64 [n], and log_prob, f32 [n]: of that action under softmax(logits), whatever explore is. Without a
+    legal action all are as likely, and it is 0: such as of a final state, or of one number of several.
     """
     actions = logits.shape[1]
     weight = np.empty(actions, np.float32)
@@ -35,7 +35,7 @@ def choose(
             if legal[i, a] and logits[i, a] > top:
                 best, top = a, logits[i, a]
         if not legal[i].any():
-            action[i], log_prob[i] = 0, 0.0
+            action[i], log_prob[i] = 0, -np.log(np.float32(actions))
             continue
         total = np.float32(0.0)
         for a in range(actions):

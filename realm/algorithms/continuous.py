@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.adam import Adam
-from realm.algorithms.networks import MLP, Critic, Encoder, Obs, frozen_copy
+from realm.algorithms.networks import MLP, Critic, Encoder, Obs, follow, frozen_copy
 from realm.algorithms.rows import Drawn
 from realm.algorithms.settings import EncoderSettings, OffPolicySettings
 from realm.contract import ActionSpec, Array, Field, Fields
@@ -33,6 +33,8 @@ class ActorCritics(Protocol):
 
     @property
     def critic_nets(self) -> nn.ModuleList: ...
+
+    def buffers(self) -> Iterator[Tensor]: ...
 
     def encode(self, obs: Obs) -> Obs:
         """What policy and critics take: by the encoder, or without one the observations."""
@@ -151,6 +153,15 @@ class OffPolicy:
         self.generator = torch.Generator().manual_seed(seed)  # draws noise
         self.steps = 0  # gradient steps of the critics
 
+    def follow(self, tau: float) -> None:
+        """The targets follow the weights. Buffers, such as running statistics, are theirs at once."""
+        follow(self.target_weights, self.weights, tau)
+        self._take_buffers()
+
+    def _take_buffers(self) -> None:
+        for mine, newest in zip(self.target.buffers(), self.network.buffers(), strict=True):
+            mine.copy_(newest)
+
     def state_dict(self) -> dict[str, Any]:
         """The state that a resume needs besides the weights: tensors and plain numbers."""
         return {
@@ -165,6 +176,7 @@ class OffPolicy:
         """Restore what `state_dict` returned."""
         for weight, saved in zip(self.target_weights, state["targets"], strict=True):
             weight.copy_(saved)
+        self._take_buffers()
         self.actor_adam.load_state_dict(state["actor_adam"])
         self.critics.load_state_dict(state["critics"])
         self.generator.set_state(state["generator"])

@@ -35,8 +35,12 @@ def estimate(
     device: torch.device,
     stale: bool,
     group: Group,
+    proximal: Tensor | None = None,
 ) -> Batch:
-    """Put B chunks on the device and estimate their steps. stale: other weights chose some of the actions."""
+    """Put B chunks on the device and estimate their steps. stale: other weights chose some of the actions.
+
+    proximal: log-probabilities of the policy before the update, f32 [B, T], where they are known.
+    """
 
     def here(array: Array) -> Tensor:
         return tensor(array, device)
@@ -45,8 +49,9 @@ def estimate(
     of_learner = settings.value_source == "learner"
     of_critic = obs if of_learner else {name: x[:, -1:] for name, x in obs.items()}
     raw_action, log_prob = here(chunk.extra.get("drawn", chunk.action)), here(chunk.extra["log_prob"])
-    proximal, of_actions = log_prob, settings.advantage == "q"
-    reweighs = stale and (settings.decoupled or settings.advantage == "vtrace")
+    of_actions = settings.advantage == "q"
+    reweighs = proximal is None and stale and (settings.decoupled or settings.advantage == "vtrace")
+    proximal = log_prob if proximal is None else proximal
     if (reweighs or of_actions) and settings.shared_trunk and of_learner:
         policy, value = _of_both(cut, obs, network)
     elif reweighs or of_actions:

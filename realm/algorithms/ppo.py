@@ -132,8 +132,9 @@ class PPO:
                 steps = [joined([part.result() for part in parts]) for parts in pending]
         finally:
             self.network.train(False)
-        if self.settings.kl_target and passes[-1]:
-            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(steps[-len(passes[-1]) :], self.group))
+        last = [step for parts in pending[-len(passes[-1]) :] if (step := parts[0].result())]  # of the policy
+        if self.settings.kl_target and last:
+            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(last, self.group))
         result = dataclasses.asdict(now) | means(steps, self.settings.clip, self.group)
         if count:
             value, target = (self.group.rows(x[batch.valid]) for x in (batch.value, batch.target))
@@ -145,11 +146,11 @@ class PPO:
     def _cut(self, batch: Batch) -> Rows:
         return self.cut(normalised_returns(self.network, self.settings, batch))
 
-    def estimate(self, chunk: Chunk, now: Schedule, stale: bool) -> Batch:
-        """Values, advantages and targets by the network as it is. stale: other weights chose some of the actions."""
+    def estimate(self, chunk: Chunk, now: Schedule, stale: bool, proximal: Tensor | None = None) -> Batch:
+        """Values, advantages and targets by the network as it is. stale, proximal: as in `estimate.py`."""
         self.network.train(False)
         of = self.network, self.distribution, self.settings
-        batch = estimate(chunk, *of, now, self.cut, self.side, self.device, stale, self.group)
+        batch = estimate(chunk, *of, now, self.cut, self.side, self.device, stale, self.group, proximal)
         self.network.train()
         return batch
 
@@ -176,8 +177,7 @@ class PPO:
                 if kl_stop and kl_of([step[0].result() for step in pending[-len(parts) :]], self.group) > kl_stop:
                     return
             if number and again:
-                new = self.estimate(chunk, now, stale=True)
-                cut = self._cut(dataclasses.replace(new, proximal_log_prob=cut.batch.proximal_log_prob))
+                cut = self._cut(self.estimate(chunk, now, stale=True, proximal=cut.batch.proximal_log_prob))
             yield from self.side.prefetched(cut.at, parts)
 
     def gradient_step(self, minibatch: Batch, now: Schedule) -> list[Future[Metrics | None]]:

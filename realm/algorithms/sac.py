@@ -23,7 +23,7 @@ from realm.algorithms.continuous import (
     uniform_at_first,
     weights_of,
 )
-from realm.algorithms.networks import Obs, follow
+from realm.algorithms.networks import Obs
 from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import SACSettings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
@@ -88,7 +88,7 @@ class SAC(OffPolicy):
         means, errors = Means(), []
         self.lr = self.settings.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
-            follow(self.target_weights, self.weights, 1.0)
+            self.follow(1.0)
         rows = to_rows(batch, self.scale.back(batch.action), row_weights(info, self.settings), self.device)
         noise = torch.randn((2, *rows.action.shape), generator=self.generator).to(self.device)
         for part in rows.parts(self.settings.minibatch_size):
@@ -97,7 +97,7 @@ class SAC(OffPolicy):
             errors.append(error)
             means.add(metrics)
             means.add(self.step_actor(seen, noise[1, part]))
-            follow(self.target_weights, self.weights, self.settings.tau)
+            self.follow(self.settings.tau)
             self.steps += 1
         return {**means.result(), "lr": self.lr}, priorities_of(errors)
 

@@ -136,6 +136,8 @@ class Settings(Checked):
         self.check("ratio", not alone, "'joint' if advantage is 'vtrace' or decoupled is true")
         self.check_least(("total_env_steps", "epochs", "minibatch_size"), 1)
         self.check_share(("gamma_start", "gamma_end", "lam"))
+        ends = (self.gamma_start == 1.0) == (self.gamma_end == 1.0)
+        self.check("gamma_end", ends, "1 where gamma_start is 1 and nowhere else: between, 1 - gamma is multiplied")
         self.check_positive(("clip", "behaviour_weight_clip", "lr_start", "adam_eps", "max_grad_norm"))
         self.check_least(("kl_stop", "kl_target", "lr_end", "entropy_start", "entropy_end", "vf_coef", "value_clip"), 0)
 

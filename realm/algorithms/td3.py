@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from realm.algorithms.continuous import ActorCritics, Metrics, OffPolicy, both_values, uniform_at_first, weights_of
-from realm.algorithms.networks import Obs, follow
+from realm.algorithms.networks import Obs
 from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import TD3Settings
 from realm.contract import ActionSpec, Array, Arrays, Learned, SampleInfo, Transitions
@@ -62,7 +62,7 @@ class TD3(OffPolicy):
         own, means, errors = self.settings, Means(), []
         self.lr = own.lr_at(info.env_steps)
         if self.steps == 0:  # the network may have got other weights since (preload_model)
-            follow(self.target_weights, self.weights, 1.0)
+            self.follow(1.0)
         rows = to_rows(batch, self.scale.back(batch.action), row_weights(info, self.settings), self.device)
         noise = torch.randn(rows.action.shape, generator=self.generator).to(self.device)
         end = 0
@@ -95,5 +95,5 @@ class TD3(OffPolicy):
         with self.critics.held():
             loss = -self.network.critic(0, obs, self.network.actor(obs)).mean()
         self.actor_adam.descend(loss, self.lr)
-        follow(self.target_weights, self.weights, self.settings.tau)
+        self.follow(self.settings.tau)
         return {"actor_loss": loss.detach()}

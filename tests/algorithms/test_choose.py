@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -84,13 +85,13 @@ def test_actions_are_drawn_as_often_as_the_policy_says() -> None:
         np.testing.assert_allclose(np.bincount(action, minlength=ACTIONS) / rows, weight / weight.sum(), atol=0.006)
 
 
-def test_a_row_without_a_legal_action_gets_one_that_nobody_trains_on() -> None:
+def test_a_row_without_a_legal_action_gets_the_first_of_equals() -> None:
     """The observation of a reset row is asked about, too, and there an episode may be over."""
     logits, legal = np.zeros((2, 3), np.float32), np.array([[False] * 3, [False, True, False]])
     for explore in (0.0, 1.0):
         action, log_prob = np.full(2, 9), np.full(2, 9, np.float32)
         choose(logits, legal, np.full(2, explore, np.float32), np.full(2, 0.5, np.float32), action, log_prob)
-        assert (action.tolist(), log_prob.tolist()) == ([0, 1], [0.0, 0.0])
+        assert (action.tolist(), log_prob.tolist()) == ([0, 1], [pytest.approx(-math.log(3)), 0.0])
 
 
 def test_what_is_not_finite_is_answered_with_what_is_not_finite() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from realm.algorithms import networks, q_learning, sac, td3
-from realm.algorithms.continuous import Scale, both_values
+from realm.algorithms.continuous import Networks, Scale, both_values
 from realm.algorithms.networks import MLP, Encoder, follow
 from realm.algorithms.q_learning import Dueling, NoisyLinear
 from realm.algorithms.rows import importance, to_rows
@@ -464,6 +464,21 @@ def test_weights_that_are_loaded_before_the_first_update_are_the_targets_too(mak
 
     for weight, twin in zip(weights(one), weights(other), strict=True):
         assert torch.equal(weight, twin)
+
+
+@pytest.mark.parametrize("make", [td3.TD3, sac.SAC])
+def test_targets_have_the_buffers_of_the_network(make: Any) -> None:
+    """Such as the running statistics of a BatchNorm, which no parameter holds."""
+    actions = spec(False).action.field.size
+    settings = TD3Config(hidden=8, minibatch_size=8) if make is td3.TD3 else SACConfig(hidden=8, minibatch_size=8)
+    network = Networks(spec(False).obs, actions, actions if make is td3.TD3 else 2 * actions, 8, settings)
+    network.register_buffer("running", torch.zeros(3))
+    network.register_buffer("count", torch.zeros((), dtype=torch.int64))
+    one = make(network, spec(False).action, settings, torch.device("cpu"), 0)
+    network.running += 5.0
+    network.count += 7
+    one.update(batch(False), INFO)
+    assert (one.target.running.tolist(), one.target.count.item()) == ([5.0] * 3, 7)
 
 
 def test_a_temperature_of_the_settings_outlives_a_resume() -> None:

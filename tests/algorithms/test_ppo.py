@@ -597,10 +597,32 @@ def test_advantages_may_be_estimated_again_in_each_pass(threads: int) -> None:
 
         agent.model.critic = critic  # type: ignore[method-assign]
         assert learn(agent, chunk, update=1)["skipped"] == 0
-        assert asked.count(False) == (epochs if again else 1)
+        assert asked.count(False) == (2 * epochs - 1 if again else 1)  # in later passes for each half of the chunks
         ends.append(weights(agent))
     assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
     assert not all(torch.equal(x, ends[3][name]) for name, x in ends[2].items())
+
+
+def test_a_later_pass_weighs_by_the_policy_before_the_update() -> None:
+    """A second weight would count what the loss has in its ratio already. Only the critic is new."""
+    agent = make_agent(dataclasses.replace(TINY, value_source="learner", advantage="vtrace"))
+    chunk, now = recorded(3)[2], agent.config.schedule(0)
+    first = agent.ppo.estimate(chunk, now, stale=True)
+    with torch.no_grad():
+        for name, weight in agent.model.named_parameters():
+            if not name.startswith("critic"):
+                weight += 0.3 * torch.randn_like(weight)
+    later = agent.ppo.estimate(chunk, now, stale=True, proximal=first.proximal_log_prob)
+    assert torch.equal(later.advantage, first.advantage)
+    assert not torch.equal(agent.ppo.estimate(chunk, now, stale=True).advantage, first.advantage)
+
+
+def test_the_learning_rate_stays_where_no_step_was_made() -> None:
+    agent = make_agent(dataclasses.replace(TINY, kl_target=0.01))
+    chunk = recorded(3)[2]
+    chunk.reward[:] = np.inf
+    assert learn(agent, chunk, update=1)["skipped"] > 0
+    assert agent.ppo.lr_scale == 1.0
 
 
 def test_settings_that_do_not_go_together_are_one_sentence() -> None:
