@@ -55,10 +55,6 @@ class DivergedError(RunError):
     exit_code = 3
 
 
-class UnsavedError(RunError):
-    """The last checkpoint could not be written; the text names the folder and what is lost."""
-
-
 class Stopped(Exception):
     """The run ends: whoever is asked to go on raises it, and the top of the process catches it."""
 

@@ -231,7 +231,7 @@ def control(cases: Cases, folder: Path) -> None:
 def agent(cases: Cases, folder: Path) -> None:
     """The same port for the agents of hosts: two have come, and roles run there."""
     (folder / "log").mkdir(exist_ok=True)
-    app: Any = SimpleNamespace(hosts=2, bind_host="127.0.0.1", algo=ALGO)
+    app: Any = SimpleNamespace(hosts=2, bind_host="127.0.0.1", base_port=0, algo=ALGO)
     hosts, info = Hosts(app, make_curve(folder), True), this_host(ALGO)
     hosts.begin(RunConfig(AppConfig(algo=ALGO), {}, {}, {}), folder)
     log = ("aisrv-0", "one")
@@ -243,7 +243,7 @@ def agent(cases: Cases, folder: Path) -> None:
         if cases.done % 20 == 0:
             hosts.turn(cases.done)
             hosts.living.setdefault(1, Host(info, 1, (b"peer", 1), cases.done))
-            hosts.place(1, ChildArgs("aisrv", 0, 1, folder, "", "", 0, "", 1, False))
+            hosts.place(1, ChildArgs("aisrv", 0, 1, folder, "", "", 0, "", 1))
         try:
             hosts.take(b"peer", codec.decode(broken_frames(cases.draw, codec, cases.draw.choice(good))))
         except WireError:

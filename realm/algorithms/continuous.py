@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,34 +21,9 @@ from realm.errors import ContractError
 Metrics = dict[str, Tensor]  # f32 [] each
 
 
-class ActorCritics(Protocol):
-    """The network that TD3 and SAC train: a policy and two critics. What they share is in the encoder, which the
-    critics train."""
-
-    @property
-    def encoder(self) -> nn.Module | None: ...
-
-    @property
-    def actor_net(self) -> nn.Module: ...
-
-    @property
-    def critic_nets(self) -> nn.ModuleList: ...
-
-    def buffers(self) -> Iterator[Tensor]: ...
-
-    def encode(self, obs: Obs) -> Obs:
-        """What policy and critics take: by the encoder, or without one the observations."""
-
-    def actor(self, obs: Obs) -> Tensor:
-        """For TD3 actions f32 [n, A], from -1 to 1; for SAC f32 [n, 2 A], mean and log of the standard deviation before
-        the tanh."""
-
-    def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
-        """The values of critic 0 or 1, f32 [n]; actions f32 [n, A] from -1 to 1."""
-
-
 class Networks(nn.Module):
-    """MLPs as policy and critics. Images, and the frames before an observation, go through one encoder."""
+    """What TD3 and SAC train: MLPs as policy and two critics. Images, and the frames before an observation, go through
+    one encoder, which the critics train."""
 
     def __init__(self, fields: Fields, actions: int, outputs: int, hidden: int, settings: EncoderSettings) -> None:
         """outputs: of the policy; settings: of the `Encoder`."""
@@ -60,16 +35,20 @@ class Networks(nn.Module):
         self.critic_nets = nn.ModuleList(Critic(fields, actions, hidden) for _ in range(2))
 
     def encode(self, obs: Obs) -> Obs:
+        """What policy and critics take: by the encoder, or without one the observations."""
         return {"features": self.encoder(obs)} if self.encoder else obs
 
     def actor(self, obs: Obs) -> Tensor:
+        """For TD3 actions f32 [n, A], from -1 to 1; for SAC f32 [n, 2 A], mean and log of the standard deviation before
+        the tanh."""
         return self.actor_net(obs)  # type: ignore[no-any-return]
 
     def critic(self, number: int, obs: Obs, action: Tensor) -> Tensor:
+        """The values of critic 0 or 1, f32 [n]; actions f32 [n, A] from -1 to 1."""
         return self.critic_nets[number](obs, action)  # type: ignore[no-any-return]
 
 
-def weights_of(network: ActorCritics) -> list[nn.Parameter]:
+def weights_of(network: Networks) -> list[nn.Parameter]:
     """Of the critics, and then of the encoder."""
     return [x for net in (network.critic_nets, network.encoder) if net for x in net.parameters()]
 
@@ -79,7 +58,7 @@ def normal_log_density(noise: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
 
 
-def both_values(network: ActorCritics, obs: Obs, action: Tensor) -> Tensor:
+def both_values(network: Networks, obs: Obs, action: Tensor) -> Tensor:
     """The values of both critics, f32 [2, n]."""
     return torch.stack([network.critic(number, obs, action) for number in (0, 1)])
 
@@ -87,7 +66,7 @@ def both_values(network: ActorCritics, obs: Obs, action: Tensor) -> Tensor:
 class TwinCritics:
     """Trains the two critics of a network, and its encoder."""
 
-    def __init__(self, network: ActorCritics) -> None:
+    def __init__(self, network: Networks) -> None:
         self._network = network
         self._adams = [Adam(net.parameters(), 1e-8) for net in network.critic_nets]
         weights = list(network.encoder.parameters()) if network.encoder else []
@@ -144,7 +123,7 @@ class OffPolicy:
     target_weights: list[nn.Parameter]
 
     def __init__(
-        self, network: ActorCritics, action: ActionSpec, settings: OffPolicySettings, device: torch.device, seed: int
+        self, network: Networks, action: ActionSpec, settings: OffPolicySettings, device: torch.device, seed: int
     ) -> None:
         self.network, self.device, self.scale = network, device, Scale(action)
         self.target = frozen_copy(network)

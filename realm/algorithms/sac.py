@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from realm.algorithms.adam import Adam
 from realm.algorithms.continuous import (
-    ActorCritics,
     Metrics,
+    Networks,
     OffPolicy,
     both_values,
     normal_log_density,
@@ -57,7 +57,7 @@ class SAC(OffPolicy):
     """Trains `network`, and the temperature."""
 
     def __init__(
-        self, network: ActorCritics, action: ActionSpec, settings: SACSettings, device: torch.device, seed: int
+        self, network: Networks, action: ActionSpec, settings: SACSettings, device: torch.device, seed: int
     ) -> None:
         super().__init__(network, action, settings, device, seed)
         self.settings = settings

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.algorithms.continuous import ActorCritics, Metrics, OffPolicy, both_values, uniform_at_first, weights_of
+from realm.algorithms.continuous import Metrics, Networks, OffPolicy, both_values, uniform_at_first, weights_of
 from realm.algorithms.networks import Obs
 from realm.algorithms.rows import Drawn, Means, priorities_of, row_weights, to_rows
 from realm.algorithms.settings import TD3Settings
@@ -33,7 +33,7 @@ class TD3(OffPolicy):
     """Trains `network`."""
 
     def __init__(
-        self, network: ActorCritics, action: ActionSpec, settings: TD3Settings, device: torch.device, seed: int
+        self, network: Networks, action: ActionSpec, settings: TD3Settings, device: torch.device, seed: int
     ) -> None:
         super().__init__(network, action, settings, device, seed)
         self.settings = settings

@@ -121,16 +121,12 @@ class Candidate:
     request: Request
 
 
+@apart(over=True)
 def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
     """Play a checkpoint of `folder` (of checkpoints, or one itself), print the report, write the files."""
     request = replace(
         request, json=request.json and request.json.absolute(), csv=request.csv and request.csv.absolute()
     )
-    with apart(over=True):
-        _evaluate(config, folder, model, request)
-
-
-def _evaluate(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
     from realm.learn.checkpoint import find  # late: torch
 
     game = load_game(config.app.app)

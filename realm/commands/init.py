@@ -61,22 +61,17 @@ def add_commands(commands: Commands) -> None:
 
 
 def _init(given: argparse.Namespace) -> int:
-    if given.list:
-        list_tuned()
+    if not given.list:
+        init(given.name, given.env, given.package)
         return 0
-    init(given.name, given.env, given.package)
+    for env, file in tuned().items():
+        say(f"{env:27} {read_toml(file)[0]['app']['max_env_steps']:>9,} env steps   conf/ppo/{file.name}")
     return 0
 
 
 def tuned() -> dict[str, Path]:
     """Environment's id -> a configuration with settings of PPO for it."""
     return {read_toml(file)[0]["env"]["id"]: file for file in sorted((BUILT_IN / "conf" / "ppo").glob("*.toml"))}
-
-
-def list_tuned() -> None:
-    """Print the environments of `tuned`."""
-    for env, file in tuned().items():
-        say(f"{env:27} {read_toml(file)[0]['app']['max_env_steps']:>9,} env steps   conf/ppo/{file.name}")
 
 
 def init(name: str, env: str, package: str) -> None:

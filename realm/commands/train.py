@@ -26,6 +26,7 @@ from realm.config.toml import toml_value
 from realm.errors import ConfigError
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
+from realm.launch.ports import check_ports
 from realm.learn.results import newest_model
 from realm.user import BUILT_IN, hyper_keys, load_preferences, refuse_code_of_a_run
 from realm.watch.status import say
@@ -102,6 +103,8 @@ def train(config: RunConfig, fresh: bool = False, by_hand: bool = False) -> int:
     from realm.watch.resources import raise_file_limit  # late: it brings rich, which `--help` does not need
 
     raise_file_limit()
+    if config.app.wrapper_type == "remote":
+        check_ports(config.app)  # once, since hosts are awaited at one of them
     if not config.app.hosts and not by_hand:
         return _train(config, fresh, None)
     hosts = _awaited(config, by_hand)
@@ -114,7 +117,6 @@ def train(config: RunConfig, fresh: bool = False, by_hand: bool = False) -> int:
 def _awaited(config: RunConfig, by_hand: bool) -> Hosts:
     """The hosts of a start, none of which has come yet."""
     from realm.launch.hosts import Hosts
-    from realm.launch.ports import check_ports
     from realm.wire.curve_keys import load_keys
 
     app = config.app
@@ -122,7 +124,6 @@ def _awaited(config: RunConfig, by_hand: bool) -> Hosts:
         raise ConfigError("--by-hand: the key hosts is 0, so there is no other machine to wait for; leave it out")
     if app.algo == KAIWU:
         raise ConfigError(f"hosts = {app.hosts}: a project written for KaiwuDRL runs on one machine; it must be 0")
-    check_ports(app)
     keys = load_keys(app.keys_dir)
     assert keys is not None, "AppConfig asks for them"
     hosts = Hosts(app, keys, by_hand)

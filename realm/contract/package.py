@@ -8,9 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from realm.contract.arrays import Array, Arrays
 from realm.contract.messages import Evaluation
-from realm.contract.samples import (
-    SampleInfo,
-)
+from realm.contract.samples import SampleInfo
 from realm.contract.spec import Spec
 from realm.contract.versions import Version
 

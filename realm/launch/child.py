@@ -68,8 +68,8 @@ class ChildArgs:
     port: int
     schema: str
     max_bytes: int
-    own_network: bool
     keys: CurveKeys | None = None
+    own_network: bool = False
 
 
 class _NoTerminalError(BaseException):
@@ -155,30 +155,20 @@ def _loop_of(role: str) -> Callable[[Job], None]:
     """The function that is the role. Its module is imported only now, so a process loads nothing for other roles."""
     match role:
         case "aisrv":
-            from realm.roles import aisrv
-
-            return aisrv.run
+            from realm.roles.aisrv import run
         case "actor":
-            from realm.roles import actor
-
-            return actor.run
+            from realm.roles.actor import run
         case "buffer":
-            from realm.roles import buffer
-
-            return buffer.run
+            from realm.roles.buffer import run
         case "learner":
-            from realm.roles import learner
-
-            return learner.run
+            from realm.roles.learner import run
         case "model_pool":
-            from realm.roles import model_pool
-
-            return model_pool.run
+            from realm.roles.model_pool import run
         case "evaluator":
-            from realm.roles import evaluator
-
-            return evaluator.run
-    raise ValueError(f"there is no role {role!r}")
+            from realm.roles.evaluator import run
+        case _:
+            raise ValueError(f"there is no role {role!r}")
+    return run
 
 
 def _ending(error: BaseException, package: Path) -> tuple[str, int, str]:

@@ -198,15 +198,7 @@ class _Agent:
                 continue
             self._started.add(which)
             arguments = ChildArgs(
-                *which,
-                self._folder,
-                self._client.codec.run_id,
-                self._address,
-                port,
-                schema,
-                max_bytes,
-                False,
-                self._keys,
+                *which, self._folder, self._client.codec.run_id, self._address, port, schema, max_bytes, self._keys
             )
             log, title = self._folder / "log" / f"{label}.log", f"{label} {self._folder}"
             environment, torch = role_environment(role, self._plan), holds_weights(role, self._plan)

@@ -19,14 +19,7 @@ from realm.apart import let_learn
 from realm.contract import Arrays, Report, Version, WorkflowContext
 from realm.contract.versions import seed_of
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
-from realm.errors import (
-    LEFT_DEBUGGER,
-    RunError,
-    Stopped,
-    UserError,
-    one_line,
-    place_of_function,
-)
+from realm.errors import LEFT_DEBUGGER, RunError, Stopped, UserError, one_line, place_of_function
 from realm.launch.hooks import Hooks
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared

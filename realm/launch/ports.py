@@ -8,7 +8,7 @@ import psutil
 
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
-from realm.roles.table import SERVERS
+from realm.roles.table import ROLES
 
 CONTROL = "supervisor"
 """What `fixed_ports` calls the server of the control channel."""
@@ -16,7 +16,7 @@ CONTROL = "supervisor"
 
 def fixed_ports(app: AppConfig) -> dict[str, int]:
     """Who serves -> the port to bind; 0 if any free ones will do."""
-    names = [*sorted(SERVERS), CONTROL]
+    names = [*sorted(name for name, row in ROLES.items() if row.answers), CONTROL]
     return {name: app.base_port + offset if app.base_port else 0 for offset, name in enumerate(names)}
 
 

@@ -14,16 +14,7 @@ from typing import Any
 import numpy as np
 
 from realm.config.load import RunConfig
-from realm.contract import (
-    NO_VERSION,
-    ActionSpec,
-    Array,
-    Arrays,
-    Prediction,
-    Spec,
-    WorkflowContext,
-    check_arrays,
-)
+from realm.contract import NO_VERSION, ActionSpec, Array, Arrays, Prediction, Spec, WorkflowContext, check_arrays
 from realm.errors import ConfigError, UserCodeError, place_of_function
 from realm.learn.results import check_best_by
 from realm.policy.state import PolicyState

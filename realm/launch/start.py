@@ -23,7 +23,6 @@ from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError
 from realm.files import read_text, replace_file, set_aside
-from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.smoke_test import try_user_code
 from realm.learn.results import models_in, newest_in, newest_model
@@ -70,7 +69,6 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
     if config.app.wrapper_type == "remote":
         from realm.wire.curve_keys import load_keys  # late: it brings ZeroMQ, which one process does without
 
-        check_ports(config.app)
         keys = load_keys(config.app.keys_dir)
     gc.disable()  # imports make no garbage, and collections would take a tenth of the start
     hyper = hyper_of(config)

@@ -123,7 +123,7 @@ def is_judged(run_dir: Path) -> bool:
 def best_model(run_dir: Path) -> Saved | None:
     """The model that scored most in the run's evaluations; None as long as only the untrained policy was judged."""
     for version, path in models_in(run_dir / BEST_FOLDER):
-        if version.update == 0 and not _has_trained(last_evaluation(run_dir)):
+        if version.update == 0 and evaluated(run_dir) is None:
             continue
         try:
             body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
@@ -138,18 +138,11 @@ def evaluated(run_dir: Path) -> tuple[str, float, float] | None:
     """The statistic of a run's evaluations, and the means of its best model and of the last one; None without any of a
     trained model."""
     line = last_evaluation(run_dir)
-    if not _has_trained(line):
-        return None
     try:
-        return str(line["statistic"]), float(line["best"]), float(line["score"])
-    except (ValueError, LookupError, TypeError):
+        has_trained = line["version"][1] != 0
+        return (str(line["statistic"]), float(line["best"]), float(line["score"])) if has_trained else None
+    except (ValueError, LookupError, TypeError):  # there is none, or somebody forged it
         return None
-
-
-def _has_trained(line: dict[str, Any]) -> bool:
-    """Whether the model of an evaluation is not that with which its run began."""
-    version = line.get("version")
-    return isinstance(version, list) and len(version) == 2 and version[1] != 0
 
 
 def last_evaluation(run_dir: Path) -> dict[str, Any]:

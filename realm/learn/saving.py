@@ -11,7 +11,7 @@ from pathlib import Path
 from loguru import logger
 
 from realm.contract import NO_VERSION, Agent, Version
-from realm.errors import UnsavedError
+from realm.errors import RunError
 from realm.learn import checkpoint
 from realm.watch.meters import Meters
 from realm.watch.progress import Every
@@ -55,10 +55,10 @@ class Saver:
         return path
 
     def save_last(self, version: Version, env_steps: int) -> Path:
-        """Write the checkpoint of a run that ends; returns where. Raises UnsavedError if the disk does not take it."""
+        """Write the checkpoint of a run that ends; returns where. Raises RunError if the disk does not take it."""
         self.save(version, env_steps)
         if self.version != version:
-            raise UnsavedError(
+            raise RunError(
                 f"{self.folder}: the last checkpoint, of {version}, could not be written ({self._unwritten}), so "
                 f"{env_steps - self.env_steps} env steps of training since the newest good checkpoint are lost; "
                 f"{self._advice}"

@@ -268,7 +268,7 @@ class Trainer:
             self._save_asked()
 
     def save_last(self) -> Path:
-        """Write the checkpoint of a run that ends; returns where. Raises UnsavedError if the disk does not take it.
+        """Write the checkpoint of a run that ends; returns where. Raises RunError if the disk does not take it.
 
         Weights that have moved on since they went out get the next number: only those of a run's end are saved so.
         """

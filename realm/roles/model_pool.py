@@ -9,11 +9,12 @@ Each host has a pool for its workers (`index` is not 0), a reader of the first o
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from realm.contract import NO_VERSION, Array, ModelTag, Version
 from realm.roles.job import Job
 from realm.wire.codec import Message, WireError
-from realm.wire.models import parse_model, tag_meta
+from realm.wire.models import parse_model
 from realm.wire.sockets import Socket, wait_any
 
 
@@ -77,7 +78,7 @@ def run(job: Job) -> None:
         for sender, (asker, question, have) in list(waiting.items()):
             if newest[0].version > have:
                 tag, weights = first if question.kind == "first" else newest
-                server.send(asker, Message("model", question.seq, tag_meta(tag), {"weights": weights}), checksum=True)
+                server.send(asker, Message("model", question.seq, asdict(tag), {"weights": weights}), checksum=True)
                 meters.count("served")
                 loading[sender] = tag.version
                 del waiting[sender]

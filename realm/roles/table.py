@@ -45,8 +45,6 @@ ROLES = {
 }
 """In the order of their start."""
 
-SERVERS = tuple(name for name, row in ROLES.items() if row.answers)
-
 
 def processes(role: str, plan: Plan) -> int:
     """The number of processes of a role."""

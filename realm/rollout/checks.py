@@ -215,17 +215,14 @@ def _wrong(env: Any, method: str, what: str, given: Any, must: str) -> UserCodeE
 
 def shown(value: Any) -> str:
     if isinstance(value, np.ndarray) and value.size != 1:
-        bad = f" with NaN or infinity at {np.argwhere(~np.isfinite(value))[0].tolist()}" if _has_nan(value) else ""
+        wrong = np.argwhere(~np.isfinite(value)).tolist() if value.dtype.kind == "f" else []
+        bad = f" with NaN or infinity at {wrong[0]}" if wrong else ""
         return f"{value.dtype}{list(value.shape)}{bad}"
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # a number of thousands of digits, or a class whose repr is wrong
         text = f"{type(value).__name__} ({type(error).__name__} in its repr)"
     return text if len(text) <= 60 else f"{text[:60]}... ({type(value).__name__})"
-
-
-def _has_nan(array: Any) -> bool:
-    return array.dtype.kind == "f" and not bool(np.isfinite(array).all())
 
 
 def _users_class(env: Any) -> type[Any]:

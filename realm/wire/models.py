@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -90,15 +89,10 @@ class ModelWriter:
 
     def _send(self) -> None:
         self._client.forget(self._seq)
-        self._seq = self._client.ask("publish", tag_meta(self._tag), {"weights": self._weights}, checksum=True)
+        self._seq = self._client.ask("publish", asdict(self._tag), {"weights": self._weights}, checksum=True)
 
 
 def parse_model(message: Message) -> ModelTag:
     """Read the tag of a `model` or `publish` message, which has weights. Raises WireError."""
     message.array("weights")
     return parsed(message, ModelTag)
-
-
-def tag_meta(tag: ModelTag) -> dict[str, Any]:
-    """The tag as plain values, sent next to the weights."""
-    return {**asdict(tag), "version": list(tag.version)}

@@ -205,7 +205,8 @@ class Server(Socket):
                 if self._connections.due():
                     self._look_at_connections()
                 break
-            self._connections.handed_over(self._connection())
+            assert self._latest is not None
+            self._connections.handed_over(int(self._latest.get(zmq.SRCFD)))  # the descriptor that it came from
             peer = bytes(buffers[0])
             try:
                 return peer, self.codec.decode(buffers[1:])
@@ -213,11 +214,6 @@ class Server(Socket):
                 self.reject(peer, error)
         self._turn = 0
         return None
-
-    def _connection(self) -> int:
-        """The file descriptor that the latest message came from."""
-        assert self._latest is not None
-        return int(self._latest.get(zmq.SRCFD))
 
     def _look_at_connections(self) -> None:
         """End those of strangers that are too many, and those whose message does not end."""

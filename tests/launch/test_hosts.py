@@ -95,7 +95,7 @@ def began(hosts: Hosts, folder: Path) -> None:
 
 
 def order(which: tuple[str, int, int], folder: Path) -> ChildArgs:
-    return ChildArgs(*which, folder, "", "", 0, "schema", 1000, False)
+    return ChildArgs(*which, folder, "", "", 0, "schema", 1000)
 
 
 def test_all_have_come(hosts: Hosts, keys: CurveKeys, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from realm.contract import Evaluation, Version
 from realm.data.array_files import ArrayFiles
-from realm.errors import CheckpointError, ConfigError, DivergedError, UnsavedError, UserCodeError
+from realm.errors import CheckpointError, ConfigError, DivergedError, RunError, UserCodeError
 from realm.learn.best import BestModel
 from realm.learn.checkpoint import find, load, load_newest, not_finite, not_finite_in, save
 from tests.cluster import Run
@@ -165,7 +165,7 @@ def test_a_target_that_is_nan_is_never_saved(tmp_path: Path) -> None:
     end.start(1)
     for batch in batches(8):
         end.update(*batch)
-    with pytest.raises(UnsavedError, match=r"\(targets\.1 is not finite\), so 18 env steps .*a smaller learning rate"):
+    with pytest.raises(RunError, match=r"\(targets\.1 is not finite\), so 18 env steps .*a smaller learning rate"):
         end.save_last()
 
 
@@ -281,7 +281,7 @@ def test_a_last_checkpoint_that_does_not_fit(small: Path) -> None:
     for batch in given:
         one.update(*batch)
     fill(small)
-    with pytest.raises(UnsavedError, match=r"small/ckpt: the last checkpoint, .*No space left .* 12 env steps"):
+    with pytest.raises(RunError, match=r"small/ckpt: the last checkpoint, .*No space left .* 12 env steps"):
         one.save_last()
     (small / "filler").unlink()
     one.save_last()
