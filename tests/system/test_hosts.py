@@ -184,10 +184,10 @@ def test_what_is_wrong_is_a_sentence_and_leaves_nothing_behind(tmp_path):
         refuse(tmp_path, host, "", "has no secret.key")
         make_keys(host.keys)
         shutil.copy(keys / "server.key", host.keys)
-        with Led(tmp_path, [], *FREE, "start_timeout_s=60", hosts=1) as run:
+        with Led(tmp_path, [], *FREE, "start_timeout_s=30", hosts=1) as run:
             refuse(tmp_path, host, run.line(), "the key of this machine is not allowed there")
             assert run.finish() == 2
-            assert "within start_timeout_s = 60 s there came none" in run.output.read_text()
+            assert "within start_timeout_s = 30 s there came none" in run.output.read_text()
             assert not run.dir.exists()
             run.output.unlink()
         host.keys = keys
