@@ -127,6 +127,7 @@ class OffPolicy:
     ) -> None:
         self.network, self.device, self.scale = network, device, Scale(action)
         self.target = frozen_copy(network)
+        self._buffers = [*zip(self.target.buffers(), network.buffers(), strict=True)]
         self.actor_adam = Adam(network.actor_net.parameters(), 1e-8)
         self.critics, self.lr = TwinCritics(network), settings.lr
         self.generator = torch.Generator().manual_seed(seed)  # draws noise
@@ -138,7 +139,7 @@ class OffPolicy:
         self._take_buffers()
 
     def _take_buffers(self) -> None:
-        for mine, newest in zip(self.target.buffers(), self.network.buffers(), strict=True):
+        for mine, newest in self._buffers:
             mine.copy_(newest)
 
     def state_dict(self) -> dict[str, Any]:
