@@ -24,8 +24,8 @@ def choose(
     where it is 0; in between it is the temperature, softmax(logits / explore).
 
     logits: f32 [n, A]; legal: bool [n, A]; explore: f32 [n]; uniform: f32 [n], from [0, 1)
-    Writes action, i64 [n], and log_prob, f32 [n]: of that action under softmax(logits), whatever explore is. Without a
-    legal action all are as likely, and it is 0: such as of a final state, or of one number of several.
+    Writes action, i64 [n], and log_prob, f32 [n]: of that action under softmax(logits), whatever explore is. A row
+    without a legal action, such as of a final state, gets action 0 as one of A that are as likely.
     """
     actions = logits.shape[1]
     weight = np.empty(actions, np.float32)

@@ -136,9 +136,6 @@ class OffPolicy:
     def follow(self, tau: float) -> None:
         """The targets follow the weights. Buffers, such as running statistics, are theirs at once."""
         follow(self.target_weights, self.weights, tau)
-        self._take_buffers()
-
-    def _take_buffers(self) -> None:
         for mine, newest in self._buffers:
             mine.copy_(newest)
 
@@ -156,7 +153,7 @@ class OffPolicy:
         """Restore what `state_dict` returned."""
         for weight, saved in zip(self.target_weights, state["targets"], strict=True):
             weight.copy_(saved)
-        self._take_buffers()
+        self.follow(0.0)  # the buffers are the network's
         self.actor_adam.load_state_dict(state["actor_adam"])
         self.critics.load_state_dict(state["critics"])
         self.generator.set_state(state["generator"])

@@ -37,10 +37,8 @@ def estimate(
     group: Group,
     proximal: Tensor | None = None,
 ) -> Batch:
-    """Put B chunks on the device and estimate their steps. stale: other weights chose some of the actions.
-
-    proximal: log-probabilities of the policy before the update, f32 [B, T], where they are known.
-    """
+    """Put B chunks on the device and estimate their steps. stale: other weights chose some of the actions;
+    proximal: log-probabilities of the policy before the update, f32 [B, T], where they are known."""
 
     def here(array: Array) -> Tensor:
         return tensor(array, device)

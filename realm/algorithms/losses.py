@@ -9,6 +9,7 @@ Axes: n rows of a minibatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple, Protocol
@@ -186,10 +187,11 @@ def nothing_of(part: Part, minibatch: Batch) -> Metrics:
     return dict.fromkeys(names, none.new_zeros(())) | dict.fromkeys(ratios, none)
 
 
-def kl_of(steps: Sequence[Metrics | None], group: Group) -> float:
-    """How far the policy was from the one that acted in these gradient steps, in nats; 0 without one."""
-    log_ratios = [step["log_ratio"] for step in steps if step is not None]
-    return float(returns.approx_kl(group.rows(torch.cat(log_ratios)))) if log_ratios else 0.0
+def kl_of(pending: Sequence[Sequence[Future[Metrics | None]]], group: Group) -> float | None:
+    """How far the policy was from the one that acted in these gradient steps, in nats; None if none of them was made.
+    pending: the parts of each, the policy's first"""
+    log_ratios = [step["log_ratio"] for parts in pending if (step := parts[0].result())]
+    return float(returns.approx_kl(group.rows(torch.cat(log_ratios)))) if log_ratios else None
 
 
 def means(steps: Sequence[Metrics | None], clip: float, group: Group) -> dict[str, float]:

@@ -132,9 +132,8 @@ class PPO:
                 steps = [joined([part.result() for part in parts]) for parts in pending]
         finally:
             self.network.train(False)
-        last = [step for parts in pending[-len(passes[-1]) :] if (step := parts[0].result())]  # of the policy
-        if self.settings.kl_target and last:
-            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl_of(last, self.group))
+        if self.settings.kl_target and (kl := kl_of(pending[-len(passes[-1]) :], self.group)) is not None:
+            self.lr_scale = self.settings.lr_scale(self.lr_scale, kl)
         result = dataclasses.asdict(now) | means(steps, self.settings.clip, self.group)
         if count:
             value, target = (self.group.rows(x[batch.valid]) for x in (batch.value, batch.target))
@@ -174,7 +173,7 @@ class PPO:
         for number, parts in enumerate(passes if again or kl_stop else [list(chain(*passes))]):
             if number:
                 self.side.wait()  # for the critic's steps
-                if kl_stop and kl_of([step[0].result() for step in pending[-len(parts) :]], self.group) > kl_stop:
+                if kl_stop and (kl_of(pending[-len(parts) :], self.group) or 0.0) > kl_stop:
                     return
             if number and again:
                 cut = self._cut(self.estimate(chunk, now, stale=True, proximal=cut.batch.proximal_log_prob))

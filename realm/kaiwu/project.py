@@ -262,7 +262,7 @@ def check_resumed(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError for a setting that only a new start translates for the project's code."""
     for text in overrides if config.app.algo == PACKAGE else ():
         key = text.partition("=")[0].strip().removeprefix("app.")
-        map_folder = config.evaluated().env.get("map") if key in ("env.map", "eval_env.map") else None
+        map_folder = {"env.map": config.env, "eval_env.map": config.eval_env}.get(key, {}).get("map")
         if isinstance(map_folder, str) and not os.path.isabs(map_folder) and Path(map_folder).exists():
             there = toml_value(os.path.abspath(map_folder))
             raise ConfigError(f"--set {text}: the project's code runs in its own folder; name the map {key}={there}")

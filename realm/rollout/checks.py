@@ -215,7 +215,7 @@ def _wrong(env: Any, method: str, what: str, given: Any, must: str) -> UserCodeE
 
 def shown(value: Any) -> str:
     if isinstance(value, np.ndarray) and value.size != 1:
-        wrong = np.argwhere(~np.isfinite(value)).tolist() if value.dtype.kind == "f" else []
+        wrong = np.argwhere(~np.isfinite(value))[:1].tolist() if value.dtype.kind == "f" else []
         bad = f" with NaN or infinity at {wrong[0]}" if wrong else ""
         return f"{value.dtype}{list(value.shape)}{bad}"
     try:

@@ -30,7 +30,7 @@ from realm.contract import Arrays
 from realm.watch.progress import Every
 from realm.wire import door
 from realm.wire.codec import SMALL_BYTES, Codec, Message, WireError
-from realm.wire.connections import MOST_STRANGERS, Connections
+from realm.wire.connections import Connections
 from realm.wire.curve_keys import CurveKeys
 
 _LINGER_MS = 500
@@ -182,8 +182,8 @@ class Server(Socket):
         self._connections.most_bytes = min(most_bytes, self.codec.max_bytes)
 
     def expect_clients(self, count: int) -> None:
-        """So many may be silent for long, such as workers before their first round, and are no strangers too many."""
-        self._connections.most_strangers = MOST_STRANGERS + count
+        """Let `count` more peers be strangers, such as workers, which are silent until their first round is whole."""
+        self._connections.most_strangers += count
 
     def _refuse(self, address: str) -> None:
         """Count a peer that the door turned away. Called by the door's thread."""

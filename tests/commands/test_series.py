@@ -89,10 +89,7 @@ def test_the_table_of_seeds(tmp_path: Path) -> None:
         ("start --seeds 1 1 --set run_name=a max_seconds=1", "--seeds 1 1: each seed must be given once"),
         ("start --seeds 1 --fresh", "leave out --fresh, --detach, --by-hand"),
         ("start --seeds 1 --by-hand", "leave out --fresh, --detach, --by-hand"),
-        (
-            "start --detach --by-hand",
-            "--detach: --by-hand prints a line for the other machines",
-        ),
+        ("start --detach --by-hand", "--detach: --by-hand prints a line for the other machines"),
         ("start --detach --set run_name=a run_mode=eval", '--detach: run_mode = "eval" prints its report, which needs'),
         ("resume nowhere", "nowhere: there is no such run"),
         ("plot nowhere", "nowhere: there is no such run"),

@@ -16,7 +16,7 @@ import pytest
 from realm.chunk import ChunkBuilder
 from realm.config.flow import check_rows
 from realm.config.keys import AppConfig
-from realm.config.plan import Machine, decide, make_plan
+from realm.config.plan import Machine, Plan, decide, make_plan
 from realm.contract import ActionSpec, Array, Arrays, Draw, Field, Prediction, Spec, Version, chunk_to_arrays
 from realm.data.array_files import ArrayFiles
 from realm.data.buffer import NO_ROOM, Limiter, ReplayBuffer, make_replay_buffer
@@ -336,17 +336,18 @@ def test_no_row_of_n_steps_has_one_that_was_thrown_away() -> None:
         assert memory.size == len(whole)
 
 
+def drawn_at(ratio: float) -> Plan:
+    """One worker of three environments; each row is drawn as often as the ratio says."""
+    app = AppConfig(
+        algorithm_on_policy_or_off_policy="off-policy", aisrv_count=1, aisrv_connect_to_kaiwu_env_count=3,
+        replay_buffer_capacity=600, warm_up_steps=90, train_batch_size=16, production_consume_ratio=ratio,
+    )  # fmt: skip
+    return make_plan(decide(app, Machine(cores=2, gpus=0, has_reverb=False)).app)
+
+
 def test_steps_that_no_batch_has_told_of_outlive_a_resume(tmp_path: Path) -> None:
     spec = spec_of(Draw(), 4)
-    plan = make_plan(
-        decide(
-            AppConfig(
-                algorithm_on_policy_or_off_policy="off-policy", aisrv_count=1, aisrv_connect_to_kaiwu_env_count=3,
-                replay_buffer_capacity=600, warm_up_steps=90, train_batch_size=16, production_consume_ratio=8.0,
-            ),
-            Machine(cores=2, gpus=0, has_reverb=False),
-        ).app
-    )  # fmt: skip
+    plan = drawn_at(8.0)
     told = 0
     player = Players(spec, 3, 0, 7)
     for rounds in (4, 10):
@@ -362,14 +363,10 @@ def test_steps_that_no_batch_has_told_of_outlive_a_resume(tmp_path: Path) -> Non
 
 def test_a_resume_with_another_ratio_owes_nothing_for_the_time_before(tmp_path: Path) -> None:
     """Of the rows that come from then on, and at most a round and a draw more, each is drawn as often as it says."""
-    spec, player = spec_of(Draw(), 4), Players(spec_of(Draw(), 4), 3, 0, 7)
+    spec = spec_of(Draw(), 4)
+    player = Players(spec, 3, 0, 7)
     for ratio in (8.0, 1.0, 8.0):
-        app = AppConfig(
-            algorithm_on_policy_or_off_policy="off-policy", aisrv_count=1, aisrv_connect_to_kaiwu_env_count=3,
-            replay_buffer_capacity=600, warm_up_steps=90, train_batch_size=16, production_consume_ratio=ratio,
-        )  # fmt: skip
-        plan = make_plan(decide(app, Machine(cores=2, gpus=0, has_reverb=False)).app)
-        buffer = make_replay_buffer(plan, spec, "", 0, tmp_path)
+        buffer = make_replay_buffer(drawn_at(ratio), spec, "", 0, tmp_path)
         missing = max(0, 90 - buffer.size)
         for _ in range(30):
             buffer.add(player.round())

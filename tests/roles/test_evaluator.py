@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config.load import load_config
+from realm.config.load import RunConfig, load_config
 from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Version
 from realm.errors import ConfigError, RunError, Stopped, UserCodeError
 from realm.learn import checkpoint
@@ -24,6 +24,7 @@ from realm.learn.evaluation import EpisodeStatistics, evaluate, guarded
 from realm.learn.judge import Judge, add_line, next_due
 from realm.learn.results import best_model, evaluated, main_statistic, means_of
 from realm.roles.evaluator import Budget
+from realm.rollout.rounds import Count, RestartingEnvs
 from realm.user import load_definition, load_hyper
 from realm.wire.codec import Message, WireError, parsed
 from tests.cluster import ROOT
@@ -281,21 +282,24 @@ class Small(gymnasium.Env[Array, int]):
 gymnasium.register("Small-v0", Small)
 
 
-def played(episodes: int, *settings: str) -> tuple[EpisodeStatistics, list[float]]:
-    """An evaluation of environments as the settings say, and how many episodes each failure cost."""
+def small(*settings: str, count: Count = lambda name, amount: None) -> tuple[RunConfig, list[Small], RestartingEnvs]:
+    """Four environments as the settings say: the configuration, each alone, and all behind the guard."""
     config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Small-v0", *settings])
     hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
-    made, lost = definition.make_envs(4, 0, hyper, config.env), list[float]()
-    envs = guarded(config, made, definition.spec(made, hyper), 0, lambda name, amount: lost.append(amount))
+    made = definition.make_envs(4, 0, hyper, config.env)
+    ones = [one.unwrapped for one in made.unwrapped.envs]
+    return config, ones, guarded(config, made, definition.spec(made, hyper), 0, count)
+
+
+def played(episodes: int, *settings: str) -> tuple[EpisodeStatistics, list[float]]:
+    """An evaluation of environments as the settings say, and how many episodes each failure cost."""
+    lost = list[float]()
+    config, _, envs = small(*settings, count=lambda name, amount: lost.append(amount))
     return evaluate(config, envs, Judged().predict, episodes, 0.0, 0, most_steps=40), lost
 
 
 def test_an_environment_that_has_played_its_episodes_stands_still() -> None:
-    config = load_config(ROOT / "conf" / "classic.toml", ["env.id=Small-v0"])
-    hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
-    made = definition.make_envs(4, 0, hyper, config.env)
-    envs, lengths = guarded(config, made, definition.spec(made, hyper), 0, lambda name, amount: None), [3, 5, 30, 10]
-    ones = [one.unwrapped for one in made.unwrapped.envs]
+    (config, ones, envs), lengths = small(), [3, 5, 30, 10]
     for one, length in zip(ones, lengths, strict=True):
         one.length = length
     for again in (1, 2):
@@ -347,13 +351,9 @@ def test_an_episode_of_any_length_comes_to_an_end(
 
 def test_an_episode_that_is_cut_is_counted_as_the_others_are() -> None:
     """With what `log_info` names, and by the environment's own rewards."""
-    settings = ["env.id=Small-v0", "env.reward_scale=0.1", 'log_info=["half"]']
-    config = load_config(ROOT / "conf" / "classic.toml", settings)
-    hyper, definition = load_hyper(config.app.algo, config.hyper), load_definition(config.app.algo)
-    made = definition.make_envs(4, 0, hyper, config.env)
-    for one, length in zip(made.unwrapped.envs, [5, 0, 7, 0], strict=True):
-        one.unwrapped.length = length
-    envs = guarded(config, made, definition.spec(made, hyper), 0, lambda name, amount: None)
+    config, ones, envs = small("env.reward_scale=0.1", 'log_info=["half"]')
+    for one, length in zip(ones, [5, 0, 7, 0], strict=True):
+        one.length = length
     found = evaluate(config, envs, Judged().predict, 4, 0.0, 0, most_steps=40)
     assert {name: values.tolist() for name, values in found.statistics.items()} == {
         "r": [5.0, 7.0, 40.0, 40.0], "l": [5.0, 7.0, 40.0, 40.0], "half": [2.5, 3.5, 20.0, 20.0],
