@@ -25,7 +25,7 @@ from realm.errors import ConfigError
 from realm.files import read_text, replace_file, set_aside
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.smoke_test import try_user_code
-from realm.learn.results import models_in, newest_in, newest_model
+from realm.learn.results import models_in, newest_in, newest_model, numbered
 from realm.user import hyper_of, hyper_table, load_callbacks
 from realm.watch.progress import busy
 
@@ -142,12 +142,15 @@ def _check_models(config: RunConfig, plan: Plan, spec: Spec, fresh: bool) -> Non
         steps, key = (plan.preload, "preload_ratio") if by_ratio else (plan.warm_up_steps, "warm_up_steps")
         check_warm_up("off-policy", app.max_env_steps, steps, newest.env_steps if newest else 0, key)
     begins = run_dir is None or not models_in(run_dir / "ckpt")
-    if begins and app.preload_model and not newest_in(Path(app.preload_model_dir)):
-        place = config.places.get("app.preload_model_dir", "[app]")
-        raise ConfigError(
-            f"{place}: key 'preload_model_dir': {app.preload_model_dir}: has no checkpoint; it must be a folder of "
-            "checkpoints"
-        )
+    if begins and app.preload_model:
+        folder, update = Path(app.preload_model_dir), app.preload_model_id
+        if not (found := newest_in(folder)):
+            place = config.places.get("app.preload_model_dir", "[app]")
+            raise ConfigError(
+                f"{place}: key 'preload_model_dir': {folder}: has no checkpoint; it must be a folder of checkpoints"
+            )
+        if update != "latest" and found.path != folder:
+            numbered(folder, update)
 
 
 def _write_config(run_dir: Path, text: str) -> Path | None:

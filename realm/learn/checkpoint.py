@@ -28,7 +28,7 @@ from loguru import logger
 from realm.contract import Agent, Version
 from realm.errors import CheckpointError, UserCodeError
 from realm.files import MOST_MANIFEST_BYTES, check_archive, read_bytes, read_json
-from realm.learn.results import models_in
+from realm.learn.results import models_in, numbered
 
 _PARTS = ("model.safetensors", "state.pt")
 _MOST_PART_BYTES = 4 << 30
@@ -228,12 +228,7 @@ def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
         if newest is None:
             raise CheckpointError(f"{folder}: has no valid checkpoint {'; '.join(skipped)}".rstrip())
         return newest
-    checkpoints = models_in(folder)
-    for version, path in checkpoints:
-        if version.update == update:
-            return load(path)
-    numbers = ", ".join(str(version.update) for version, _ in checkpoints) or "none"
-    raise CheckpointError(f"{folder}: has no checkpoint of update {update}; it must be one of: {numbers}")
+    return load(numbered(folder, update))
 
 
 def restore(agent: Agent, checkpoint: Checkpoint) -> None:

@@ -20,7 +20,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from realm.config.keys import AppConfig
 from realm.contract import NO_VERSION, Array, Version
-from realm.errors import ConfigError, UserCodeError, did_you_mean
+from realm.errors import CheckpointError, ConfigError, UserCodeError, did_you_mean
 from realm.files import MOST_MANIFEST_BYTES, read_bytes, read_json
 from realm.watch.status import Scored
 
@@ -38,6 +38,16 @@ def models_in(folder: Path) -> list[tuple[Version, Path]]:
     """What has the name of a checkpoint, the newest first; whether it is a good one is seen when it is read."""
     named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("model.ckpt-*"))
     return sorted(((Version(int(match[1]), int(match[2])), path) for match, path in named if match), reverse=True)
+
+
+def numbered(folder: Path, update: int) -> Path:
+    """The checkpoint of a folder by its number of updates. Raises CheckpointError."""
+    checkpoints = models_in(folder)
+    for version, path in checkpoints:
+        if version.update == update:
+            return path
+    numbers = ", ".join(str(version.update) for version, _ in checkpoints) or "none"
+    raise CheckpointError(f"{folder}: has no checkpoint of update {update}; it must be one of: {numbers}")
 
 
 def main_statistic(statistics: Mapping[str, Array]) -> str:

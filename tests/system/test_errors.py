@@ -6,6 +6,7 @@ import pytest
 
 from tests.cluster import ROOT
 from tests.console import finished
+from tests.saved import checkpoint
 
 pytestmark = pytest.mark.system
 COUNTING = "tests/counting/counting.toml"
@@ -154,6 +155,11 @@ def test_models_of_another_network_or_other_shapes(tmp_path):
 def test_a_model_to_begin_with_that_is_not_there(tmp_path):
     got = refused(tmp_path, start(tmp_path, "preload_model=true", "preload_model_dir=nowhere"))
     assert "key 'preload_model_dir': nowhere: has no checkpoint" in got
+
+    old = f"preload_model_dir={tmp_path / 'old'}"
+    checkpoint(tmp_path / "old", 1, 5, 100)
+    got = refused(tmp_path, start(tmp_path, "preload_model=true", old, "preload_model_id=7"))
+    assert "old: has no checkpoint of update 7; it must be one of: 5" in got
 
 
 def test_weights_cannot_go_out_early_from_an_agent_that_does_not_say_when(tmp_path):
