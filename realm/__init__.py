@@ -76,6 +76,6 @@ def load_policy(model: str | Path = "", number: str | int = "latest") -> Trained
 
     config, folder, which = chosen_model(str(model), str(number), (), None)
     config = config.evaluated()
-    player = load_player(config, find(folder, which), config.env, 1, 0)
+    player = load_player(config, find(folder, which), 1, 0)
     player.envs.close()  # only what acts is wanted
     return TrainedPolicy(player, config)

@@ -15,7 +15,7 @@ def plan_of(preload_ratio: float = 2.0, max_version_lag: Any = None, **numbers: 
     """A plan with these numbers, of one worker unless `workers` is one of them."""
     usual = {
         "workers": 1, "evaluator": False, "predict_local": True, "backend": "native", "remover": "Fifo",
-        "priority_exponent": 0.6, "warm_up_steps": 0, "batch": 1, "ratio": 1.0, "cores": 1, "learner_threads": 1,
+        "warm_up_steps": 0, "batch": 1, "ratio": 1.0, "cores": 1, "learner_threads": 1,
         "sampler": "Fifo" if numbers["on_policy"] else "Uniform", "device": "cpu",
     }  # fmt: skip
     lag = {"max_version_lag": 0 if max_version_lag == "part" else max_version_lag}

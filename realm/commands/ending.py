@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from realm.commands.locate import runs_folder
-from realm.contract import Version
 from realm.files import from_here
 from realm.learn.results import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores
@@ -32,15 +31,13 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
     best, newest = best_model(run_dir), newest_model(run_dir)
     if best and best.scored:
         scored = best.scored
-        text = f"{named(scored.statistic)} {scored.score:.1f}, {Version(best.epoch, best.update)}: {best.path}"
+        text = f"{named(scored.statistic)} {scored.score:.1f}, {best.version}: {best.path}"
         if named(scored.statistic) == status.statistic and status.score is not None and scored.score < status.score:
-            text = (
-                f"{named(scored.statistic)} {scored.score:.1f}, {Version(best.epoch, best.update)}; training is further"
-            )
+            text = f"{named(scored.statistic)} {scored.score:.1f}, {best.version}; training is further"
             best = None  # the run was too short for a later evaluation
         models.append(("best model" if best else "evaluated", text))
     if newest:
-        models.append(("newest model", f"{Version(newest.epoch, newest.update)}: {newest.path}"))
+        models.append(("newest model", f"{newest.version}: {newest.path}"))
     lines = ["", *in_columns(cells, width), *in_rows(models, width), ""]
     path = shlex.quote(str(run_dir))
     if code:

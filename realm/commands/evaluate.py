@@ -1,7 +1,7 @@
 """`realm eval` plays a trained model and prints how well it does; `realm export` writes it as an ONNX file.
 
 `evaluate_model` is called by the command line, and by `realm start` with run_mode = "eval". It prints statistics of
-the episodes of any environment. A game may print a report of its own (`game.EvaluatingGame`), for which it gets a
+the episodes of any environment. A game may print a report of its own (`games.EvaluatingGame`), for which it gets a
 `Candidate` and the helpers below.
 """
 
@@ -69,7 +69,7 @@ def add_commands(commands: Commands, game: Game | None) -> None:
     exporting = commands.add_parser("export", help=text, example="realm export my-run --id best --onnx model.onnx")
     add_model_options(exporting)
     exporting.add_argument("--onnx", type=Path, default=Path("model.onnx"), metavar="FILE", help="default: model.onnx")
-    exporting.set_defaults(run=_export, seed=0)
+    exporting.set_defaults(run=lambda given: export(*model_of(given), given.onnx), seed=0)
 
 
 def _eval(given: argparse.Namespace) -> int:
@@ -79,14 +79,9 @@ def _eval(given: argparse.Namespace) -> int:
         seed=given.seed,
         json=given.json,
         csv=given.csv,
-        options=given_options(given, given.own_defaults),
+        options={name: value for name, value in vars(given).items() if given.own_defaults.get(name, value) != value},
     )
     evaluate_model(*model_of(given), request)
-    return 0
-
-
-def _export(given: argparse.Namespace) -> int:
-    export(*model_of(given), given.onnx)
     return 0
 
 
@@ -139,7 +134,7 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
     checkpoint = find(folder, model)
     thrown_away = list[float]()
     envs, _, predict, *_ = load_player(
-        config, checkpoint, config.env, num_envs, request.seed,
+        config, checkpoint, num_envs, request.seed,
         lambda name, amount: thrown_away.append(amount) if name == "dropped_episodes" else None,
     )  # fmt: skip
     logger.info("the package {} plays ({})", config.app.algo, folder_of(config.app.algo))
@@ -151,11 +146,6 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
         close(envs)
     if thrown_away:
         logger.warning("{:,.0f} episodes, in which the environment failed, were replaced by others", sum(thrown_away))
-
-
-def given_options(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options `defaults` that the user has given another value."""
-    return {name: value for name, value in vars(arguments).items() if name in defaults and value != defaults[name]}
 
 
 def _print_statistics(candidate: Candidate) -> None:
@@ -244,7 +234,7 @@ def write_json(candidate: Candidate, columns: Sequence[dict[str, list[Any]]], mo
 # ---- export ----
 
 
-def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out: Path) -> None:
+def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out: Path) -> int:
     """Write the checkpoint's policy to `out` and say on how many observations it acts as the model does.
 
     Raises UserError if this agent or machine cannot, RunError if file and model differ.
@@ -256,7 +246,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
 
     check_packages()
     checkpoint = find(folder, model)
-    player = load_player(config, checkpoint, config.env, _EXPORT_ENVS, EVAL_SEED)
+    player = load_player(config, checkpoint, _EXPORT_ENVS, EVAL_SEED)
     try:
         with busy("exporting"), writing(out):
             told = {"run": config.app.run_name, "environment": config.env, "env_steps": checkpoint.env_steps}
@@ -272,6 +262,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
     say(f"the same greedy actions as the model's on {equal.sum():,} of {len(equal):,} observations")
     if equal.mean() < LEAST_EQUAL:
         raise RunError(f"{out}: acts otherwise than the model, so do not use it; Agent.greedy must do as predict does")
+    return 0
 
 
 def compare(player: Player, exported: Any) -> Array:

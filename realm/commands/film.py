@@ -165,7 +165,7 @@ def _played(
         from realm.learn.checkpoint import find  # late: torch
 
         checkpoint = find(folder, model)
-        player = load_player(config, checkpoint, config.env, 1, given.seed)
+        player = load_player(config, checkpoint, 1, given.seed)
         yield checkpoint, config, player, _steps(player, float(given.stochastic), given.seed, _most(given))
         close(player.envs)
 

@@ -83,7 +83,7 @@ def overview(runs: Sequence[tuple[Path, RunFile]]) -> list[tuple[str, ...]]:
 
 def _row(path: Path, run: RunFile) -> tuple[str, ...]:
     state, newest, best = state_of(run), newest_model(path), best_model(path)
-    env_steps, updates = (newest.env_steps, newest.update) if newest else (0, 0)
+    env_steps, updates = (newest.env_steps, newest.version.update) if newest else (0, 0)
     if state == "running" and (status := look(path, run).status):  # its newest checkpoint may be old
         env_steps, updates = status.env_steps, status.updates
     scored = best.scored if best else None

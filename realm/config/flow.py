@@ -57,18 +57,11 @@ def check_flow(plan: Plan, preload_ratio: float) -> None:
         )
 
 
-def check_warm_up(
-    policy: str, max_env_steps: int, warm_up_steps: int, begins_at: int = 0, key: str = "warm_up_steps"
-) -> None:
-    """Raise ConfigError if there is nothing to warm up, or if a run would end before its first update.
+def check_warm_up(max_env_steps: int, warm_up_steps: int, begins_at: int = 0, key: str = "warm_up_steps") -> None:
+    """Raise ConfigError if a run would end before its first update.
 
     begins_at: env steps that a run has which goes on without its replay memory. key: by which it warms up
     """
-    if policy == "on-policy" and warm_up_steps:
-        raise ConfigError(
-            f"warm_up_steps is {warm_up_steps}, but on-policy training has no memory to fill first; it must be auto or "
-            "0, or training off-policy"
-        )
     least = begins_at + warm_up_steps + 1
     if begins_at < max_env_steps < least:
         goes_on = f"goes on from {begins_at} with an empty memory, and so trains" if begins_at else "begins"
@@ -121,6 +114,11 @@ def check_memory(*, workers: int, envs_per_worker: int, chunks: int, chunk_bytes
 
 
 def _check_on_policy(plan: Plan) -> None:
+    if plan.warm_up_steps:
+        raise ConfigError(
+            f"warm_up_steps is {plan.warm_up_steps}, but on-policy training has no memory to fill first; it must be "
+            "auto or 0, or training off-policy"
+        )
     if plan.ratio != 1:
         raise ConfigError(
             f"production_consume_ratio is {plan.ratio:g}, but on-policy training uses each sample once; it must be 1 "

@@ -53,7 +53,6 @@ class Plan:
     cores                         cores that the run may use
     learner_threads               torch threads of the learner
     device                        of the learner's and the actor's models
-    hosts                         other machines, whose workers predict for themselves
     learners                      processes that train as one, each on its part of a batch
     """
 
@@ -65,7 +64,6 @@ class Plan:
     on_policy: bool
     sampler: str
     remover: str
-    priority_exponent: float
     capacity: int
     preload: int
     warm_up_steps: int
@@ -79,7 +77,6 @@ class Plan:
     learners: int = 1
     free_running: bool = False
     rest_s: float = 0.0
-    hosts: int = 0
 
     @property
     def round_size(self) -> int:
@@ -390,7 +387,6 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
             f"learner_count is {app.learner_count}, but a batch has {numbers.train_batch_size} chunks, which cannot be "
             "shared out evenly; it must divide train_batch_size"
         )
-    check_warm_up(app.algorithm_on_policy_or_off_policy, app.max_env_steps, numbers.warm_up_steps)
     plan = Plan(
         workers=numbers.aisrv_count,
         envs_per_worker=numbers.aisrv_connect_to_kaiwu_env_count,
@@ -400,7 +396,6 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         on_policy=on_policy,
         sampler=app.reverb_sampler,
         remover=app.reverb_remover,
-        priority_exponent=0.6,  # of Schaul et al. 2015
         capacity=numbers.replay_buffer_capacity,
         preload=preload_samples(numbers.replay_buffer_capacity, app.preload_ratio, numbers.train_batch_size, on_policy),
         warm_up_steps=numbers.warm_up_steps,
@@ -413,10 +408,10 @@ def make_plan(app: AppConfig, cores: int | None = None) -> Plan:
         cores=cores or usable_cores(),
         learner_threads=numbers.torch_num_threads,
         device=app.device,
-        hosts=app.hosts,
         learners=app.learner_count,
     )
     check_flow(plan, app.preload_ratio)
+    check_warm_up(app.max_env_steps, plan.warm_up_steps)
     return plan
 
 

@@ -133,11 +133,6 @@ class Spec:
         return -(-sum(field.nbytes for field in row_fields(self).values()) // self.chunk_length)
 
     @property
-    def sample_dim(self) -> int:
-        """Numbers in one item (KaiwuDRL's SAMPLE_DIM): derived, never configured."""
-        return sum(entry.size for entry in self.sample_fields.values())
-
-    @property
     def sample_bytes(self) -> int:
         return sum(entry.nbytes for entry in self.sample_fields.values())
 

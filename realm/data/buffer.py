@@ -33,6 +33,7 @@ from realm.errors import ContractError
 
 ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
 NO_ROOM, INVALID = "no_room", "invalid"
+_EXPONENT = 0.6  # a Prioritized selector draws by this power of a priority (Schaul et al. 2015)
 
 
 class Storage(Protocol):
@@ -290,11 +291,11 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int, folder: Pa
     if plan.backend == "reverb":
         from realm.data.reverb import ReverbStorage  # late: reverb may not be installed
 
-        storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, table)
+        storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, _EXPONENT, table)
     else:
         from realm.data.native import NativeStorage
 
-        storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, plan.priority_exponent, seed)
+        storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, _EXPONENT, seed)
     return ReplayBuffer(spec, storage, _make_limiter(plan, spec), plan.max_version_lag)
 
 
@@ -302,7 +303,7 @@ def _make_replay_memory(plan: Plan, spec: Spec, seed: int, files: ArrayFiles) ->
     from realm.data.memory import ReplayMemory  # late: it imports numba
 
     is_prioritized = plan.sampler == "Prioritized"
-    memory = ReplayMemory(spec, plan.capacity, is_prioritized, plan.priority_exponent, seed, files)
+    memory = ReplayMemory(spec, plan.capacity, is_prioritized, _EXPONENT, seed, files)
     limiter, state = _make_limiter(plan, spec), files.take()
     if state:
         memory.restore(state["memory"])

@@ -213,7 +213,7 @@ class RealmVectorEnv(VectorEnv[Obs, NDArray[np.int64], NDArray[Any]]):
     metadata: dict[str, Any] = {  # noqa: RUF012 (gymnasium's own declaration)
         **METADATA,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
-        "layouts": True,  # see realm/learn/evaluation.py
+        "layouts": True,  # see realm/env/layouts.py
     }
 
     def __init__(

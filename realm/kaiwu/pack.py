@@ -162,7 +162,7 @@ def play(root: Path) -> None:
     from realm.learn.evaluation import evaluate, load_player
 
     config = load(root / "conf" / "configure_app.toml", ["run_mode=eval"]).evaluated()
-    player = load_player(config, find(Path(config.app.eval_model_dir), "latest"), config.env, 1, 0)
+    player = load_player(config, find(Path(config.app.eval_model_dir), "latest"), 1, 0)
     evaluate(config, player.envs, player.predict, 1, 0.0, 0)
 
 

@@ -19,11 +19,7 @@ SCALARS = {"bool": bool, "int": int, "float": float}
 
 def describe(value: Any, where: str) -> str:
     """The description of one field's value. Raises UserCodeError if it is not numbers of a fixed shape."""
-    kind = _kind(value)
-    try:
-        array = _array(value)
-    except (TypeError, ValueError):
-        array = np.array(None)
+    kind, array = _kind(value), _array(value)
     if array.dtype.kind not in "biuf":
         raise UserCodeError(
             f'{where} is {_shown(value)}; with predict_local_or_remote = "remote" it must be numbers of a fixed '
@@ -59,11 +55,7 @@ def zeros_of(description: str) -> Array:
 
 def to_array(value: Any, description: str, where: str) -> Array:
     """A field's value as an array of its description. Raises UserCodeError if it is something else now."""
-    field = field_of(description)
-    try:
-        array = _array(value)
-    except (TypeError, ValueError):
-        array = np.array(None)
+    field, array = field_of(description), _array(value)
     if array.shape != field.shape or array.dtype.kind not in "biuf":
         merge(description, describe(value, where), where)
     if array.dtype == field.dtype:
@@ -111,9 +103,11 @@ def _kind(value: Any) -> str:
 
 
 def _array(value: Any) -> Array:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    """As NumPy has it; one object where NumPy makes nothing of it."""
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError):
+        return np.array(None)
 
 
 def _shown(value: Any) -> str:

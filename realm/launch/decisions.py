@@ -193,9 +193,9 @@ class RunState:
 
     def lost(self) -> str:
         """What a learner that has not saved its last model takes with it."""
-        newest, told = self.newest(), self.board.total(self.learner.name, "version_update")
+        saved, told = self.newest(), self.board.total(self.learner.name, "version_update")
         lost = "its updates since the last checkpoint are lost"
-        return lost if newest is None or newest.update < told else f"{lost}, if it made any: it had told of none"
+        return lost if saved is None or saved.version.update < told else f"{lost}, if it made any: it had told of none"
 
 
 class Spawn(NamedTuple):

@@ -112,7 +112,7 @@ class _TriedEnvs(RestartingEnvs):
 
     def _fail(self, method: str, error: BaseException) -> None:
         self.failed = True
-        if self.ends_trial and not isinstance(error, BdbQuit):
+        if self.ends_trial and not isinstance(error, BdbQuit | KeyboardInterrupt):
             raise _EnoughError from error
         super()._fail(method, error)
 

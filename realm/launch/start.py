@@ -140,7 +140,7 @@ def _check_models(config: RunConfig, plan: Plan, spec: Spec, fresh: bool) -> Non
     if not plan.on_policy and not (newest and app.save_replay):
         by_ratio = spec.draw and not plan.warm_up_steps
         steps, key = (plan.preload, "preload_ratio") if by_ratio else (plan.warm_up_steps, "warm_up_steps")
-        check_warm_up("off-policy", app.max_env_steps, steps, newest.env_steps if newest else 0, key)
+        check_warm_up(app.max_env_steps, steps, newest.env_steps if newest else 0, key)
     begins = run_dir is None or not models_in(run_dir / "ckpt")
     if begins and app.preload_model:
         folder, update = Path(app.preload_model_dir), app.preload_model_id

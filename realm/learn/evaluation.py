@@ -1,6 +1,6 @@
 """Plays episodes with a trained model and collects their statistics, without training.
 
-Called by `realm eval`, by the evaluator and by user code; `realm record` and `realm play` only use `load_player`.
+Called by `realm eval`, by the evaluator and by user code; `realm record` and `realm play` use other parts of it.
 `evaluate` plays N episodes of any environment that reports them in `info["episode"]`. It takes the vector environment
 and an agent's `predict`. Only `load_player` imports torch.
 
@@ -10,7 +10,6 @@ In environments behind the guard of training (`guarded`) an episode in which one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
@@ -218,27 +217,17 @@ def reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def load_player(
-    config: RunConfig,
-    checkpoint: Checkpoint,
-    options: dict[str, Any],
-    num_envs: int,
-    seed: int,
-    count: Count = lambda name, amount: None,
+    config: RunConfig, checkpoint: Checkpoint, num_envs: int, seed: int, count: Count = lambda name, amount: None
 ) -> Player:
-    """Make environments with `options`, behind the guard of training, and load a checkpoint's agent. Raises
-    CheckpointError if it does not fit. num_envs: at most (`together`).
-
-    count: as in RestartingEnvs.
-    """
+    """Make the environments of [env], behind the guard of training, and load a checkpoint's agent. Raises
+    CheckpointError if it does not fit. num_envs: at most (`together`); count: as in RestartingEnvs."""
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which may not be installed
 
-    app = config.app
     hyper = hyper_of(config)
     enter(config, "eval", checkpoint.path.absolute().parents[1])
-    definition = load_definition(app.algo)
-    config = replace(config, env=options)
+    definition = load_definition(config.app.algo)
     with calling(config, "make_envs and spec"):
-        envs: Any = definition.make_envs(together(config, num_envs), seed, hyper, options)
+        envs: Any = definition.make_envs(together(config, num_envs), seed, hyper, config.env)
         spec = definition.spec(envs, hyper)
     if spec.schema != checkpoint.schema:
         raise CheckpointError(

@@ -97,8 +97,7 @@ class Saved:
     """A checkpoint. schema: of its observations, actions and chunks; scored: how it was judged, if it is the best."""
 
     path: Path
-    epoch: int
-    update: int
+    version: Version
     env_steps: int
     schema: str = ""
     scored: Scored | None = None
@@ -114,7 +113,7 @@ def newest_in(folder: Path) -> Saved | None:
     for version, path in (*models_in(folder), (NO_VERSION, folder)):
         try:
             manifest = read_json(path / "manifest.json", MOST_MANIFEST_BYTES)
-            return Saved(path, *version, int(manifest["env_steps"]), str(manifest["schema"]))
+            return Saved(path, version, int(manifest["env_steps"]), str(manifest["schema"]))
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None
@@ -123,9 +122,9 @@ def newest_in(folder: Path) -> Saved | None:
 def is_judged(run_dir: Path) -> bool:
     """Whether the newest checkpoint of a run is the model of its last evaluation. The epoch does not count: a resume
     saves the same model under another one."""
-    newest, line = newest_model(run_dir), last_evaluation(run_dir)
+    saved, line = newest_model(run_dir), last_evaluation(run_dir)
     try:
-        return newest is not None and (line["env_steps"], line["version"][1]) == (newest.env_steps, newest.update)
+        return saved is not None and (line["env_steps"], line["version"][1]) == (saved.env_steps, saved.version.update)
     except (LookupError, TypeError):  # there is none, or somebody forged it
         return False
 
@@ -138,7 +137,7 @@ def best_model(run_dir: Path) -> Saved | None:
         try:
             body: dict[str, Any] = read_json(path.with_name(f"{path.name}.json"), _MOST_BYTES)
             scored = Scored(str(body["statistic"]), float(body["score"]), *version)
-            return Saved(path, *version, int(body["env_steps"]), scored=scored)
+            return Saved(path, version, int(body["env_steps"]), scored=scored)
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return None

@@ -21,7 +21,6 @@ class PolicyState:
     ) -> None:
         """count: takes `cleared_memories`."""
         self._count, self._warned = count, False
-        self._fields = fields
         self._arrays = {name: np.zeros((num_envs, *field.shape), field.dtype) for name, field in fields.items()}
 
     def before(self, slot: Array, first: Array) -> Arrays:

@@ -105,7 +105,7 @@ class _Evaluator:
             )
         if any(command.kind == "judge_last" for command in self._link.commands()) and self._last is None:
             newest = newest_model(self._run_dir)
-            self._last = Version(newest.epoch, newest.update) if newest else NO_VERSION
+            self._last = newest.version if newest else NO_VERSION
         if self._last is not None and self._judging != self._last and not self._untrained:
             raise _Ends
 

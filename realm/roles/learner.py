@@ -57,7 +57,7 @@ def run(job: Job) -> None:
     def publish(version: Version, env_steps: int) -> None:
         started = time.monotonic()
         models.publish(version, env_steps, trainer.weights(), trainer.memory_size)
-        link.meters.totals["published"] = models.published
+        link.meters.count("published")
         link.meters.count("publish_s", time.monotonic() - started)
 
     batches = BatchReader(to_buffer, plan.batch, link.waiting(WAITS["batch"], tick), plan.on_policy)

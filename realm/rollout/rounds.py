@@ -69,7 +69,8 @@ class Failures:
         """Count one failure of `who` in this call (environment, method), which ended so many episodes; raise it if it
         is one too many in a row."""
         ours = not isinstance(error, Exception) and type(error).__module__.startswith("realm.")
-        if isinstance(error, BdbQuit) or ours:  # the user has left the debugger, or has none
+        # the debugger was left, or is none; Ctrl+C; an environment in here has failed too often
+        if isinstance(error, BdbQuit | KeyboardInterrupt | RunError) or ours:
             raise error
         self.count("dropped_episodes", episodes)
         text = str(error) if isinstance(error, UserCodeError) else checks.sentence(*call, error)
@@ -134,8 +135,6 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self.last_obs, info = checks.reset_pair(self.env, self.env.reset(seed=seed, options=options))
                 checks.check_one(self.env, "reset", self.last_obs)
                 return self.last_obs, info
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # also SystemExit, and the panic of an extension in Rust
                 self._fail("reset", error)
 
@@ -147,8 +146,6 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.told = info
             if terminated or truncated:
                 checks.check_statistics(self.env, info)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             self._fail("step", error)
             self._failures.rows.append(self._row)
@@ -180,7 +177,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         self, make: Callable[[int], Any], seed: int, spec: Spec, count: Count, most: int = MOST_FAILURES,
         log_info: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self._make, self._spec, self._seed, self._log_info = make, spec, seed, log_info
+        self._make, self._spec, self._log_info = make, spec, log_info
         self._failures, self._count = Failures(most, count), count
         self.env = self._made(seed)
         self._streak = Streak(self.env.num_envs)
@@ -217,8 +214,6 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
                 for row in np.arange(self.env.num_envs)[mask].tolist():
                     self._bad.pop(row, None)  # it begins an episode
                 return self._obs, info
-            except (RunError, KeyboardInterrupt):
-                raise
             except BaseException as error:
                 self._fail("reset", error)
 
@@ -231,8 +226,6 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             return obs, np.zeros(self.env.num_envs, np.float32), none, none.copy(), info
         try:
             obs, reward, terminated, truncated, info = self._checked(self.env.step(actions))
-        except (RunError, KeyboardInterrupt):
-            raise
         except BaseException as error:
             self._fail("step", error)
             self._spoiled[:] = True

@@ -176,10 +176,6 @@ class Board:
         return values
 
     @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.started_at
-
-    @property
     def training_s(self) -> float:
         """Seconds of training, as `max_seconds` counts them."""
         return 0.0 if self.trains_since is None else time.monotonic() - self.trains_since
@@ -219,7 +215,7 @@ class Board:
             buffer_capacity=capacity,
             warm_up_left=int(self.total("buffer", "warm_up_left")),
             warm_up_samples_left=int(self.total("buffer", "warm_up_samples_left")),
-            elapsed_s=self.elapsed_s,
+            elapsed_s=time.monotonic() - self.started_at,
             remaining_s=min(remaining) if remaining else None,
         )
 

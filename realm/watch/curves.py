@@ -35,10 +35,8 @@ class Curves:
         self._run_dir, self._tell = run_dir.absolute(), tell or (lambda name, progress: None)
         self._config = config
         self._warnings = run_dir / "log" / "warnings.log"
-        self._tensorboard, self._csv = (
-            TensorBoard(run_dir / "log" / "tensorboard"),
-            ProgressCsv(run_dir / "progress.csv"),
-        )
+        self._tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
+        self._csv = ProgressCsv(run_dir / "progress.csv")
         self._every = Every(_EVERY_S)
         self._health = Health()
         self._begun = False

@@ -17,10 +17,11 @@ from realm.files import replace_file, set_aside
 from realm.watch.board import Board
 
 
-def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
+def bypasses(board: Board, plan: Plan, ran: Mapping[str, str]) -> dict[str, float | None]:
     """Count data that did not go through its role; all zero in a healthy run.
 
-    None: unknown, because that role was started again, and a killed process does not report its last second.
+    None: unknown, because that role was started again, and a killed process does not report its last second. ran: as
+    of `shares`; workers of hosts predict for themselves.
 
     actions      used by workers minus given by the actor (remote prediction)
     samples      trained on minus handed out by the buffer
@@ -32,9 +33,7 @@ def bypasses(board: Board, plan: Plan) -> dict[str, float | None]:
 
     loaded = sum(board.total(role, "models_loaded") for role in ("actor", "aisrv", "evaluator"))
     return {
-        "actions": 0.0
-        if plan.predict_local or plan.hosts
-        else beyond(board.total("aisrv", "actions"), "actor", "actions"),
+        "actions": 0.0 if plan.predict_local or ran else beyond(board.total("aisrv", "actions"), "actor", "actions"),
         "samples": beyond(board.total("learner", "items_trained"), "buffer", "sampled"),
         "checkpoints": beyond(loaded, "model_pool", "served"),
     }
@@ -64,7 +63,7 @@ def shares(board: Board, ran: Mapping[str, str]) -> dict[str, dict[str, float]]:
 def write_summary(run_dir: Path, board: Board, plan: Plan, cause: str, ran: Mapping[str, str]) -> None:
     """Write `summary.json` (an earlier session's is kept as `summary.json.<n>`); a full disk is a warning. ran: as of
     `shares`."""
-    bypassed = bypasses(board, plan)
+    bypassed = bypasses(board, plan, ran)
     summary = {
         "cause": cause, "env_steps": board.env_steps, "bypassed": bypassed,
         "environments": environment_faults(board), "processes": board.processes(), "hosts": shares(board, ran),

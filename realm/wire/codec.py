@@ -101,10 +101,8 @@ class Message(msgspec.Struct, frozen=True):
         return self.arrays[name]
 
 
-def parsed(message: Message, kind: type[T], **stricter: Any) -> T:
-    """A message's values as a dataclass. stricter: field -> a type that it must be of, too. Raises WireError."""
-    for name, hint in stricter.items():
-        message.value(name, hint)
+def parsed(message: Message, kind: type[T]) -> T:
+    """A message's values as a dataclass. Raises WireError."""
     return _converted(message, message.meta, kind)
 
 

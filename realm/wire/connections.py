@@ -14,9 +14,10 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from realm.watch.progress import Every
 
 _EVERY_S = 0.02
 _SLACK_BYTES = 1 << 20
@@ -42,7 +43,7 @@ class Connections:
         self.most_bytes, self.most_strangers, self.port = most_bytes, MOST_STRANGERS, 0
         self._connections: dict[int, _Connection] = {}  # by file descriptor, the oldest first
         self._known: set[int] = set()  # those that have sent a message, which may be heard of before the connection
-        self._looked_at = 0.0
+        self._may_look = Every(_EVERY_S, at_once=True)
 
     def accepted(self, fd: int) -> None:
         self._connections[fd] = _Connection()
@@ -59,11 +60,7 @@ class Connections:
 
     def due(self) -> bool:
         """Whether it is time to `look`."""
-        now = time.monotonic()
-        if now - self._looked_at < _EVERY_S or sys.platform != "linux":
-            return False
-        self._looked_at = now
-        return True
+        return sys.platform == "linux" and self._may_look.due()
 
     def look(self) -> int:
         """End strangers that are too many, and the connections that hold more than one message can have; how many of

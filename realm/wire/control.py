@@ -24,7 +24,7 @@ from msgspec import Meta
 from realm.contract import Book, Evaluation, Report, Spec
 from realm.errors import Stopped
 from realm.watch.meters import Meters
-from realm.watch.progress import Stillness
+from realm.watch.progress import Every, Stillness
 from realm.wire.codec import Codec, Message, parsed
 from realm.wire.curve_keys import CurveKeys
 from realm.wire.sockets import Client, Socket
@@ -71,8 +71,7 @@ class Link:
         self.env_steps = 0
         self.so_far = RunSoFar()
         self._client = Client(codec, address, keys)
-        self._interval_s = interval_s
-        self._reported_at = time.monotonic()
+        self._may_report = Every(interval_s)
         self._next_seq = 0
         self._commands: list[Message] = []
         self._process = psutil.Process()
@@ -100,8 +99,7 @@ class Link:
         gc.freeze()
         gc.enable()  # `launch/child.py` disabled it
         self._sockets = sockets
-        begins = {"env_steps": self.env_steps, "origin": origin}
-        self._client.ask("ready", {"role": self.role, "index": self.index, **begins})
+        self.say("ready", {"env_steps": self.env_steps, "origin": origin})
         self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
 
     def say(self, kind: str, meta: dict[str, Any]) -> None:
@@ -125,7 +123,7 @@ class Link:
                 self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
             elif message.kind == "so_far":
                 self.so_far = parsed(message, RunSoFar)
-        if time.monotonic() - self._reported_at >= self._interval_s:
+        if self._may_report.due():
             self.report()
 
     def waiting(self, wait: object, tick: Callable[[], None]) -> Callable[[], None]:
@@ -156,12 +154,11 @@ class Link:
             self.say("told", {"signal": self._told()})
 
     def commands(self) -> list[Message]:
-        """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`."""
+        """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`, `judge_last`."""
         taken, self._commands = self._commands, []
         return taken
 
     def report(self) -> None:
-        self._reported_at = time.monotonic()
         traffic = [socket.traffic.totals() for socket in self._sockets]
         for name in traffic[0] if traffic else ():
             self.meters.totals[f"wire/{name}"] = sum(totals[name] for totals in traffic)
@@ -201,4 +198,5 @@ class Link:
 
 def parse_report(message: Message) -> Report:
     """Read the Report in a `report` message. Raises WireError."""
-    return parsed(message, Report, means=dict[str, tuple[float, Annotated[float, Meta(gt=0)]]])
+    message.value("means", dict[str, tuple[float, Annotated[float, Meta(gt=0)]]])  # Report itself allows a count of 0
+    return parsed(message, Report)

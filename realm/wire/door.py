@@ -8,11 +8,10 @@ message of a peer to the program.
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import zmq
 
@@ -24,9 +23,6 @@ _USER = b"realm"
 _WELCOME, _WRONG, _CLOSING = (b"200", b"OK"), (b"400", b"not allowed"), (b"300", b"this server is closing")
 # strangers get this long for a handshake: it also bounds what they can make the server hold
 HANDSHAKE_MS = 5000
-
-Admits = Callable[[bytes, list[bytes]], bool]
-"""(mechanism, credentials) of a handshake -> whether this peer may connect."""
 
 
 def guard(server: zmq.Socket[bytes], password: str, keys: CurveKeys | None, refuse: Callable[[str], None]) -> str:
@@ -41,18 +37,18 @@ def guard(server: zmq.Socket[bytes], password: str, keys: CurveKeys | None, refu
     server.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else CURVE lets all in when nobody answers for the door
     if keys is None:
         server.setsockopt(zmq.PLAIN_SERVER, 1)
-        admits = _knows_password(password.encode())
+        allowed: Collection[tuple[bytes, ...]] = {(b"PLAIN", _USER, password.encode())}
     else:
         server.setsockopt(zmq.CURVE_SERVER, 1)
         server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        admits = _has_key(keys.allowed)
-    _doorkeeper().admit(domain, admits, refuse)
+        allowed = {(b"CURVE", key) for key in keys.allowed}
+    _doorkeeper().servers[domain] = allowed, weakref.WeakMethod(refuse)
     return domain
 
 
 def forget(domain: str) -> None:
     """The server closes: nobody may connect to it any more."""
-    _doorkeeper().forget(domain)
+    _doorkeeper().servers.pop(domain, None)
 
 
 def introduce(client: zmq.Socket[bytes], password: str, keys: CurveKeys | None) -> None:
@@ -83,47 +79,28 @@ def refusal(address: str, by_zap: bool, keys: CurveKeys | None) -> ConfigError |
     return ConfigError(f"{address}: has no keys, unlike keys_dir = {keys.folder} here; or it is no server of Realm")
 
 
-def _knows_password(password: bytes) -> Admits:
-    def admits(mechanism: bytes, credentials: list[bytes]) -> bool:
-        good = mechanism == b"PLAIN" and len(credentials) == 2 and credentials[0] == _USER
-        return good and hmac.compare_digest(credentials[1], password)
-
-    return admits
-
-
-def _has_key(allowed: frozenset[bytes]) -> Admits:
-    def admits(mechanism: bytes, credentials: list[bytes]) -> bool:
-        return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in allowed
-
-    return admits
-
-
 class _Doorkeeper:
-    """Judges new connections for all servers of a ZeroMQ context: its ZAP handler, in one thread."""
+    """Judges new connections for all servers of a ZeroMQ context: its ZAP handler, in one thread.
+
+    servers: ZAP domain -> mechanism and credentials of each peer that may connect, and who gets the others' addresses.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.context = context
-        self._servers: dict[str, tuple[Admits, weakref.WeakMethod[Callable[[str], None]]]] = {}
+        self.servers: dict[str, tuple[Collection[tuple[bytes, ...]], weakref.WeakMethod[Callable[[str], None]]]] = {}
         door: zmq.Socket[bytes] = context.socket(zmq.REP)
         door.setsockopt(zmq.LINGER, 0)
         door.bind("inproc://zeromq.zap.01")
         threading.Thread(target=self._serve, args=(door,), name="doorkeeper", daemon=True).start()
-
-    def admit(self, domain: str, admits: Admits, refuse: Callable[[str], None]) -> None:
-        """Ask `admits` about the peers of the server with this ZAP domain."""
-        self._servers[domain] = admits, weakref.WeakMethod(refuse)
-
-    def forget(self, domain: str) -> None:
-        self._servers.pop(domain, None)
 
     def _serve(self, door: zmq.Socket[bytes]) -> None:
         """Answer ZeroMQ's I/O thread, which asks once per handshake."""
         while True:
             try:
                 version, request, domain, address, _, mechanism, *credentials = door.recv_multipart()
-                admits, method = self._servers.get(domain.decode(), (None, None))
+                allowed, method = self.servers.get(domain.decode(), ((), None))
                 refuse = method() if method is not None else None
-                good = admits is not None and refuse is not None and admits(mechanism, credentials)
+                good = refuse is not None and (mechanism, *credentials) in allowed
                 status = _WELCOME if good else _WRONG if refuse else _CLOSING
                 door.send_multipart([version, request, *status, b"", b""])
             except zmq.ContextTerminated:

@@ -6,13 +6,13 @@ ModelReader     the side of the actor and of workers that predict locally
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 
 import numpy as np
 
 from realm.contract import NO_VERSION, ModelTag, Version
+from realm.watch.progress import Every
 from realm.wire.codec import Message, parsed
 from realm.wire.sockets import Client, wait_any
 
@@ -65,8 +65,7 @@ class ModelWriter:
         self._tag = ModelTag(NO_VERSION, 0)
         self._weights = np.empty(0, np.uint8)
         self._seq = 0
-        self._offered_at = time.monotonic()
-        self.published = 0
+        self._may_offer = Every(OFFER_EVERY_S)
 
     @property
     def newest(self) -> Version:
@@ -75,7 +74,6 @@ class ModelWriter:
     def publish(self, version: Version, env_steps: int, weights: bytes, memory_size: int = 0) -> None:
         self._tag = ModelTag(version, env_steps, memory_size)
         self._weights = np.frombuffer(weights, np.uint8)
-        self.published += 1
         self._send()
 
     def tick(self) -> None:
@@ -83,8 +81,7 @@ class ModelWriter:
         while (answer := self._client.collect()) is not None:
             if answer.kind == "want":
                 self._send()
-        if time.monotonic() - self._offered_at > OFFER_EVERY_S and self._client.unanswered == 0:
-            self._offered_at = time.monotonic()
+        if self._client.unanswered == 0 and self._may_offer.due():
             self._client.ask("offer", {"version": list(self._tag.version)})
 
     def _send(self) -> None:

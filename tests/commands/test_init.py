@@ -549,7 +549,7 @@ def test_an_off_policy_package_goes_on_where_it_was_killed(package: str, tmp_pat
                *(f"my_agent.{one}" for one in ("hidden=32", "minibatch_size=16", *own))]  # fmt: skip
     run = tmp_path / "train" / "my_agent"
     first, deadline = start(*command, cwd=tmp_path), time.monotonic() + 200
-    while not (saved := newest_model(run)) or saved.update < 5:
+    while not (saved := newest_model(run)) or saved.version.update < 5:
         assert first.poll() is None, first.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -563,12 +563,12 @@ def test_an_off_policy_package_goes_on_where_it_was_killed(package: str, tmp_pat
     assert last
     assert last.env_steps >= saved.env_steps + 400
     # no second warm-up, and no update for steps that had one already
-    assert abs(last.update - saved.update - (last.env_steps - saved.env_steps) / 20) <= 2
+    assert abs(last.version.update - saved.version.update - (last.env_steps - saved.env_steps) / 20) <= 2
     code, _, err = end(start(*command, "wrapper_type=remote", "run_name=cluster", "max_env_steps=400", cwd=tmp_path))
     assert code == 0, err
     model = newest_model(tmp_path / "train" / "cluster")
     assert model
-    assert model.update > 0
+    assert model.version.update > 0
 
 
 FOLLOW = '''
@@ -621,7 +621,7 @@ def test_ppo_learns_continuous_actions(tmp_path: Path) -> None:
     assert code == 0, err
     model = newest_model(tmp_path / "train" / "cluster")
     assert model
-    assert model.update > 2
+    assert model.version.update > 2
 
 
 def test_a_copy_of_the_games_agent_is_a_package(tmp_path: Path) -> None:

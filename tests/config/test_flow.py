@@ -45,6 +45,7 @@ def test_what_works(numbers: dict[str, Any]) -> None:
     [
         (ON | {"ratio": 2.0}, "production_consume_ratio is 2,", []),
         (ON | {"sampler": "Uniform"}, "reverb_sampler is Uniform,", []),
+        (ON | {"warm_up_steps": 5000}, "warm_up_steps is 5000, but on-policy training", []),
         (OFF | {"sampler": "Fifo"}, "reverb_sampler is Fifo,", []),
         (OFF | {"sampler": "MaxHeap"}, "reverb_sampler is MaxHeap,", []),
         (OFF | {"remover": "Lifo"}, "reverb_remover is Lifo,", ["1000"]),
@@ -74,19 +75,17 @@ def test_what_does_not(numbers: dict[str, Any], start: str, numbers_named: list[
 def test_a_warm_up_that_cannot_be() -> None:
     for limit in (1, 300, 5000):
         with pytest.raises(ConfigError, match=rf"^max_env_steps is {limit}, .* warm_up_steps, 5000 .* at least 5001"):
-            check_warm_up("off-policy", limit, 5000)
-        check_warm_up("on-policy", limit, 0)
-    with pytest.raises(ConfigError, match=r"^warm_up_steps is 5000, but on-policy .* must be auto or 0, or training"):
-        check_warm_up("on-policy", 0, 5000)
+            check_warm_up(limit, 5000)
+        check_warm_up(limit, 0)
     for limit in (901, 1900):
         with pytest.raises(ConfigError, match=rf"^max_env_steps is {limit}, .* goes on from 900 with .* at least 1901"):
-            check_warm_up("off-policy", limit, 1000, 900)
+            check_warm_up(limit, 1000, 900)
     with pytest.raises(ConfigError, match=r"^max_env_steps is 300, .* after preload_ratio, 1000 env steps; .*smaller"):
-        check_warm_up("off-policy", 300, 1000, key="preload_ratio")
+        check_warm_up(300, 1000, key="preload_ratio")
     for limit in (0, 900, 1901):  # none; reached already; enough
-        check_warm_up("off-policy", limit, 1000, 900)
+        check_warm_up(limit, 1000, 900)
     for limit, warm_up in ((0, 5000), (5001, 5000), (1, 0)):
-        check_warm_up("off-policy", limit, warm_up)
+        check_warm_up(limit, warm_up)
 
 
 def _random_numbers(draw: random.Random) -> tuple[dict[str, Any], int]:

@@ -168,16 +168,10 @@ def test_a_samples_of_ones_own() -> None:
     own = {**ORIGIN_FIELDS, "obs": Field((4,), "float32"), "done": Field((), "bool")}
     spec = dataclasses.replace(SPEC, sample=own)
     assert spec.sample_fields == own
-    assert spec.sample_dim == 4 + 1 + 4 + 2
     assert spec.sample_bytes == 16 + 1 + 6 * 8
 
 
 def test_the_size_of_a_chunk_is_derived() -> None:
-    t, origin, version = 6, 4, 2 * 6
-    image, legal, first = (t + 1) * 100, (t + 1) * 3, t + 1
-    action = reward = value = terminated = truncated = valid = t
-    numbers = image + legal + first + action + reward + value + terminated + truncated + valid + origin + version
-    assert SPEC.sample_dim == numbers
     assert SPEC.sample_bytes == sum(array.nbytes for array in zeros(SPEC).values())
 
 

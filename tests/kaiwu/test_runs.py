@@ -65,7 +65,7 @@ def test_what_reaches_learn_is_what_the_workflow_gave(tmp_path: Path, where: str
     assert summary is not None
     models = sorted(path.name for path in (tmp_path / "run" / "models" / "back_to_the_realm_diy").iterdir())
     assert "model.ckpt-0.pkl" in models
-    last = newest_in(tmp_path / "run" / "ckpt").update
+    last = newest_in(tmp_path / "run" / "ckpt").version.update
     assert all(re.fullmatch(rf"model\.ckpt-(\d*0|{last})\.pkl", name) for name in models)
     assert f"model.ckpt-{last}.pkl" in models, "one when the run ends, due or not"
     packed = pack(tmp_path, "--id", "0")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from realm.config.keys import AppConfig
-from realm.contract import Report
+from realm.contract import Report, Version
 from realm.errors import ConfigError
 from realm.launch import decisions
 from realm.launch.decisions import Action, End, Kill, Role, RunState, Say, Spawn, Stacks, Tell
@@ -30,7 +30,7 @@ def a_run(lag: int | None = None, saved: int | None = None, judged: bool = False
     """A run at START in which all roles are ready."""
     app = AppConfig(**{"restart_budget": 3, "report_interval_s": 1.0, **settings})
     plan: Any = SimpleNamespace(max_version_lag=lag)
-    newest = Saved(Path(), 1, saved, 0) if saved is not None else None
+    newest = Saved(Path(), Version(1, saved), 0) if saved is not None else None
     roles = {key: Role(*key, process=LIVES, incarnation=1, state="ready", heard_at=START) for key in ALL}
     return RunState(app, plan, Board(), Path("run"), roles, Wishes(), lambda: newest, lambda: judged, START)
 

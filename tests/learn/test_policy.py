@@ -51,7 +51,7 @@ def test_a_policy_acts_as_evaluation_plays(
 ) -> None:
     """On each raw observation, and on all at once, by actions of the environment's own space."""
     policy = load(tmp_path, package, obs, action)
-    player = load_player(policy.config, find(tmp_path / "ckpt", "latest"), policy.config.env, 1, 0)
+    player = load_player(policy.config, find(tmp_path / "ckpt", "latest"), 1, 0)
     evaluate(policy.config, player.envs, player.predict, 4, 0.0, 0)
     seen, took = zip(*player.envs.unwrapped.envs[0].unwrapped.took, strict=True)
     assert len(seen) == 20

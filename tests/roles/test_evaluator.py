@@ -246,7 +246,7 @@ def test_the_untrained_policy_is_the_best_of_nothing(tmp_path: Path, text: str) 
     lines.write_text('{"version": [1, 7], "statistic": "r", "best": 1, "score": 0}')  # it was better than a trained one
     best = best_model(tmp_path)
     assert best is not None
-    assert (best.update, evaluated(tmp_path)) == (0, ("r", 1.0, 0.0))
+    assert (best.version.update, evaluated(tmp_path)) == (0, ("r", 1.0, 0.0))
 
 
 # --- environments of all kinds

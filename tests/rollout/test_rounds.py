@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import shutil
+from bdb import BdbQuit
 
 import gymnasium
 import numpy as np
@@ -401,6 +402,15 @@ def test_an_update_at_once_gets_no_failed_environment():
     context = WorkflowContext(SPEC, None, 7, 0, 1, meters, update=lambda items, info: taken.append(items["seq"][0]))
     next(itertools.islice(rounds(flow, envs, Policy(), context), 3, 4))
     assert taken == [1, 2, 3, 4][: len(taken)]
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), BdbQuit()], ids=repr)
+def test_what_the_user_ends_is_no_failure(fault):
+    for make in (lambda made: sync([[{3: fault}]], made), lambda made: Vector(2, {3: fault}, made)):
+        made = []
+        with pytest.raises(type(fault)):
+            play(lambda seed, make=make, made=made: make(made), 9)
+        assert len(made) == 1
 
 
 def test_a_vector_that_always_fails_ends_the_worker():

@@ -227,20 +227,21 @@ def test_one_nan_does_not_stay_in_a_running_mean(board: Board) -> None:
 
 
 def test_what_went_past_its_role(board: Board) -> None:
-    plan = cast(Plan, SimpleNamespace(predict_local=False, hosts=0))
+    plan = cast(Plan, SimpleNamespace(predict_local=False))
     take(board, "aisrv", actions=12)
     take(board, "actor", actions=10, models_loaded=2)
     take(board, "evaluator", models_loaded=1)
     take(board, "learner", items_trained=4)
     take(board, "buffer", sampled=8)
     take(board, "model_pool", served=3)
-    assert bypasses(board, plan) == {"actions": 2, "samples": 0, "checkpoints": 0}
+    assert bypasses(board, plan, {}) == {"actions": 2, "samples": 0, "checkpoints": 0}
     take(board, "aisrv", incarnation=2, actions=1)  # who used less than it was given went past nobody
-    assert bypasses(board, plan) == {"actions": 3, "samples": 0, "checkpoints": 0}
+    assert bypasses(board, plan, {}) == {"actions": 3, "samples": 0, "checkpoints": 0}
     take(board, "actor", incarnation=2, actions=0)  # its forerunner, killed, may have given more than it reported
     take(board, "buffer", incarnation=2, sampled=0)
-    assert bypasses(board, plan) == {"actions": None, "samples": None, "checkpoints": 0}
-    assert bypasses(board, cast(Plan, SimpleNamespace(predict_local=True)))["actions"] == 0
+    assert bypasses(board, plan, {}) == {"actions": None, "samples": None, "checkpoints": 0}
+    assert bypasses(board, cast(Plan, SimpleNamespace(predict_local=True)), {})["actions"] == 0
+    assert bypasses(board, plan, {"aisrv-1.1": "far"})["actions"] == 0
 
 
 def test_the_account_at_the_end(board: Board, tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_the_account_at_the_end(board: Board, tmp_path: Path) -> None:
     said: list[str] = []
     sink = logger.add(said.append, format="{message}")
     try:
-        write_summary(tmp_path, board, cast(Plan, SimpleNamespace(predict_local=False, hosts=0)), "finished", {})
+        write_summary(tmp_path, board, cast(Plan, SimpleNamespace(predict_local=False)), "finished", {})
     finally:
         logger.remove(sink)
     assert [sentence.split(" did not ")[0] for sentence in said] == ["2 actions"]

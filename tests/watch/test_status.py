@@ -111,7 +111,7 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     found, good = newest_model(run_dir), best_model(run_dir)
     assert found is not None
     assert good is not None
-    assert (found.path, found.update, found.env_steps) == (newest, 12, 1200)
+    assert (found.path, found.version.update, found.env_steps) == (newest, 12, 1200)
     assert good.scored == Scored("r", 98.76, 1, 10)
     *said, _, how, _, further = ending(run_dir, STATUS, 0, 500)
     assert f"return 98.8, update 10: {best}" in "\n".join(said)

@@ -55,7 +55,7 @@ SPEC = Spec(
 )
 PLAN = Plan(
     workers=2, envs_per_worker=2, evaluator=False, predict_local=False, backend="native", on_policy=True,
-    sampler="Fifo", remover="Fifo", priority_exponent=1.0, capacity=16, preload=4, warm_up_steps=0, batch=4, ratio=1.0,
+    sampler="Fifo", remover="Fifo", capacity=16, preload=4, warm_up_steps=0, batch=4, ratio=1.0,
     max_version_lag=None, publish_early=False, cores=1, learner_threads=1, device="cpu",
 )  # fmt: skip
 
@@ -682,14 +682,14 @@ def test_priorities_arrive(cluster: Cluster, door: Callable[..., Role]) -> None:
     items, info = reader.receive()
     assert info.probability in (pytest.approx(np.full(4, 1 / 4)), pytest.approx(np.full(4, 1 / 6)))
     wanted = where_from(items)[0]
-    priorities = np.where([one == wanted for one in where_from(items)], 1e9, 0.0)
+    priorities = np.where([one == wanted for one in where_from(items)], 1e15, 0.0)
     reader.set_priorities(info, priorities)
     keys = {wanted: info.key[0]}
 
     def converged() -> bool:
         reader.request(Version(1, 0))
         items, info = reader.receive()
-        reader.set_priorities(info, np.where(info.key == keys[wanted], 1e9, 0.0))
+        reader.set_priorities(info, np.where(info.key == keys[wanted], 1e15, 0.0))
         return set(where_from(items)) == {wanted} and info.probability == pytest.approx(np.ones(4), abs=1e-6)
 
     until(converged)
@@ -1038,7 +1038,6 @@ def test_a_pool_that_comes_back_empty_gets_the_model_again(cluster: Cluster, mod
     reader = ModelReader(cluster.client("model_pool", "actor-0"), lambda weights: None)
     assert reader.wait(lambda: NO_VERSION, models.tick) == Version(1, 3)
     assert pool.totals["published"] == 1
-    assert models.writer.published == 1
 
 
 def test_a_model_published_while_the_pool_is_away(cluster: Cluster, models: Models) -> None:

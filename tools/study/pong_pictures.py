@@ -181,7 +181,7 @@ def main() -> None:
     config, checkpoint = config.evaluated(), find(folder, number)
     out = args.out or Path(args.run) / "features.png"
     common.check_out(out)
-    player = load_player(config, checkpoint, config.env, 1, args.seed)
+    player = load_player(config, checkpoint, 1, args.seed)
     game = played(player, args.seed, args.steps)
     draw(game, player.agent.model, f"{config.app.run_name}, after {checkpoint.env_steps:,} env steps", out)
     print(out)

@@ -110,7 +110,7 @@ class Examiner:
     def _play(self, model: Path, layouts: Sequence[Any], explore: float) -> Any:
         checkpoint = load(model)
         if self._player is None:
-            self._player = load_player(self.config, checkpoint, self._env, NUM_ENVS, EVALUATION_SEED)
+            self._player = load_player(replace(self.config, env=self._env), checkpoint, NUM_ENVS, EVALUATION_SEED)
         player = self._player
         load_bytes(player.agent.model, checkpoint.weights)
         options = [report.as_option(one) for one in layouts]

@@ -55,7 +55,7 @@ def ship(run: Path, number: str, shipped: Path, of_diy: bool = True) -> None:
     app = dataclasses.replace(config.app, log_dir=usual.log_dir, modelpool_max_save_model_count=kept)
     config = dataclasses.replace(config, app=app, hyper=dataclasses.asdict(hyper))
     found = checkpoint.find(folder, update)
-    envs, agent, *_ = load_player(config, found, env, 1, 0)  # refuses a model of other shapes
+    envs, agent, *_ = load_player(config.evaluated(), found, 1, 0)  # refuses a model of other shapes
     envs.close()
     for weight in [] if of_diy else agent.model.parameters():
         weight.data = weight.data.half()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,7 +75,7 @@ def agent_episode(
         raise ConfigError(f"[env] of this run has {len(names)} maps; name the one to play, like --map generated:1")
     env = fixed_options(config.env, treasures, random, seed)
     with busy("the model plays"):
-        actions, probability, value = _agent_plays(config, env, folder, model, seed, stochastic)
+        actions, probability, value = _agent_plays(replace(config, env=env), folder, model, seed, stochastic)
     conf = options.of_table(env)
     recording = draw.record(RealmEnv(conf, map=env.get("map", "default"), observation="none"), actions)
     last = recording.moments[-1]
@@ -97,13 +98,12 @@ def is_realm(config: RunConfig, seed: int) -> bool:
 
 def _agent_plays(
     config: RunConfig,
-    env: dict[str, Any],
     folder: Path,
     model: int | Literal["latest"],
     seed: int,
     stochastic: bool,
 ) -> tuple[list[int], Array | None, Array | None]:
-    """The T actions of a checkpoint's model in one episode with the options `env`, and what it thought before each, as
+    """The T actions of a checkpoint's model in one episode, and what it thought before each, as
     `_explain` gives it: f32 [T, A] and f32 [T]."""
     # late: all of this is slow to import, torch above all, whose threads would only wait for each other over one row
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -112,7 +112,7 @@ def _agent_plays(
     from realm.learn.evaluation import load_player
 
     try:
-        player = load_player(config, find(folder, model), env, 1, seed)
+        player = load_player(config, find(folder, model), 1, seed)
     except UserError as error:
         if isinstance(error.__cause__, TypeError):  # the constructor has no such arguments
             text = "its environments take no options of Back to the Realm, as whose episode they shall be shown"
@@ -124,7 +124,7 @@ def _agent_plays(
     obs, _ = envs.reset(seed=seed)
     actions, thoughts = list[int](), list[Any]()
     # one step more than an episode can have: then it is not an episode of the realm
-    while len(actions) <= env["max_step"]:
+    while len(actions) <= config.env["max_step"]:
         thoughts.append(_explain(player, obs))
         action, _ = player.predict(obs, PredictContext(slot, first, explore))
         obs, _, terminated, truncated, _ = envs.step(action)
