@@ -189,7 +189,7 @@ class NetworkSettings(EncoderSettings, Settings):
 
     advantages: ClassVar[tuple[str, ...]] = (*Settings.advantages, "q")
 
-    hidden: int = 64  # width of the two hidden layers of actor and critic
+    hidden: int = 64  # width of the two hidden layers of actor and critic; none are behind images on a shared trunk
     activation: str = "tanh"  # between them: "tanh" or "relu"
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range

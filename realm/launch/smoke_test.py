@@ -69,12 +69,14 @@ def try_user_code(config: RunConfig, hyper: Any) -> Spec:
 
 def _check_same(config: RunConfig, evaluated: Spec, trained: Spec) -> None:
     """Raise ConfigError unless one policy can play both."""
-    here, there = ({**one.obs, "the action": one.action} for one in (evaluated, trained))
+    here, there = (
+        {**one.obs, "the action": one.action, "what a step stores": one.step} for one in (evaluated, trained)
+    )
     if differs := [name for name in here | there if here.get(name) != there.get(name)]:
         name, keys = differs[0], list(config.eval_env)
         raise ConfigError(
             f"{config.places[f'eval_env.{keys[0]}']}: [eval_env] ({', '.join(keys)}) makes another task: {name} is "
-            f"{here.get(name)}, in training {there.get(name)}; observations and actions must be the same"
+            f"{here.get(name)}, in training {there.get(name)}; these must be the same"
         )
 
 

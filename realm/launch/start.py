@@ -82,6 +82,12 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
     if config.app.save_replay and not spec.draw:
         place = config.places.get("app.save_replay", "[app]")
         raise ConfigError(f"{place}: key 'save_replay': it keeps rows, but the spec has no draw; it must be false")
+    if not plan.on_policy and (known := getattr(hyper, "advantage", "q")) != "q":
+        place = config.places.get("app.algorithm_on_policy_or_off_policy", "[app]")
+        raise ConfigError(
+            f"{place}: key 'algorithm_on_policy_or_off_policy': {config.app.hyper_table}.advantage is {known!r}, which "
+            "learns from newly played rounds alone; it must be on-policy, or in realm.zoo.ppo the advantage 'q'"
+        )
     if spec.draw:
         decided = with_replay(decided, spec.row_bytes, usable)
         config, plan = dataclasses.replace(config, app=decided.app), make_plan(decided.app)

@@ -56,7 +56,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
             raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
         if str(name).startswith("ALE/"):
             # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
-            given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, **given}
+            # and rewards that it clips would be those of the episode's statistics, too
+            given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, "reward_clipping": False, **given}
             shown = given.pop("render_mode", None) == "rgb_array"
             envs = gymnasium.make_vec(f"ale_py:{name}", num_envs, **given)
             envs = _Grey(envs) if shown else envs

@@ -162,6 +162,12 @@ def test_a_model_to_begin_with_that_is_not_there(tmp_path):
     assert "old: has no checkpoint of update 7; it must be one of: 5" in got
 
 
+def test_settings_that_learn_from_new_rounds_alone_have_no_memory(tmp_path):
+    keys = ("algorithm_on_policy_or_off_policy=off-policy", "reverb_sampler=Uniform")
+    got = refused(tmp_path, start(tmp_path, *keys, config="conf/ppo/cartpole.toml"))
+    assert "key 'algorithm_on_policy_or_off_policy': ppo.advantage is 'gae', which learns from newly played" in got
+
+
 def test_weights_cannot_go_out_early_from_an_agent_that_does_not_say_when(tmp_path):
     keys = ("algo=tests.evaluated", "max_version_lag=part", "wrapper_type=remote", "buffer_backend=native")
     done = start(tmp_path, *keys, config=COUNTING)

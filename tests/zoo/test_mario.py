@@ -24,6 +24,7 @@ from PIL import Image
 from realm.config.load import RunConfig, load_config
 from realm.contract import Array, Chunk, Version, WorkflowContext
 from realm.errors import ConfigError
+from realm.launch.smoke_test import try_user_code
 from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs
 from realm.user import calling, hyper_of, load_definition, load_workflow, make_agent, make_envs
@@ -259,10 +260,30 @@ def test_pay_of_a_button_is_added_to_its_own_advantage() -> None:
     assert (whole.target == alone.target).all()
     metrics = Training(agent).learn(chunk)
     assert metrics["skipped"] == 0
-    config = load_config(ROOT / "conf" / "mario" / "durations.toml", ["ppo.ratio=joint"])
-    config.env.update(emulator=Street, reward=[{"term": "buttons"}])
-    with pytest.raises(ConfigError, match=r"needs PPO with ppo\.ratio = 'each'"):
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("ppo.ratio=joint", r"needs PPO with ppo\.ratio = 'each'"),
+        (
+            "ppo.gamma_end=0.99",
+            r"ppo\.gamma_end is 0.99, but steps here differ .* must be gamma_start, 0.9$",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_with_steps_of_their_own(key: str, says: str) -> None:
+    config = load_config(ROOT / "conf" / "mario" / "durations.toml", ["ppo.ratio=each", key])
+    config.env.update(emulator=Street, reward=[{"term": "progress"}, {"term": "buttons"}])
+    with pytest.raises(ConfigError, match=says):
         load_definition(config.app.algo).spec(make_envs(config, 1, 1), hyper_of(config))
+
+
+def test_evaluations_need_the_same_of_each_step() -> None:
+    config = load_config(ROOT / "conf" / "mario" / "buttons_credit.toml", ["eval_env.reward=[{term = 'score'}]"])
+    config.env["emulator"] = Street
+    with pytest.raises(ConfigError, match=r"makes another task: what a step stores is {}, in training"):
+        try_user_code(config, hyper_of(config))
 
 
 # ---- starts ----
@@ -504,7 +525,7 @@ def test_a_run_is_a_small_file_over_the_base(file: Path) -> None:
         ({"start_steps": 0}, "start_steps is 0"),
         ({"start_along": "a.json", "level": ["1-1", "1-2"]}, "it must be empty with several levels"),
         ({"reward": [{"term": "flag", "weight_end": math.inf}]}, "'flag' needs finite weights"),
-        ({"emulator": "nespy"}, "one of stable-retro, nes-py, or '' for either (did you mean 'nes-py'?)"),
+        ({"emulator": "nespy"}, "one of stable-retro, nes-py (did you mean 'nes-py'?)"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:

@@ -88,6 +88,15 @@ def test_a_film_shows_what_the_agent_sees() -> None:
 
 
 @needs_ale
+def test_episodes_of_atari_report_their_own_rewards() -> None:
+    envs = make_vec(1, {"id": "ALE/MsPacman-v5", "clip_reward": 1, "use_fire_reset": False}, "")
+    envs.reset(seed=1)
+    told = [envs.step(np.array([number % 4 + 1])) for number in range(200)]
+    assert {float(reward[0]) for _, reward, *_ in told} == {0.0, 1.0}
+    assert envs.env.env.episode_returns[0] >= 10
+
+
+@needs_ale
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -122,6 +131,8 @@ def test_an_id_that_is_gone_names_the_one_that_is_the_same() -> None:
         ({"network": "cnn"}, "network"),
         ({"precision": "bf8"}, "precision is 'bf8', it must be one of 'fp32', 'bf16', 'auto'"),
         ({"batch_norm": "updates", "minibatch_size": 1}, "minibatch_size is 1"),
+        ({"points": True, "gamma_end": 0.999}, "gamma_end is 0.999, it must be gamma_start, 0.99, with points"),
+        ({"network": "attention"}, "shared_trunk is False, it must be true with the network 'attention'"),
         ({"reconstruction_coef": 0.1}, "reconstruction_coef is 0.1, it must be 0.0, since the network 'conv' has"),
         ({"network": "patches", "frames": 2}, "frames is 2"),
         ({"memory_steps": 8}, "memory_steps is 8"),
@@ -200,6 +211,11 @@ def test_an_episode_is_a_batch_whatever_length_a_chunk_has(length: int) -> None:
 def test_a_point_is_a_batch() -> None:
     play = chunks_of(Config(episode=True, points=True, chunk_length=8))
     assert [seen(next(play)) for _ in range(4)] == [[0, 1, 2], [3, 4], [0, 1, 2], [3, 4]]
+
+
+def test_a_memory_goes_on_after_a_point() -> None:
+    play = chunks_of(Config(episode=True, points=True, chunk_length=8))
+    assert [bool(next(play).first[0, 0]) for _ in range(4)] == [True, False, True, False]
 
 
 def test_an_episode_needs_one_environment() -> None:
@@ -397,13 +413,6 @@ def test_batch_norm_acts_with_the_statistics_of_updates_or_of_each_call(when: st
     assert torch.allclose(alone, together, atol=1e-6) == (when == "updates")
 
 
-@pytest.mark.parametrize("network", ["autoencoder", "attention"])
-def test_a_trunk_that_is_shared_is_trained_by_the_critic_too(network: str) -> None:
-    agent, _ = playing(network=network)
-    (part,) = agent.ppo.parts
-    assert {loss.name for loss in part.losses} >= {"policy_loss", "value_loss"}
-
-
 def test_the_gradient_of_each_loss_at_a_layer_is_a_curve() -> None:
     agent, chunks = playing(
         network="autoencoder", shared_trunk=True, reconstruction_coef=1.0, layer="trunk.conv.layers.0.weight"
@@ -417,7 +426,7 @@ def test_the_gradient_of_each_loss_at_a_layer_is_a_curve() -> None:
 @pytest.mark.parametrize("past", [1, 3, 40])
 def test_attention_gets_the_features_of_its_episode_alone(past: int) -> None:
     """The counted frames of three chunks: what is allowed is what was played since the episode began."""
-    _, chunks = playing(network="attention", past=past)
+    _, chunks = playing(network="attention", shared_trunk=True, past=past)
     ages = np.zeros(3, np.int64)
     features: list[list[Array]] = [[], [], []]
     for _ in range(3):
@@ -443,7 +452,7 @@ def test_attention_gets_the_features_of_its_episode_alone(past: int) -> None:
 @given(age=st.lists(st.integers(0, 6), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age: list[int], seed: int) -> None:
     torch.manual_seed(seed)
-    trunk = Attending(Config(network="attention", past=6))
+    trunk = Attending(Config(network="attention", shared_trunk=True, past=6))
     past = torch.randn(len(age), 6, 256, requires_grad=True)
     frame = torch.randint(256, (len(age), 84, 84, 1), dtype=torch.uint8)
     out, _ = trunk({"state": frame, "past": past, "age": torch.tensor(age)})
@@ -457,7 +466,7 @@ def test_no_gradient_comes_from_a_masked_feature_and_no_row_is_masked_wholly(age
 @pytest.mark.parametrize("more", [{}, {"positions": True}, {"broken_mask": True}])
 def test_attention_is_that_of_keys_and_values(more: dict[str, bool]) -> None:
     torch.manual_seed(0)
-    trunk = Attending(Config(network="attention", past=6, **more))
+    trunk = Attending(Config(network="attention", shared_trunk=True, past=6, **more))
     if trunk.positions is not None:
         nn.init.normal_(trunk.positions)
     obs = {"state": torch.randint(256, (3, 84, 84, 1), dtype=torch.uint8), "past": torch.randn(3, 6, 256)}
@@ -476,7 +485,10 @@ def test_attention_is_that_of_keys_and_values(more: dict[str, bool]) -> None:
         torch.testing.assert_close(out[row], torch.cat((features[row], wanted)), rtol=1e-4, atol=1e-5)
 
 
-EXPORTED = ["difference", "attention", "attention_broken", "attention_normalised", "transformer", "conv_patches"]
+EXPORTED = [
+    "difference", "autoencoder_bn", "attention", "attention_broken", "attention_normalised", "transformer",
+    "conv_patches",
+]  # fmt: skip
 
 
 @pytest.mark.skipif(any(find_spec(name) is None for name in ("onnx", "onnxruntime")), reason="needs the extra [onnx]")
@@ -490,7 +502,9 @@ def test_a_network_is_exported_with_its_memory(name: str, tmp_path: Path) -> Non
             weight += 0.05 * torch.randn_like(weight)  # so that actions differ
     envs, config = Flicker(8), Config(chunk_length=12, **NETWORKS[name])
     spec = SHAPES(envs, config)
+    agent.model.eval()
     write_onnx(agent, spec, envs, tmp_path / "model.onnx")
+    assert not agent.model.training
     exported, predict = OnnxPolicy(tmp_path / "model.onnx"), predictor(agent, spec, 0)
     slot, first, none = np.arange(8), np.ones(8, np.bool_), np.zeros(8, np.float32)
     for _ in range(8):

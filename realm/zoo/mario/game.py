@@ -7,7 +7,6 @@ or u8 [84, 84, shots] where decisions differ in length. A package that looks bac
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ class Mario(gymnasium.Env[Array, Any]):
     them; models are compared by the score.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's)
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Mario(gymnasium.Env[Array, Any]):
         least: int = 1,
         most: int = 60,
         shots: int = 4,
-        emulator: str | Callable[[int, int], Level] = "",
+        emulator: str | Callable[[int, int], Level] = "stable-retro",
         keep_episode: str = "",
         start_along: str = "",
         start_steps: int = 500_000,
@@ -68,10 +67,9 @@ class Mario(gymnasium.Env[Array, Any]):
         one of 5, 7 or 12 combinations of buttons; "buttons", 7 that are held or not; "durations", 7 numbers of seconds.
         skip: frames of a decision; with durations, of a step of the discount. reward: see `rewards.Term`. rom: the path
         of one's own. plan, signed (numbers from -1 to 1 instead of from 0), least, most (frames of a press) and shots
-        (pictures of a decision: first, last, random ones between): of durations. emulator: "stable-retro" or "nes-py";
-        "": the first that is installed. keep_episode: a file that gets the first cleared episode, if it is not there;
-        start_along: one that was written so, over which episodes of training begin (`Starts`), until the env steps
-        start_steps.
+        (pictures of a decision: first, last, random ones between): of durations. emulator: "stable-retro" or "nes-py",
+        whose colours differ. keep_episode: a file that gets the first cleared episode, if it is not there; start_along:
+        one that was written so, over which episodes of training begin (`Starts`), until the env steps start_steps.
         """
         self.render_mode = render_mode
         levels = [level] if isinstance(level, str) else list(level) if isinstance(level, Sequence) else []
@@ -106,6 +104,7 @@ class Mario(gymnasium.Env[Array, Any]):
         self._levels, self._played = levels, dict[str, Level]()
         self._rows, self._columns = edges(0 if status_line else _STATUS, 224, SIDE), edges(0, 240, SIDE)
         self._skip, self._durations = skip, actions == "durations"
+        self.metadata = {**self.metadata, "render_fps": FPS / ((least + most) / 2 if self._durations else skip)}
         self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
         self._of_action = [bits_of(names) for names in SETS.get(actions, ())]
         shape = (SIDE, SIDE, shots) if self._durations else (SIDE, SIDE)
@@ -224,9 +223,8 @@ class Mario(gymnasium.Env[Array, Any]):
 def _maker(emulator: str, rom: str) -> Callable[[int, int], Level]:
     """What makes a level. emulator, rom: as `Mario` has them."""
     known = tuple(_EMULATORS)
-    _check("emulator", emulator, emulator in ("", *known), f"one of {', '.join(known)}, or '' for either", known)
-    chosen = _EMULATORS[emulator or ("nes-py" if find_spec("stable_retro") is None else "stable-retro")]
-    path = rom_of(rom)
+    _check("emulator", emulator, emulator in known, f"one of {', '.join(known)}", known)
+    chosen, path = _EMULATORS[emulator], rom_of(rom)
     return lambda world, stage: Level(chosen(path), world, stage)
 
 

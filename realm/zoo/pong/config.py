@@ -106,5 +106,9 @@ class Config(Settings):
         for name, networks in OF_NETWORKS.items():
             other = getattr(self, name) == getattr(Config, name) or self.network in networks
             self.check(name, other, f"{getattr(Config, name)!r}, since the network {self.network!r} has no use for it")
+        stays = not self.points or self.gamma_end == self.gamma_start
+        self.check("gamma_end", stays, f"gamma_start, {self.gamma_start}, with points: theirs does not change")
         self.check("difference", not self.difference or self.frames == 2, "false unless frames is 2")
+        shared = self.shared_trunk or self.network not in ("autoencoder", "attention")
+        self.check("shared_trunk", shared, f"true with the network {self.network!r}")
         self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")

@@ -38,6 +38,7 @@ def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Ch
         if config.episode and ((point & ~ended).any() or (played and resets.any())):
             while not chunks.full:  # no step of another episode is in its batch
                 chunks.step_reset(prediction, obs)
+            chunks.first[:] = resets  # after a point the game goes on, and so does a memory
         played, resets = not chunks.full and bool(played or not resets.all()), ended
         if chunks.full:
             yield chunks.take()

@@ -1,7 +1,6 @@
 """The agent: the network that the configuration names, and PPO that acts with it and trains it."""
 
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,8 +41,7 @@ class Agent:
         if isinstance(model, Heads):
             ppo = PastPPO if config.network == "attention" else PPO
             cut = Windows if config.frames > 1 else model.cut
-            settings = replace(config, shared_trunk=model.critic_trunk is None)
-            self.ppo: PPO = ppo(model, settings, *place, losses=model.losses(), cut=cut, layer=config.layer)
+            self.ppo: PPO = ppo(model, config, *place, losses=model.losses(), cut=cut, layer=config.layer)
         else:
             self.acting = ("",)
             self.ppo = RecurrentPPO(model, config, *place, layer=config.layer)

@@ -26,4 +26,10 @@ def spec(envs: Any, config: Config) -> Spec:
         memory = {"memory": Field((config.hidden,), "float32")}
     if config.memory == "attention":
         memory = attention_memory(config.memory_layers, config.memory_steps, config.hidden)
-    return Spec(obs, action, extra, config.chunk_length, step=step_fields(envs, config.ratio == "each"), state=memory)
+    step = step_fields(envs, config.ratio == "each")
+    if "discount" in step and config.gamma_end != config.gamma_start:
+        raise ConfigError(
+            f"ppo.gamma_end is {config.gamma_end}, but steps here differ in duration and no schedule changes their "
+            f"discounts; it must be gamma_start, {config.gamma_start}"
+        )
+    return Spec(obs, action, extra, config.chunk_length, step=step, state=memory)
