@@ -28,7 +28,10 @@ _NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # with a standard deviat
 
 
 class Distribution(Protocol):
-    """outputs: float [n, ...] of `Network.actor`; obs: name -> [n, ...], of which a mask `legal` counts."""
+    """outputs: float [n, width] of `Network.actor`, of any width if it is 0; obs: name -> [n, ...], of which a mask
+    `legal` counts."""
+
+    width: int
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
         """Actions [n, ...] and what `learn` needs of them: log_prob f32 [n], and `drawn` where actions are cut after
@@ -47,6 +50,9 @@ class Distribution(Protocol):
 
 class Categorical:
     """One of A actions, of those that a mask `legal`, bool [n, A], allows."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.width = count
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
         rows = len(outputs)
@@ -73,7 +79,7 @@ class Product:
     def __init__(self, counts: Sequence[int], each: bool = False) -> None:
         """counts: actions of each number."""
         self._each = each
-        ends = list(accumulate(counts))
+        self.width, ends = sum(counts), list(accumulate(counts))
         self._slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self._one = Categorical()
 
@@ -106,7 +112,7 @@ class Gaussian:
 
     def __init__(self, action: ActionSpec, each: bool = False) -> None:
         """Raises ContractError for an action space that is not continuous, or has no bounds."""
-        self._scale, self._each = Scale(action), each
+        self._scale, self._each, self.width = Scale(action), each, 2 * len(action.low)
 
     def act(self, outputs: Tensor, obs: Obs, explore: Array, generator: torch.Generator) -> tuple[Array, Arrays]:
         mean, log_std = outputs.float().cpu().chunk(2, -1)
@@ -132,7 +138,9 @@ class Gaussian:
 
 def distribution_of(action: ActionSpec, each: bool = False) -> Distribution:
     """The one that fits an action space. each: of several numbers the log-probability of each, not of all."""
-    return Gaussian(action, each) if action.low else Product(action.nvec, each) if action.nvec else Categorical()
+    return (
+        Gaussian(action, each) if action.low else Product(action.nvec, each) if action.nvec else Categorical(action.n)
+    )
 
 
 def at_action(x: Tensor, action: Tensor) -> Tensor:

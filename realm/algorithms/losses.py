@@ -96,10 +96,14 @@ def parts_of(network: Network, settings: Settings, losses: Sequence[Loss], layer
     for critic in (False,) if settings.shared_trunk else (False, True):
         own = [x for name, x in names.items() if settings.shared_trunk or name.startswith("critic") == critic]
         trained = [loss for loss in every if settings.shared_trunk or loss.of_critic == critic]
-        if own:
-            at = names[layer] if any(x is names.get(layer) for x in own) else None
-            of_value = critic or settings.shared_trunk
-            parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, of_value, at))
+        if not own:
+            raise UserCodeError(
+                f"the network has the parameters {', '.join(names)}; without a shared trunk the names of the critic's, "
+                "and no others, must begin with critic"
+            )
+        at = names[layer] if any(x is names.get(layer) for x in own) else None
+        of_value = critic or settings.shared_trunk
+        parts.append(Part(Adam(own, settings.adam_eps), trained, not critic, of_value, at))
     return parts
 
 
@@ -156,6 +160,11 @@ def by_graph(network: Network, part: Part, minibatch: Batch, distribution: Distr
     terms: list[Tensor] = []
     for loss in part.losses:
         value = loss.function(minibatch, outputs)
+        if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
+            raise UserCodeError(
+                f"the loss {loss.name!r} must give one number, f32 [], that depends on what it trains: without a "
+                "shared trunk one with of_critic=True trains the critic, by `value`, and others the policy"
+            )
         weight = loss.coefficient(now) if callable(loss.coefficient) else loss.coefficient
         terms.append(value if weight == 1.0 else weight * value)
         metrics[loss.name] = value.detach()

@@ -91,6 +91,11 @@ class PPO:
             extra = {"value": value.cpu().numpy()}
         else:
             policy, extra = network.actor(seen), {}
+        if self.distribution.width not in (0, policy.shape[-1]):
+            raise UserCodeError(
+                f"{type(network).__name__} gives {policy.shape[-1]} numbers for an action, it must give "
+                f"{self.distribution.width} in this action space"
+            )
         action, own = self.distribution.act(policy, seen, explore, self.generator)
         return action, {**own, **extra}
 

@@ -160,7 +160,8 @@ def _fitting(package: str, env: str, has_settings: bool) -> tuple[str, Spec]:
     except (Exception, SystemExit) as error:  # whatever the environment raises
         place = place_of(error, after=MAKES_ENVS)
         text = f"{place + ': ' if place else ''}{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"--env {env}: {text} (while making it)") from error
+        needs = "; register it with kwargs={...}, which [env] can then override" if "required" in text else ""
+        raise ConfigError(f"--env {env}: {text} (while making it){needs}") from error
     if not specs:
         of_id = why.startswith("[env] id is ")
         raise ConfigError(why.replace("[env] id is", "--env", 1) if of_id else f"--env {env}: {why}")

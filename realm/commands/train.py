@@ -169,7 +169,6 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
         return 0
     _say_which(config)
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
-    from realm.launch.child import EXIT_USER
     from realm.launch.start import prepare
     from realm.launch.supervisor import Supervisor
     from realm.watch.display import STOPS, display
@@ -183,7 +182,7 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
     write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause, supervisor.ran)
-    if code == EXIT_USER and not supervisor.board.total("learner", "updates"):
+    if not supervisor.board.total("learner", "updates"):
         prepared.put_back_config()
     if supervisor.state.trace:
         logger.error("the last lines of the traceback:\n{}", supervisor.state.trace)

@@ -46,14 +46,18 @@ def run(prepared: Prepared) -> OneProcess:
     title, prepared = str(prepared.run_dir), prepared.settled()
     record = partial(_record_end, prepared)
     with _recorded(prepared), display(title, STOPS, prepared.config.app.level) as show, listening(record) as wishes:
-        one = OneProcess(prepared, show, wishes)
-        with one:
-            idle = False
-            with suppress(Stopped):
-                for items in one.rounds():
-                    one.add(items)
-                idle = not one.trained.totals["updates"]
-            one.finish(idle)
+        one = None
+        try:
+            with (one := OneProcess(prepared, show, wishes)):
+                idle = False
+                with suppress(Stopped):
+                    for items in one.rounds():
+                        one.add(items)
+                    idle = not one.trained.totals["updates"]
+                one.finish(idle)
+        finally:
+            if one is None or not one.trained.totals["updates"]:
+                prepared.put_back_config()
     prepared.run_file.cause = one.cause
     prepared.run_file.note_score(one.status("stopped"))
     prepared.run_file.write_or_warn(prepared.run_dir)
@@ -254,8 +258,6 @@ def _recorded(prepared: Prepared) -> Iterator[None]:
         raise RunError(LEFT_DEBUGGER) from error
     except Exception as error:
         run_file.cause = one_line(error)
-        if run_file.state == "starting":  # nothing has been trained
-            prepared.put_back_config()
         raise
     finally:
         run_file.state = state

@@ -144,13 +144,13 @@ class _RandomPolicy:
 
 
 def _random_action(action: ActionSpec, legal: Array | None, count: int, random: np.random.Generator) -> Array:
-    """Actions [count, ...] of the space, legal ones if there is a mask [count, n]; with an infinite
+    """Actions [count, ...] of the space, legal ones if there is a mask [count, choices]; with an infinite
     bound, a range of 2 at the other bound, or around 0."""
-    if action.n:
-        allowed = np.ones((count, action.n)) if legal is None or legal.shape != (count, action.n) else legal
-        return np.asarray((random.random((count, action.n)) * (np.asarray(allowed) > 0)).argmax(1))
-    if action.nvec:
-        return random.integers(0, action.nvec, (count, len(action.nvec)))
+    if choices := [action.n] if action.n else list(action.nvec):
+        allowed = np.ones((count, sum(choices))) if legal is None or legal.shape != (count, sum(choices)) else legal
+        drawn = random.random((count, sum(choices))) * (np.asarray(allowed) > 0)
+        each = [part.argmax(1) for part in np.split(drawn, np.cumsum(choices)[:-1], 1)]
+        return each[0] if action.n else np.stack(each, 1)
     low, high = action.bounds
     low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2)
     high = np.where(np.isfinite(high), high, np.maximum(low, -1.0) + 2)

@@ -53,7 +53,7 @@ class Prepared:
         return dataclasses.replace(self, config=config, run_dir=run_dir, former_config=former)
 
     def put_back_config(self) -> None:
-        """Restore the former configuration after a refused run: the directory's models still fit that one."""
+        """Restore the former configuration after a run without an update: the directory's models still fit that one."""
         if self.former_config:
             self.former_config.replace(self.run_dir / "config.toml")
 

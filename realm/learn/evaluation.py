@@ -208,7 +208,10 @@ def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Ar
 def reported(info: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The statistics of the episodes that have just ended; these names are required."""
     if "_episode" not in info:
-        raise UserCodeError("the environment ended an episode without info['episode'], which must hold its statistics")
+        raise UserCodeError(
+            "the environment ended an episode without info['episode'], which must hold its statistics; "
+            "gymnasium.wrappers.vector.RecordEpisodeStatistics records them"
+        )
     episode: dict[str, Any] = info["episode"]
     for name in names:
         if name not in episode:

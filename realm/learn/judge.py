@@ -109,11 +109,13 @@ class Judge:
             mark = "_sampled" if explore and app.eval_actions == "both" else ""
             statistics |= {f"{name}{mark}": values for name, values in played.statistics.items()}
             ended += played.ended
-            if played.cut and not self._cut:
+            if played.cut and not self._cut and (ended or self._endless):
                 self._cut = played.cut
                 logger.warning("{}", played.cut)
-        # scores are compared with those of as many episodes and steps
-        few = not self._endless if ended == 0 else episodes < app.eval_episodes
+        if ended == 0 and not self._endless:  # again, as short as those that follow: scores of other lengths are others
+            self._endless = True
+            return self.judge(version, env_steps, memory_size)
+        few = ended > 0 and episodes < app.eval_episodes  # scores are compared with those of as many episodes
         self._endless, self._played = ended == 0, episodes
         name, means = main_statistic(statistics), means_of(statistics)
         self.last, self._due = env_steps, next_due(env_steps, app.eval_every_steps)

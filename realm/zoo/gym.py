@@ -354,21 +354,22 @@ def obs_fields(envs: VectorEnv[Any, Any, Any]) -> Fields:
 
 
 def step_fields(envs: VectorEnv[Any, Any, Any], each: bool = False) -> Fields:
-    """`discount`, if an environment has a number `duration`: how long its last step took, in usual ones. `credit`, if
-    it has that, f32 [A]: what each number of the action is paid for itself. each: the algorithm can use this one; else
-    it raises ConfigError."""
-    fields = {"discount": Field((), "float32")} if has_attr(envs, "duration") else {}
-    if has_attr(envs, "credit"):
+    """`discount`, if an environment offers a number `duration`: how long its last step took, in usual ones. `credit`,
+    if it offers that, f32 [A]: what each number of the action is paid for itself. each: the algorithm can use this one;
+    else it raises ConfigError."""
+    fields = {"discount": Field((), "float32")} if offers(envs, "duration") else {}
+    if offers(envs, "credit"):
         if not each:
             raise ConfigError("the reward pays each number of an action alone; that needs PPO with ppo.ratio = 'each'")
         fields["credit"] = Field(tuple(envs.single_action_space.shape or ()), "float32")
     return fields
 
 
-def has_attr(envs: VectorEnv[Any, Any, Any], name: str) -> bool:
-    """Whether the environments, behind their wrappers, have this attribute."""
+def offers(envs: VectorEnv[Any, Any, Any], name: str) -> bool:
+    """Whether `metadata["realm"]` of the environments, behind their wrappers, names this attribute. One that has it by
+    chance, such as a counter `env_steps` of its own, means something else."""
     one = getattr(envs.unwrapped, "envs", [None])[0]
-    return bool(one and one.has_wrapper_attr(name))
+    return bool(one) and name in one.metadata.get("realm", ())
 
 
 def frames_before(obs: Fields, before: int) -> Fields:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.algorithms.batch import Batch, of_a_pass
+from realm.algorithms.distributions import Categorical
 from realm.algorithms.losses import Loss, Outputs
 from realm.algorithms.networks import Obs
 from realm.algorithms.ppo import PPO
@@ -688,6 +689,33 @@ def test_the_norm_of_a_gradient_is_that_of_the_term_in_the_sum(of_critic: bool) 
     assert ("policy_loss_grad_norm" in metrics) != of_critic  # of the part of the network that has the layer
     with pytest.raises(ValueError, match=r"^the network has no parameter 'body'; it has actor_body\.0\.weight, "):
         make_agent(layer="body")
+
+
+@pytest.mark.parametrize(
+    ("function", "of_critic"),
+    [
+        (lambda minibatch, outputs: outputs.value.square().mean(), False),
+        (lambda minibatch, outputs: outputs.entropy.mean(), True),
+        (lambda minibatch, outputs: outputs.entropy, False),
+        (lambda minibatch, outputs: 0.5, False),
+    ],
+    ids=["a value of the policy", "an entropy of the critic", "a vector", "a float"],
+)
+def test_a_loss_that_trains_nothing_is_refused(function: Any, of_critic: bool) -> None:
+    with pytest.raises(UserCodeError, match="the loss 'own' must give one number"):
+        learn(make_agent(losses=[Loss("own", function, of_critic=of_critic)]), recorded(1)[0])
+
+
+def test_a_network_whose_critic_or_width_is_not_found_is_refused() -> None:
+    net: Any = torch.nn.ModuleDict({"actor_head": torch.nn.Linear(STATES, ACTIONS)})
+    with pytest.raises(
+        UserCodeError, match=r"parameters actor_head\.weight, actor_head\.bias; .* must begin with critic"
+    ):
+        PPO(net, TINY, torch.device("cpu"), 3)
+    chunk = recorded(1)[0]
+    agent = make_agent(distribution=Categorical(ACTIONS + 1))
+    with pytest.raises(UserCodeError, match=f"Net gives {ACTIONS} numbers .* must give {ACTIONS + 1} in this"):
+        agent.ppo.act({name: x[:, 0] for name, x in chunk.obs.items()}, np.ones(len(chunk.reward), np.float32))
 
 
 # ---- modes ----

@@ -40,7 +40,7 @@ from realm.policy.local_policy import LocalPolicy
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.user import load_agent, load_config_class, load_definition, load_hyper, load_workflow
 from realm.watch.meters import Meters
-from realm.zoo.gym import action_spec, make_vec, obs_fields
+from realm.zoo.gym import action_spec, make_vec, obs_fields, step_fields
 from tests.cluster import ROOT
 from tests.console import end, realm, start
 from tests.corridor import complete
@@ -199,6 +199,15 @@ def test_a_method_action_masks_is_the_mask(nested: bool) -> None:
     for step in range(2):
         assert obs["legal"].tolist() == [[number != step for number in range(3)]] * 2
         obs = envs.step(np.zeros(2, np.int64))[0]
+
+
+def test_what_an_environment_has_by_chance_is_not_asked_for() -> None:
+    envs = make_vec(1, {"id": "Methodical-v0"}, "")
+    one = envs.unwrapped.envs[0].unwrapped  # type: ignore[attr-defined]
+    one.duration = 200
+    assert step_fields(envs) == {}
+    one.metadata = {"realm": ["duration"]}
+    assert list(step_fields(envs)) == ["discount"]
 
 
 def test_rewards_are_scaled_and_clipped_but_episodes_report_their_own() -> None:

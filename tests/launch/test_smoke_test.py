@@ -149,6 +149,8 @@ def test_only_legal_actions_are_tried():
     legal = np.tile([False, True, False, True, False], (100, 1))
     assert set(_random_action(space, legal, 100, random)) == {1, 3}
     assert set(_random_action(space, np.ones((100, 2), bool), 100, random)) == set(range(5))  # no mask of these actions
+    tried = _random_action(ActionSpec(nvec=(2, 3)), legal, 100, random)
+    assert {*map(tuple, tried.tolist())} == {(1, 1)}
 
 
 def test_actions_that_are_tried_are_within_bounds():

@@ -379,7 +379,7 @@ def test_the_first_evaluation_is_short_and_endless_ones_stay_so(
         (tmp_path / folder).mkdir()
     assert lines("short") == [(8, 8, 5), (16, 16, 5), (20, 20, 5)]
     assert lines("steps", "eval_every_steps=10") == [(8, 8, 5), (20, 20, 5), (20, 20, 5)]
-    assert lines("endless", "env.length=0") == [(8, 0, 200), (8, 0, 50), (8, 0, 50)]
+    assert lines("endless", "env.length=0") == [(8, 0, 50), (8, 0, 50), (8, 0, 50)]
     assert sum("did not end within" in line for line in logged) == 1
     assert json.loads((tmp_path / "endless" / "evaluations.jsonl").read_text().splitlines()[-1])["best"] == 50
 

@@ -146,8 +146,12 @@ def test_models_of_another_network_or_other_shapes(tmp_path):
     assert "/nonexistent/x" in sentence(finished(*model, "--json", "/nonexistent/x"))
     assert "bogus" in sentence(finished(*model, "--set", "env.bogus=1"))
 
+    # nor does one that has nothing left to do change it
+    assert start(tmp_path, "run_name=one", "diy.lr_start=1e-5").returncode == 0
+    assert config.read_text() == before
+
     # one that is accepted is written, and the former one kept
-    assert start(tmp_path, "run_name=one", "diy.lr_start=1e-5", "max_env_steps=600").returncode == 0
+    assert start(tmp_path, "run_name=one", "diy.lr_start=1e-5", "max_env_steps=2000").returncode == 0
     assert (config.parent / "config.toml.1").read_text() == before
     assert "lr_start" in config.read_text()
 

@@ -104,7 +104,6 @@ class Mario(gymnasium.Env[Array, Any]):
         self._levels, self._played = levels, dict[str, Level]()
         self._rows, self._columns = edges(0 if status_line else _STATUS, 224, SIDE), edges(0, 240, SIDE)
         self._skip, self._durations = skip, actions == "durations"
-        self.metadata = {**self.metadata, "render_fps": FPS / ((least + most) / 2 if self._durations else skip)}
         self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
         self._of_action = [bits_of(names) for names in SETS.get(actions, ())]
         shape = (SIDE, SIDE, shots) if self._durations else (SIDE, SIDE)
@@ -115,6 +114,9 @@ class Mario(gymnasium.Env[Array, Any]):
         elif self._durations:
             self.action_space = spaces.Box(-1.0 if signed else 0.0, 1.0, (len(BUTTONS),))
             self.duration = 1.0  # of the last decision, in those of `skip` frames: the discount goes by it
+        offered = [name for name in ("env_steps", "credit", "duration") if hasattr(self, name)]
+        frames = (least + most) / 2 if self._durations else skip  # of a decision, about
+        self.metadata = {**self.metadata, "render_fps": FPS / frames, "realm": offered}
         self._game = self._level(levels[0])  # what is missing is missed before a run begins
         if self._starts:
             self._game.reset()

@@ -7,11 +7,11 @@ import numpy as np
 
 from realm.chunk import ChunkBuilder
 from realm.contract import Chunk, Policy, WorkflowContext
-from realm.zoo.gym import has_attr
+from realm.zoo.gym import offers
 
 
 def workflow(envs: Any, policy: Policy, context: WorkflowContext) -> Iterator[Chunk]:
-    tells = has_attr(envs, "env_steps")  # to an environment with a curriculum
+    tells = offers(envs, "env_steps")  # to an environment with a curriculum
     if tells:
         envs.unwrapped.set_attr("env_steps", context.env_steps())
     obs, _ = envs.reset(seed=context.seed)

@@ -37,15 +37,15 @@ class Agent:
         of = spec.obs, spec.action, config
         own = config, torch.device(device), seed, distribution_of(spec.action, config.ratio == "each")
         losses = [imitation(config.imitation)] if config.imitation else []
-        self.acting: tuple[str, ...] = ("actor_net.", "trunk.", "observations.")  # the critic stays with the learner
         if config.memory != "none":
-            self.acting = ("",)  # but not where it shares the memory
             network = GRUNetwork if config.memory == "gru" else attention_network
             self.model: nn.Module = network(*of).to(device)
             self.ppo: PPO = RecurrentPPO(self.model, *own, losses)
         else:
             self.model = ActorCritic(*of).to(device)
             self.ppo = PPO(self.model, *own, losses, cut=Windows if config.frames > 1 else Rows)
+        # the critic stays with the learner
+        self.acting = tuple(name for name in self.model.state_dict() if not name.startswith("critic"))
 
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays, Arrays]:
         return self.ppo.remember(obs, context)
