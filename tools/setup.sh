@@ -41,7 +41,7 @@ if [ "$(cat .venv/made-from 2>/dev/null || true)" != "$wanted" ]; then
         echo "error: no Python of version 3.10 or newer was found; install Python 3.11 (python3.11 must be on the PATH)" >&2
         exit 2
     fi
-    for pid in $(pgrep -f '[.]venv/bin/python[0-9.]* -m realm (start|resume|sweep)' 2> /dev/null || true); do
+    for pid in $(pgrep -f '[.]venv/bin/python[0-9.]* (-m |[^ ]*/)realm (start|resume|sweep|host)' 2> /dev/null || true); do
         # started as .venv/bin/python in this folder; without /proc any of them counts
         if [ -e .venv ] && [ "$(readlink "/proc/$pid/cwd" 2> /dev/null || echo "$PWD")" = "$PWD" ]; then
             echo "error: the locked requirements have changed, but a run still uses .venv; end it first: .venv/bin/python -m realm stop all" >&2

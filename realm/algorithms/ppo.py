@@ -137,7 +137,10 @@ class PPO:
                 steps = [joined([part.result() for part in parts]) for parts in pending]
         finally:
             self.network.train(False)
-        if self.settings.kl_target and (kl := kl_of(pending[-len(passes[-1]) :], self.group)) is not None:
+        of_last = (
+            pending[-len(passes[-1]) :] if len(pending) > 1 else []
+        )  # before its first step a policy has not moved
+        if self.settings.kl_target and (kl := kl_of(of_last, self.group)) is not None:
             self.lr_scale = self.settings.lr_scale(self.lr_scale, kl)
         result = dataclasses.asdict(now) | means(steps, self.settings.clip, self.group)
         if count:
@@ -220,4 +223,5 @@ class PPO:
         for part, saved in zip(self.parts, state["optimizers"], strict=True):
             part.adam.load_state_dict(saved)
         self.generator.set_state(state["generator"])
-        self.lr_scale = state.get("lr_scale", 1.0)  # older checkpoints have none
+        # older checkpoints have none; without kl_target nothing would ever bring it back to 1
+        self.lr_scale = state.get("lr_scale", 1.0) if self.settings.kl_target else 1.0

@@ -172,13 +172,14 @@ class Settings(Checked):
 class EncoderSettings(Checked):
     """Of the encoder that all networks begin with (`networks.py`)."""
 
+    hidden: int = 64  # width of the two hidden layers; on a shared trunk there is one, and with images there none
     frames: int = 1  # observations that the network sees at once, the newest last
     channels: tuple[int, ...] = ()  # of the convolutions on an image, three at most; empty: 32, 64 and 64
     precision: str = "fp32"  # of an image's gradients: "fp32", "bf16", or "auto": bf16 if the machine is fast with it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("frames",), 1)
+        self.check_least(("hidden", "frames"), 1)
         self.check("channels", len(self.channels) < 4 and min(self.channels, default=1) > 0, "up to 3 numbers from 1")
         self.check_choices({"precision": PRECISIONS})
 
@@ -189,7 +190,6 @@ class NetworkSettings(EncoderSettings, Settings):
 
     advantages: ClassVar[tuple[str, ...]] = (*Settings.advantages, "q")
 
-    hidden: int = 64  # width of the two hidden layers of actor and critic; none are behind images on a shared trunk
     activation: str = "tanh"  # between them: "tanh" or "relu"
     orthogonal: bool = True  # first weights: orthogonal, with small ones for the actions; or as torch makes them
     log_std: float = 0.0  # of continuous actions at first: the log of the standard deviation, in halves of the range
@@ -200,9 +200,10 @@ class NetworkSettings(EncoderSettings, Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(("hidden", "memory_steps", "memory_layers"), 1)
+        self.check_least(("memory_steps", "memory_layers"), 1)
         self.check("log_std", abs(self.log_std) <= 10, "from -10 to 10")
-        for name, usual in {"channels": (), "frames": 1, "activation": "tanh", "precision": "fp32"}.items():
+        with_memory = {"channels": (), "frames": 1, "activation": "tanh", "precision": "fp32", "orthogonal": True}
+        for name, usual in with_memory.items():
             self.check(name, self.memory == "none" or getattr(self, name) == usual, f"{usual!r} with a memory")
         self.check_choices({"activation": ("tanh", "relu"), "memory": ("none", "gru", "attention")})
         self.check("hidden", self.memory != "attention" or self.hidden % 4 == 0, "a multiple of 4 with attention")

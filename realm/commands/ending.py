@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from realm.commands.locate import runs_folder
+from realm.config.load import load_config
+from realm.errors import ConfigError
 from realm.files import from_here
 from realm.learn.results import best_model, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores
@@ -63,6 +66,12 @@ def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
     while 0 < further <= env_steps:
         further *= 2
     past = f" --set max_env_steps={further}" if further > limit else ""
+    with suppress(ConfigError):  # it was damaged meanwhile
+        config = load_config(run_dir / "config.toml")
+        if (
+            past and 0 < config.hyper.get("total_env_steps", 0) < further
+        ):  # where schedules end, as of the learning rate
+            past += f" {config.app.hyper_table}.total_env_steps={further}"
     return f"{called()} resume {shlex.quote(str(run_dir))}{past}"
 
 

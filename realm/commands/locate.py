@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -115,8 +116,9 @@ def run_folder(name: str, log_dir: str | None) -> Path:
             raise ConfigError(f"{folder}: no run is there yet; train one with `realm start`")
         return runs[-1]
     for path in (Path(name), folder / name):
-        if (path / "config.toml").is_file() or (path / "run.json").is_file():
-            return path
+        with suppress(OSError):  # a name that is too long, a folder of somebody else
+            if (path / "config.toml").is_file() or (path / "run.json").is_file():
+                return path
     near = did_you_mean(name, [path.name for path in runs])
     raise ConfigError(f"{name}: there is no such run, neither here nor in {folder}{near}; `realm runs` lists them")
 

@@ -144,7 +144,10 @@ def draw(groups: Mapping[str, Sequence[Path]], out: Path, tag: str = "") -> None
     for number, (label, runs) in enumerate(read.items()):
         for one, (what, style) in tags.items():
             there = [curves[one] for curves in runs if one in curves]
-            _draw_line(axes, there, color=f"C{number}", label=f"{label}{what}", **style)
+            some = f", {len(there)} of them" if len(there) < len(runs) else ""
+            _draw_line(axes, there, color=f"C{number}", label=f"{label}{some}{what}", **style)
+        if not any(one in curves for curves in runs for one in tags):
+            say(f"{label}: is not in the picture, since it has no curve {' or '.join(tags)}", to_stderr=True)
     axes.grid(alpha=0.3)
     axes.legend()
     with writing(out):

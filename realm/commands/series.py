@@ -31,7 +31,7 @@ from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, config_file
 from realm.commands.parser import Commands
 from realm.commands.spawn import start_run
 from realm.config.keys import AppConfig
-from realm.config.load import SWEEP, RunConfig, with_base
+from realm.config.load import SWEEP, RunConfig, load_config, with_base
 from realm.config.toml import toml_value
 from realm.errors import ConfigError, UserError, did_you_mean, one_line, to_install
 from realm.launch.rundir import read_run
@@ -40,7 +40,6 @@ from realm.user import hyper_keys, hyper_of
 from realm.watch.status import named, say, table
 
 SET_HELP = "override keys, repeatable; `realm config` lists them"
-_USER = UserError.exit_code
 _WORDS = ("low", "high", "log", "step")
 _DIGITS = 4  # of a number that was chosen, so that a person can type it
 _SHOWN = 10  # of the best trials
@@ -78,12 +77,11 @@ def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: S
     folders, worst = [Path(app.log_dir) / f"{app.run_name}-seed{seed}" for seed in seeds], 0
     for seed, folder in zip(seeds, folders, strict=True):
         if has_ended(folder, app):
+            _check_settings(folder, config)
             say(f"{folder}: has come to its end")
             continue
         say(f"{folder}: seed {seed}")
-        code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"])
-        if code == _USER:
-            return code  # it would be the same with every seed
+        code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"], folder)
         worst = max(worst, code if code >= 0 else 128 - code)  # a shell's code for a process that a signal has ended
     say(*seed_table(folders))
     return worst
@@ -110,6 +108,16 @@ def has_ended(run_dir: Path, app: AppConfig) -> bool:
     if run.cause.startswith("max_seconds"):
         return run.cause.startswith(f"max_seconds = {app.max_seconds:g} ")
     return "workflow" in run.cause or run.cause.startswith("on_")
+
+
+def _check_settings(run_dir: Path, config: RunConfig) -> None:
+    """Refuse to count a run that has come to its end with another environment or other hyper-parameters."""
+    had, has = load_config(run_dir / "config.toml").settings(), config.settings()
+    for key in (key for key in config.places if key in has and has[key] != had.get(key)):
+        raise ConfigError(
+            f"{config.places[key]}: key {key!r} is {has[key]!r}, but {run_dir} has come to its end with "
+            f"{had.get(key)!r}; choose another run_name"
+        )
 
 
 class Result(NamedTuple):
@@ -206,9 +214,11 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
             chosen = [f"{key}={text_of(trial, key)}" for key in trial.params if key in space]
             run_dir = Path(app.log_dir) / f"{app.run_name}-trial{trial.number}"
             say(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}")
-            code = 0
-            if not has_ended(run_dir, app):
-                code = start_run(path, [*overrides, *chosen, f"run_name={run_dir.name}"])
+            settings, code = [*overrides, *chosen], 0
+            if has_ended(run_dir, app):
+                _check_settings(run_dir, projects().load(path, settings, hyper_keys))
+            else:
+                code = start_run(path, [*settings, f"run_name={run_dir.name}"], run_dir)
             score = _score(run_dir) if code == 0 else None
             study.tell(trial.number, score, state=None if score is not None else optuna.trial.TrialState.FAIL)
             failures = 0 if score is not None else failures + 1
@@ -286,8 +296,8 @@ def _check_space(space: Mapping[str, Values], path: str, overrides: Sequence[str
 @contextmanager
 def _owned(journal: Path) -> Iterator[None]:
     """Keep other sweeps of this name out."""
-    journal.parent.mkdir(parents=True, exist_ok=True)
     try:
+        journal.parent.mkdir(parents=True, exist_ok=True)
         file = open(journal, "ab")  # noqa: SIM115 - closed below
     except OSError as error:
         raise ConfigError(f"{journal}: {error.strerror}; it must be a file that can be written") from error

@@ -18,7 +18,7 @@ from realm.config.load import RunConfig
 from realm.errors import ConfigError
 from realm.files import set_aside
 from realm.launch.environment import for_python
-from realm.launch.rundir import find_runs
+from realm.launch.rundir import find_runs, read_run
 from realm.launch.signals import ends
 from realm.watch.status import say
 
@@ -89,17 +89,20 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
 def _moved(log: Path, to: Path) -> Path:
     """The log of a run that is starting, in its folder; an earlier session's there is set aside."""
     if log != to:
-        if to.exists():
-            set_aside(to)
-        log.rename(to)
+        try:
+            if to.exists():
+                set_aside(to)
+            log.rename(to)
+        except OSError:  # the folder is a link to another disk
+            return log
     return to
 
 
-def start_run(config: str, settings: Sequence[str]) -> int:
-    """`realm start` in a process and a session of its own; returns its exit code.
+def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
+    """`realm start` in a process and a session of its own, of the run in this folder; returns its exit code.
 
     Signals go on to it, once each: in one session Ctrl+C would reach it twice, and a second one ends a run at once.
-    Raises KeyboardInterrupt after its end if one came.
+    Raises KeyboardInterrupt after its end if one came, here or there, as by `realm stop`.
     """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -119,7 +122,8 @@ def start_run(config: str, settings: Sequence[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if received:
+    run = read_run(run_dir)
+    if received or (code == 0 and run and " received" in run.cause):
         say("stopped; the same command goes on", to_stderr=True)
         raise KeyboardInterrupt
     return code

@@ -178,7 +178,7 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
     run_dir = prepared.run_dir
     if hosts:
         hosts.begin(prepared.config, run_dir)
-    supervisor = Supervisor(prepared, decided.own_network, hosts, decided.dealt)
+    supervisor = Supervisor(prepared.settled(), decided.own_network, hosts, decided.dealt)
     with display(str(run_dir), STOPS, app.level) as show:
         code = supervisor.run(show)
     write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause, supervisor.ran)

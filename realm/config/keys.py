@@ -76,9 +76,9 @@ class AppConfig:
     replay_buffer_capacity: Count | Auto = "auto"
     """Samples that the buffer holds; auto for rows of a replay memory: a million, or what fits into half the memory."""
     preload_ratio: Annotated[float, Meta(ge=1)] = 2.0
-    """Training starts when the buffer has received capacity / preload_ratio samples."""
+    """Training starts when the buffer has received capacity / preload_ratio samples, unless warm_up_steps says when."""
     train_batch_size: Count | Auto = "auto"
-    """Samples of one update; auto takes one round of all workers, N x E."""
+    """Samples of one update; auto takes one round of all workers, N x E, or of a replay memory one minibatch."""
     warm_up_steps: Limit | Auto = "auto"
     """Off-policy: env steps before the first update, or more until there is a row of n steps. 0: preload_ratio decides;
     auto: what the package prefers, else 0, or 1000 for rows of a replay memory, at most half of max_env_steps."""

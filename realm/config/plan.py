@@ -169,14 +169,19 @@ def decide(app: AppConfig, machine: Machine, preferences: Preferences | None = N
     return Decided(app, why, app.buffer_backend == "reverb" and machine.own_network, _deal(app, machine))
 
 
-def with_replay(decided: Decided, step_bytes: int, usable: int) -> Decided:
-    """Decide what depends on the size of a step, for rows (`Spec.draw`): the memory's size, and a warm-up to go with
-    it, where the configuration leaves them open. usable: bytes of memory."""
+def with_replay(decided: Decided, step_bytes: int, usable: int, rows: int) -> Decided:
+    """Decide what depends on the size of a step, for rows (`Spec.draw`): the memory's size, a warm-up to go with it,
+    and how many are drawn, where the configuration leaves them open. usable: bytes of memory; rows: of a gradient
+    step."""
     app, why = decided.app, dict(decided.why)
     if "replay_buffer_capacity" in why:
         steps = min(_REPLAY_STEPS, int(_REPLAY_SHARE * usable / step_bytes))
         app = dataclasses.replace(app, replay_buffer_capacity=max(int(app.replay_buffer_capacity), steps))
         why["replay_buffer_capacity"] = f"{steps:,} steps of {step_bytes:,} bytes"
+    rows = min(rows, int(app.replay_buffer_capacity))
+    if "train_batch_size" in why and int(app.train_batch_size) < rows:
+        app = dataclasses.replace(app, train_batch_size=rows)
+        why["train_batch_size"] = "rows of one gradient step"
     if "warm_up_steps" in why and app.warm_up_steps == 0:
         most = min(int(app.replay_buffer_capacity), app.max_env_steps or _FIRST_STEPS * 2) // 2
         app = dataclasses.replace(app, warm_up_steps=min(_FIRST_STEPS, most))

@@ -86,6 +86,19 @@ class _NoInput(io.TextIOWrapper):
         raise _NoTerminalError
 
 
+class _Output(io.TextIOWrapper):
+    """Standard output of a role, its log: where the disk is full, what somebody prints is lost, and the run goes on."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
 def _give_way() -> None:
     """Lower this process's priority, also where the kernel shares CPU time by session (autogroup). Not for the
     supervisor to do: before the new process leads its session, that would slow down the terminal's."""
@@ -108,6 +121,10 @@ def run_role(args: ChildArgs) -> int:
     if ROLES[args.role].spare:
         end_first()
     sys.stdin = _NoInput(open(os.devnull, "rb"))  # noqa: SIM115 - open as long as the process
+    sys.stdout, sys.stderr = (
+        _Output(open(number, "wb", 0, closefd=False), "utf-8", "backslashreplace", write_through=True)  # noqa: SIM115
+        for number in (1, 2)
+    )
     gc.disable()  # imports make no garbage; `Link.ready` enables it again
     # the supervisor asks a silent role for its stacks. Only this thread's, which sends the reports: to walk the frames
     # of others that run, as in a process that was stopped and goes on, crashes now and then

@@ -89,7 +89,7 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
             "learns from newly played rounds alone; it must be on-policy, or in realm.zoo.ppo the advantage 'q'"
         )
     if spec.draw:
-        decided = with_replay(decided, spec.row_bytes, usable)
+        decided = with_replay(decided, spec.row_bytes, usable, getattr(hyper, "minibatch_size", 1))
         config, plan = dataclasses.replace(config, app=decided.app), make_plan(decided.app)
     check_rows(plan, spec)
     check_memory(
@@ -133,8 +133,8 @@ def _tell(config: RunConfig, decided: Decided, plan: Plan, beginning: list[str])
 
 
 def _check_models(config: RunConfig, plan: Plan, spec: Spec, fresh: bool) -> None:
-    """Refuse to resume or preload models of other shapes, before anything is written and without torch; and to resume a
-    run that would reach its limit before it trains."""
+    """Refuse to resume models of other shapes, or to preload what is not there, before anything is written and without
+    torch; and to resume a run that would reach its limit before it trains."""
     app = config.app
     run_dir = Path(app.log_dir) / app.run_name if app.run_name and not fresh else None
     newest = newest_model(run_dir) if run_dir else None

@@ -18,6 +18,7 @@ from loguru import logger
 
 from realm.contract import Evaluation
 from realm.errors import ConfigError, one_line
+from realm.files import from_here
 from realm.launch import decisions
 from realm.launch.child import ChildArgs, run_role
 from realm.launch.decisions import WORKERS_A_CORE, Role
@@ -106,7 +107,7 @@ class Supervisor:
                     self.run_file.state = "judging" if run.last_model and not run.wishes.first else "stopping"
                 elif self.run_file.state == "starting" and run.is_ready():
                     self.run_file.state, self.board.trains_since = "running", time.monotonic()
-                    logger.info("all roles are ready; curves: realm tensorboard {}", self.run_dir)
+                    logger.info("all roles are ready; curves: realm tensorboard {}", from_here(self.run_dir))
                     self._say_traffic()
                 self._record()
                 if run.stopping_since is None or run.learner.process is not None:

@@ -579,6 +579,9 @@ def test_the_learning_rate_follows_the_kl(lr: float, factor: float) -> None:
     resumed = make_agent(settings)
     resumed.ppo.load_state_dict(training.agent.ppo.state_dict())
     assert resumed.ppo.lr_scale == training.agent.ppo.lr_scale
+    without = make_agent(dataclasses.replace(settings, kl_target=0.0))
+    without.ppo.load_state_dict(training.agent.ppo.state_dict())
+    assert without.ppo.lr_scale == 1.0
     assert settings.lr_scale(100.0, 0.0) == 100.0  # where a policy cannot move, it does not grow for ever
     assert settings.lr_scale(1.0, 0.01) == 1.0
 
@@ -618,7 +621,11 @@ def test_a_later_pass_weighs_by_the_policy_before_the_update() -> None:
     assert not torch.equal(agent.ppo.estimate(chunk, now, stale=True).advantage, first.advantage)
 
 
-def test_the_learning_rate_stays_where_no_step_was_made() -> None:
+def test_the_learning_rate_stays_where_no_step_was_made_or_a_single_one() -> None:
+    """Before its first step a policy has not moved."""
+    agent = make_agent(dataclasses.replace(TINY, kl_target=0.01, epochs=1, minibatch_size=10_000), seed=9)
+    learn(agent, recorded(1)[0])
+    assert agent.ppo.lr_scale == 1.0
     agent = make_agent(dataclasses.replace(TINY, kl_target=0.01))
     chunk = recorded(3)[2]
     chunk.reward[:] = np.inf

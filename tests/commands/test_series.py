@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from realm.commands import main as cli
 from realm.commands import series as seeds_module
 from realm.commands.plot import band, groups_of
 from realm.commands.series import has_ended, read_space, seed_table, text_of
+from realm.commands.spawn import start_run
 from realm.commands.train import configuration_of
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
@@ -121,6 +124,8 @@ def test_seeds_go_on_where_they_were_stopped(tmp_path: Path) -> None:
     assert '"max_env_steps = 12000 reached"' in (tmp_path / "cart-seed4" / "run.json").read_text()
     code, out, _ = end(start(*words))
     assert out.count("has come to its end") == 2
+    code, out, err = end(start(*words, "--set", "cartpole.hidden=128"))
+    assert (code, "cart-seed3 has come to its end with 64; choose another run_name" in err) == (2, True), err
     code, out, err = realm("resume", tmp_path / "cart-seed3", "--set", "max_env_steps=13000")
     assert code == 0, err
     assert "changed since its last start: max_env_steps: 12000 -> 13000" in err
@@ -259,6 +264,14 @@ def test_a_run_that_was_killed_is_no_success(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(seeds_module, "start_run", lambda *_: next(codes))
     words = ["start", *CARTPOLE, "--set", f"log_dir={tmp_path}", "run_name=cart", "--seeds", "3", "4"]
     assert cli.main(words) == 128 + 9
+
+
+def test_a_run_that_somebody_stopped_stops_its_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realm.commands.spawn.start_realm", lambda _: subprocess.Popen(["true"]))
+    for cause in ("SIGTERM received", "max_env_steps = 9 reached"):
+        a_run(tmp_path / cause[:3], 9, cause)
+        with pytest.raises(KeyboardInterrupt) if "SIGTERM" in cause else nullcontext():
+            assert start_run("conf/cartpole.toml", [], tmp_path / cause[:3]) == 0
 
 
 @pytest.mark.parametrize(

@@ -171,14 +171,15 @@ def test_off_policy_one_environment_and_one_thread_are_enough() -> None:
 def test_a_replay_memory_is_as_large_as_is_of_use() -> None:
     decided = decide(AppConfig(**OFF_POLICY), SMALL)
     for step, usable, steps in ((130, 16 << 30, 1_000_000), (8000, 4 << 30, 268_435), (8000, 1000, 32)):
-        app = with_replay(decided, step, usable).app
+        app = with_replay(decided, step, usable, 256).app
         assert (app.replay_buffer_capacity, app.warm_up_steps) == (steps, min(1000, steps // 2))
+        assert app.train_batch_size == min(256, steps)
     short = decide(AppConfig(**OFF_POLICY, max_env_steps=300), SMALL)
-    assert make_plan(with_replay(short, 130, 16 << 30).app).warm_up_steps == 150
+    assert make_plan(with_replay(short, 130, 16 << 30, 1).app).warm_up_steps == 150
     with pytest.raises(ConfigError, match="max_env_steps is 300"):
         make_plan(decide(AppConfig(**OFF_POLICY, max_env_steps=300, warm_up_steps=300), SMALL).app)
-    asked = decide(AppConfig(**OFF_POLICY, replay_buffer_capacity=500, warm_up_steps=0), SMALL)
-    assert with_replay(asked, 130, 16 << 30) == asked
+    asked = decide(AppConfig(**OFF_POLICY, replay_buffer_capacity=500, warm_up_steps=0, train_batch_size=8), SMALL)
+    assert with_replay(asked, 130, 16 << 30, 256) == asked
 
 
 def test_what_was_asked_for_is_taken() -> None:

@@ -22,5 +22,6 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_least(("hidden",), 1)
         self.check("shared_trunk", not self.shared_trunk, "false, since actor and critic share no weights here")
         self.check("value_source", self.value_source == "learner", "'learner', since the critic does not act")

@@ -9,5 +9,5 @@ from realm.algorithms.settings import EncoderSettings, SACSettings
 @dataclass(frozen=True)
 class Config(EncoderSettings, SACSettings):
     table: ClassVar[str] = "sac"
-    hidden: int = 256  # width of the two hidden layers of actor and critics
+    hidden: int = 256
     chunk_length: int = 20  # steps between two sends to the buffer
