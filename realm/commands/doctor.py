@@ -303,10 +303,7 @@ def _runs(folder: Path) -> Finding:
             orphans.append(f"{path} ({', '.join(map(str, pids))})")
         elif run.state not in ("stopped", "failed"):
             killed.append(str(path))
-    left = [str(path) for path in sorted(folder.glob("start-*.log")) if not _lives(path.stem.rpartition("-")[2])]
+    logs = sorted(folder.glob("start-*.log"))
+    left = [str(path) for path in logs if not Path("/proc", path.stem.rpartition("-")[2]).exists()]
     left += [str(path) for path in sorted(folder.glob(".removing-*"))]
     return check_runs(orphans, killed, left)
-
-
-def _lives(pid: str) -> bool:
-    return pid.isdigit() and Path("/proc", pid).exists()

@@ -261,7 +261,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             bad = checks.bad_rows(obs, reward, self._ended)
             fresh = [row for row in np.flatnonzero(bad).tolist() if row not in self._bad]
             nobody_knows = bad.all() or np.shape(reward) != bad.shape
-            if nobody_knows or self._doubtful.intersection(fresh) or self._is_bad_for_long():
+            for_long = max(self._bad.values(), default=0) >= _MOST_BAD_STEPS
+            if nobody_knows or for_long or self._doubtful.intersection(fresh):
                 raise
             obs, reward = (
                 checks.finite(obs),
@@ -274,9 +275,6 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._bad |= dict.fromkeys(fresh, 0)
             self._doubtful.update(fresh)
         return obs, reward, terminated, truncated, info
-
-    def _is_bad_for_long(self) -> bool:
-        return max(self._bad.values(), default=0) >= _MOST_BAD_STEPS
 
     def without_spoiled(self, items: Arrays, whole: bool) -> Arrays | None:
         """A round without the chunks of environments that failed in it; None if nothing is left to train on.

@@ -147,7 +147,8 @@ class Codec:
                 f"must be at most {_MAX_ARRAYS} arrays of {self.max_bytes} bytes"
             )
         bodies: list[Any] = [b"".join([arrays[name].tobytes() for name in layout.small])] if layout.small else []
-        bodies += [_elements(arrays[name]) for name in layout.large]
+        # the bytes of its elements in C order; a copy only if it is not contiguous
+        bodies += [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data for name in layout.large]
         header = _Header(
             self.run_id,
             self.schema,
@@ -202,11 +203,6 @@ class Codec:
             name: np.ndarray(shape, dtype, bodies[body], offset) for name, dtype, shape, body, offset in layout.places
         }
         return Message(header.kind, header.seq, header.meta, arrays, header.sender, header.incarnation)
-
-
-def _elements(array: Array) -> Any:
-    """The bytes of an array's elements in C order; a copy only if the array is not contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class _Layout(NamedTuple):
