@@ -94,10 +94,6 @@ class _Output(io.TextIOWrapper):
             super().write(text)
         return len(text)
 
-    def flush(self) -> None:
-        with suppress(OSError):
-            super().flush()
-
 
 def _give_way() -> None:
     """Lower this process's priority, also where the kernel shares CPU time by session (autogroup). Not for the

@@ -20,6 +20,7 @@ import pytest
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
 from realm.launch import place as place_
+from realm.launch.child import _Output
 from realm.launch.environment import role_environment
 from realm.launch.place import place, start_fork_server, starved_s
 from realm.launch.ports import check_ports
@@ -290,3 +291,9 @@ def test_what_a_role_may_see(environment):
 def test_a_taken_port_names_its_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
         check_ports(AppConfig(base_port=listener.getsockname()[1]))
+
+
+def test_what_is_printed_on_a_full_disk_is_lost() -> None:
+    with _Output(open("/dev/full", "wb", 0), write_through=True) as full:  # noqa: SIM115 - closed with it
+        for text in ("one", "x" * 100_000):
+            print(text, file=full, flush=True)
