@@ -294,6 +294,6 @@ def test_a_taken_port_names_its_owner() -> None:
 
 
 def test_what_is_printed_on_a_full_disk_is_lost() -> None:
-    with _Output(open("/dev/full", "wb", 0), write_through=True) as full:  # noqa: SIM115 - closed with it
+    with _Output(open("/dev/full", "wb", 0), write_through=True) as full:
         for text in ("one", "x" * 100_000):
             print(text, file=full, flush=True)
