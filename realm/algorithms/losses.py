@@ -160,7 +160,7 @@ def by_graph(network: Network, part: Part, minibatch: Batch, distribution: Distr
     terms: list[Tensor] = []
     for loss in part.losses:
         value = loss.function(minibatch, outputs)
-        if not isinstance(value, Tensor) or value.dim() or not value.requires_grad:
+        if not isinstance(value, Tensor) or value.dim() or (not value.requires_grad and value.isnan()):
             raise UserCodeError(
                 f"the loss {loss.name!r} must give one number, f32 [], that depends on what it trains: without a "
                 "shared trunk one with of_critic=True trains the critic, by `value`, and others the policy"

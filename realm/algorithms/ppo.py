@@ -137,9 +137,8 @@ class PPO:
                 steps = [joined([part.result() for part in parts]) for parts in pending]
         finally:
             self.network.train(False)
-        of_last = (
-            pending[-len(passes[-1]) :] if len(pending) > 1 else []
-        )  # before its first step a policy has not moved
+        # before its first step a policy has not moved
+        of_last = pending[-len(passes[-1]) :] if len(pending) > 1 else []
         if self.settings.kl_target and (kl := kl_of(of_last, self.group)) is not None:
             self.lr_scale = self.settings.lr_scale(self.lr_scale, kl)
         result = dataclasses.asdict(now) | means(steps, self.settings.clip, self.group)

@@ -68,9 +68,7 @@ def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
     past = f" --set max_env_steps={further}" if further > limit else ""
     with suppress(ConfigError):  # it was damaged meanwhile
         config = load_config(run_dir / "config.toml")
-        if (
-            past and 0 < config.hyper.get("total_env_steps", 0) < further
-        ):  # where schedules end, as of the learning rate
+        if past and 0 < config.hyper.get("total_env_steps", 0) < further:  # schedules end there
             past += f" {config.app.hyper_table}.total_env_steps={further}"
     return f"{called()} resume {shlex.quote(str(run_dir))}{past}"
 

@@ -24,6 +24,7 @@ from realm.config.load import EVAL_SEED, RunConfig, load_config
 from realm.config.plan import decide, make_plan, this_machine
 from realm.config.toml import toml_value
 from realm.errors import ConfigError
+from realm.files import from_here
 from realm.launch.environment import enter_learner_environment, role_environment
 from realm.launch.place import start_fork_server
 from realm.launch.ports import check_ports
@@ -165,7 +166,7 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
         prepared = prepare(config, decided, fresh)
         with apart(over=True):
             ended = local.run(prepared)
-        say_ending(prepared.run_dir, ended.status("stopped"), 0)
+        say_ending(from_here(prepared.run_dir), ended.status("stopped"), 0)
         return 0
     _say_which(config)
     start_fork_server(role_environment("learner", plan))  # it imports torch while this process runs the checks
@@ -178,8 +179,8 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
     run_dir = prepared.run_dir
     if hosts:
         hosts.begin(prepared.config, run_dir)
-    supervisor = Supervisor(prepared.settled(), decided.own_network, hosts, decided.dealt)
-    with display(str(run_dir), STOPS, app.level) as show:
+    supervisor = Supervisor(prepared, decided.own_network, hosts, decided.dealt)
+    with display(str(from_here(run_dir)), STOPS, app.level) as show:
         code = supervisor.run(show)
     write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause, supervisor.ran)
     if not supervisor.board.total("learner", "updates"):
@@ -187,7 +188,7 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
     if supervisor.state.trace:
         logger.error("the last lines of the traceback:\n{}", supervisor.state.trace)
     logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.state.cause)
-    say_ending(run_dir, supervisor.status(), code)
+    say_ending(from_here(run_dir), supervisor.status(), code)
     return code
 
 

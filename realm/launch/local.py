@@ -20,6 +20,7 @@ from realm.contract import Arrays, Report, Version, WorkflowContext
 from realm.contract.versions import seed_of
 from realm.data.buffer import NO_ROOM, ReplayBuffer, make_replay_buffer
 from realm.errors import LEFT_DEBUGGER, RunError, Stopped, UserError, one_line, place_of_function
+from realm.files import from_here
 from realm.launch.hooks import Hooks
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
@@ -43,7 +44,7 @@ _SHOW_EVERY_S = 0.2
 
 def run(prepared: Prepared) -> OneProcess:
     """Train until a limit or a signal; returns what has run."""
-    title, prepared = str(prepared.run_dir), prepared.settled()
+    title = str(from_here(prepared.run_dir))
     record = partial(_record_end, prepared)
     with _recorded(prepared), display(title, STOPS, prepared.config.app.level) as show, listening(record) as wishes:
         one = None

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that passed all checks. config: with every value decided, as in its config.toml."""
+    """A run that passed all checks. config: with every value decided, as in its config.toml. Paths are absolute, since
+    user code may change the current directory."""
 
     config: RunConfig
     plan: Plan
@@ -45,12 +46,6 @@ class Prepared:
     keys: CurveKeys | None
     former_config: Path | None = None
     """The kept configuration of an earlier run in this directory, if it differed."""
-
-    def settled(self) -> Prepared:
-        """With absolute paths, for a process whose current directory user code may change."""
-        former = self.former_config and self.former_config.absolute()
-        config, run_dir = self.config.settled(), self.run_dir.absolute()
-        return dataclasses.replace(self, config=config, run_dir=run_dir, former_config=former)
 
     def put_back_config(self) -> None:
         """Restore the former configuration after a run without an update: the directory's models still fit that one."""
@@ -110,7 +105,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
         reason = f"{error.filename or config.app.log_dir}: {error.strerror}"
         raise ConfigError(f"{place}: key 'log_dir': {reason}; it must be a writable folder") from error
     _tell(config, decided, plan, run_file.beginning)
-    return Prepared(config, plan, spec, run_dir, run_file, keys, former)
+    former = former and former.absolute()
+    return Prepared(config.settled(), plan, spec, run_dir.absolute(), run_file, keys, former)
 
 
 def _tell(config: RunConfig, decided: Decided, plan: Plan, beginning: list[str]) -> None:

@@ -143,6 +143,11 @@ class Board:
     def _statistic(self) -> str:
         return "episode/score" if "episode/score" in self._episodes else "episode/return"
 
+    def recent_of(self, role: str) -> dict[str, float]:
+        """Name -> smoothed mean of each value that a role has reported."""
+        prefix = f"{role}/"
+        return {name.removeprefix(prefix): value for name, value in self._smoothed.items() if name.startswith(prefix)}
+
     def curves(self) -> dict[str, float]:
         """Values for TensorBoard: means since the last call, levels, and rates of every counter."""
         now = time.monotonic()

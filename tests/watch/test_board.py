@@ -209,6 +209,7 @@ def test_the_means_of_the_live_display(board: Board) -> None:
     assert board.recent("episode/score") == 500
     take(board, "learner", means={"loss": [1.0, 1]})
     assert board.recent("learner/loss") == 1
+    assert board.recent_of("learner") == {"loss": 1.0}
     assert board.recent("absent") is None
 
 
