@@ -40,13 +40,14 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
 
     An environment with a method `action_masks()`, as sb3-contrib has it, gets its answer as the mask, too.
 
-    options: the table `[env]`, of which `reward_scale` multiplies rewards and `clip_reward` then bounds them, while
-    episodes report their own; default: the id if it names none; joint: several whole numbers become one, each
-    combination an action. They do so anyway where the mask has a number for each combination.
+    options: the table `[env]`, of which `reward_scale` multiplies rewards and `clip_reward` then bounds them (by 1 for
+    Atari, if it is not there), while episodes report their own; default: the id if it names none; joint: several whole
+    numbers become one, each combination an action. They do so anyway where the mask has a number for each combination.
     """
     given = dict(options)
     env_id = name = given.pop("id", default)
-    scale, bound = given.pop("reward_scale", 1.0), given.pop("clip_reward", np.inf)
+    atari = str(name).startswith("ALE/")
+    scale, bound = given.pop("reward_scale", 1.0), given.pop("clip_reward", 1.0 if atari else np.inf)
     for key, number, ok in (("reward_scale", scale, math.isfinite), ("clip_reward", bound, lambda most: most > 0)):
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not ok(number):
             raise ValueError(f"{key} is {number!r}, it must be a number{' above 0' if key == 'clip_reward' else ''}")
@@ -54,7 +55,7 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     try:
         if str(name).startswith(("ALE/", "ale_py:")) and find_spec("ale_py") is None:
             raise gymnasium.error.DependencyNotInstalled("run `pip install 'gymnasium[atari]' ale-py`")
-        if str(name).startswith("ALE/"):
+        if atari:
             # its own vector environment; a frame stacked there would be stored several times; `Draw.look_back` stacks
             # and rewards that it clips would be those of the episode's statistics, too
             given = {"vectorization_mode": "vector_entry_point", "stack_num": 1, "reward_clipping": False, **given}

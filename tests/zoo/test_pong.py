@@ -89,7 +89,7 @@ def test_a_film_shows_what_the_agent_sees() -> None:
 
 @needs_ale
 def test_episodes_of_atari_report_their_own_rewards() -> None:
-    envs = make_vec(1, {"id": "ALE/MsPacman-v5", "clip_reward": 1, "use_fire_reset": False}, "")
+    envs = make_vec(1, {"id": "ALE/MsPacman-v5", "use_fire_reset": False}, "")
     envs.reset(seed=1)
     told = [envs.step(np.array([number % 4 + 1])) for number in range(200)]
     assert {float(reward[0]) for _, reward, *_ in told} == {0.0, 1.0}
