@@ -62,14 +62,15 @@ def stopping(log_dir: Path) -> str:
 
 def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
     """The command that goes on with a run, and past the limit that has ended it. limit: max_env_steps."""
-    further = limit
+    further, past = limit, ""
     while 0 < further <= env_steps:
         further *= 2
-    past = f" --set max_env_steps={further}" if further > limit else ""
-    with suppress(ConfigError):  # it was damaged meanwhile
-        config = load_config(run_dir / "config.toml")
-        if past and 0 < config.hyper.get("total_env_steps", 0) < further:  # schedules end there
-            past += f" {config.app.hyper_table}.total_env_steps={further}"
+    if further > limit:
+        past = f" --set max_env_steps={further}"
+        with suppress(ConfigError):  # it was damaged meanwhile
+            config = load_config(run_dir / "config.toml")
+            if 0 < config.hyper.get("total_env_steps", 0) < further:  # schedules end there
+                past += f" {config.app.hyper_table}.total_env_steps={further}"
     return f"{called()} resume {shlex.quote(str(run_dir))}{past}"
 
 

@@ -81,7 +81,7 @@ def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: S
             say(f"{folder}: has come to its end")
             continue
         say(f"{folder}: seed {seed}")
-        code = start_run(path, [*overrides, f"seed={seed}", f"run_name={folder.name}"], folder)
+        code = start_run(path, [*overrides, f"seed={seed}"], folder)
         worst = max(worst, code if code >= 0 else 128 - code)  # a shell's code for a process that a signal has ended
     say(*seed_table(folders))
     return worst
@@ -218,7 +218,7 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
             if has_ended(run_dir, app):
                 _check_settings(run_dir, projects().load(path, settings, hyper_keys))
             else:
-                code = start_run(path, [*settings, f"run_name={run_dir.name}"], run_dir)
+                code = start_run(path, settings, run_dir)
             score = _score(run_dir) if code == 0 else None
             study.tell(trial.number, score, state=None if score is not None else optuna.trial.TrialState.FAIL)
             failures = 0 if score is not None else failures + 1

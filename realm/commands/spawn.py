@@ -88,18 +88,15 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
 
 def _moved(log: Path, to: Path) -> Path:
     """The log of a run that is starting, in its folder; an earlier session's there is set aside."""
-    if log != to:
-        try:
-            if to.exists():
-                set_aside(to)
-            log.rename(to)
-        except OSError:  # the folder is a link to another disk
-            return log
-    return to
+    with suppress(OSError):  # the folder is a link to another disk
+        if log != to and to.exists():
+            set_aside(to)
+        return log.rename(to)
+    return log
 
 
 def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
-    """`realm start` in a process and a session of its own, of the run in this folder; returns its exit code.
+    """`realm start` of the run in this folder, in a process and a session of its own; returns its exit code.
 
     Signals go on to it, once each: in one session Ctrl+C would reach it twice, and a second one ends a run at once.
     Raises KeyboardInterrupt after its end if one came, here or there, as by `realm stop`.
@@ -115,7 +112,7 @@ def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in ends()}
     try:
-        process = start_realm(["start", "--config", config, *set_options(settings)])
+        process = start_realm(["start", "--config", config, *set_options([*settings, f"run_name={run_dir.name}"])])
         if received:  # while it was being started
             process.send_signal(received[0])
         code = process.wait()

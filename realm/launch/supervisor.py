@@ -166,7 +166,7 @@ class Supervisor:
         own_network = self._own_network and role.row.stores
         torch = holds_weights(role.name, self.plan) or (role.row.plays and self._workers_import)
         arguments = ChildArgs(
-            role.name, role.index, role.incarnation, self.run_dir.absolute(), self.run_file.run_id,
+            role.name, role.index, role.incarnation, self.run_dir, self.run_file.run_id,
             self._server.address, port, self.spec.schema, self._max_bytes, self._keys, own_network,
         )  # fmt: skip
         role.host = self.state.places[role.at][0] if role.at else ""

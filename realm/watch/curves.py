@@ -32,7 +32,7 @@ class Curves:
 
     def __init__(self, run_dir: Path, config: RunConfig, tell: Callable[[str, Progress], None] | None = None) -> None:
         """tell: gets the name of a function of `callbacks.py`, and what has happened."""
-        self._run_dir, self._tell = run_dir.absolute(), tell or (lambda name, progress: None)
+        self._run_dir, self._tell = run_dir, tell or (lambda name, progress: None)
         self._config = config
         self._warnings = run_dir / "log" / "warnings.log"
         self._tensorboard = TensorBoard(run_dir / "log" / "tensorboard")
