@@ -107,7 +107,7 @@ class Settings(Checked):
     minibatch_size: int = 1024  # rows of one gradient step; a batch is cut into equal parts of about this size
     minibatches: str = "permuted"  # a pass takes each row once ("permuted"), or as many "drawn" with replacement
     kl_stop: float = 0.0  # no further pass once the policy has moved this far from the one that acted; 0: all passes
-    kl_target: float = 0.0  # the learning rate is scaled so that an update moves the policy about so far; 0: it is not
+    kl_target: float = 0.0  # lr_start is scaled so that an update moves the policy about so far; 0: see lr_end
     max_grad_norm: float = 0.5  # gradients longer than this, of policy or critic, are scaled down to it
 
     # "delta" is the error of one step, GAE with lambda 0; "returns" are discounted rewards minus the value, lambda 1.
@@ -156,7 +156,7 @@ class Settings(Checked):
         until = self.total_env_steps, env_steps
         progress = between(0.0, 1.0, *until)
         return Schedule(
-            lr=between(self.lr_start, self.lr_end, *until),
+            lr=self.lr_start if self.kl_target else between(self.lr_start, self.lr_end, *until),
             entropy_coef=between(self.entropy_start, self.entropy_end, *until),
             gamma=1.0 - (1.0 - self.gamma_start) ** (1.0 - progress) * (1.0 - self.gamma_end) ** progress,
         )

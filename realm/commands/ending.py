@@ -69,8 +69,9 @@ def resuming(run_dir: Path, env_steps: int, limit: int) -> str:
         past = f" --set max_env_steps={further}"
         with suppress(ConfigError):  # it was damaged meanwhile
             config = load_config(run_dir / "config.toml")
-            if 0 < config.hyper.get("total_env_steps", 0) < further:  # schedules end there
-                past += f" {config.app.hyper_table}.total_env_steps={further}"
+            for key in ("total_env_steps", "lr_steps"):  # schedules end there
+                if 0 < config.hyper.get(key, 0) < further:
+                    past += f" {config.app.hyper_table}.{key}={further}"
     return f"{called()} resume {shlex.quote(str(run_dir))}{past}"
 
 

@@ -12,7 +12,7 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,8 +77,8 @@ def _eval(given: argparse.Namespace) -> int:
         episodes=given.episodes,
         explores=(0.0, 1.0) if given.both else (float(given.stochastic),),
         seed=given.seed,
-        json=given.json,
-        csv=given.csv,
+        json=given.json and given.json.absolute(),
+        csv=given.csv and given.csv.absolute(),
         options={name: value for name, value in vars(given).items() if given.own_defaults.get(name, value) != value},
     )
     evaluate_model(*model_of(given), request)
@@ -119,9 +119,6 @@ class Candidate:
 @apart(over=True)
 def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest"], request: Request) -> None:
     """Play a checkpoint of `folder` (of checkpoints, or one itself), print the report, write the files."""
-    request = replace(
-        request, json=request.json and request.json.absolute(), csv=request.csv and request.csv.absolute()
-    )
     from realm.learn.checkpoint import find  # late: torch
 
     game = load_game(config.app.app)
@@ -258,7 +255,7 @@ def export(config: RunConfig, folder: Path, model: int | Literal["latest"], out:
         with busy("comparing"):
             equal = compare(player, OnnxPolicy(out))
     finally:
-        player.envs.close()
+        close(player.envs)
     say(f"the same greedy actions as the model's on {equal.sum():,} of {len(equal):,} observations")
     if equal.mean() < LEAST_EQUAL:
         raise RunError(f"{out}: acts otherwise than the model, so do not use it; Agent.greedy must do as predict does")

@@ -160,7 +160,7 @@ def _fitting(package: str, env: str, has_settings: bool) -> tuple[str, Spec]:
     except (Exception, SystemExit) as error:  # whatever the environment raises
         place = place_of(error, after=MAKES_ENVS)
         text = f"{place + ': ' if place else ''}{type(error).__name__}: {one_line(error)}"
-        needs = "; register it with kwargs={...}, which [env] can then override" if "required" in text else ""
+        needs = "; register it with kwargs={...}, which [env] can then override" if " missing " in text else ""
         raise ConfigError(f"--env {env}: {text} (while making it){needs}") from error
     if not specs:
         of_id = why.startswith("[env] id is ")

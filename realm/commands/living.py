@@ -26,6 +26,7 @@ import psutil
 from realm.commands.ending import called, stopping
 from realm.commands.locate import LOG_DIR_HELP, RUN_HELP, run_folder, runs_folder
 from realm.commands.parser import Commands, terminal_width
+from realm.commands.spawn import ask_series_to_stop
 from realm.errors import ConfigError, RunError, did_you_mean, one_line
 from realm.launch.rundir import RunFile, find_runs, living_pids, read_run
 from realm.learn.results import newest_model
@@ -116,7 +117,7 @@ def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
         seen = living(log_dir)
     if not seen:
         say(f"no living run below {log_dir}")
-        for path, run in find_runs(log_dir, warn)[-1:]:
+        for path, run in find_runs(log_dir)[-1:]:
             say(f"the last run was {path}: {state_of(run)}{f', {run.cause}' if run.cause else ''}")
         return 0
     say(*_lines(seen, terminal_width(_WIDTH)))
@@ -163,7 +164,7 @@ def look(path: Path, run: RunFile) -> Seen:
     try:
         if (answer := ask(run, "status", {})) is None:
             return Seen(path, run, None, {})
-        return Seen(path, run, msgspec.convert(answer.mapping("status"), Status), answer.mapping("roles"))
+        return Seen(path, run, answer.value("status", Status), answer.value("roles", dict[str, Any]))
     except (RunError, ValueError) as error:  # ValueError: of the keys, of a message, or of what is in it
         return Seen(path, run, None, {}, f"its supervisor cannot be asked: {one_line(error)}")
 
@@ -300,6 +301,7 @@ def _paths(run_dir: Path, role: str) -> list[Path]:
 def stop_all(log_dir: Path) -> int:
     """End every living run below `log_dir`; returns 0 even if there is none, and 1 if one is another user's."""
     code = 0
+    ask_series_to_stop(log_dir)
     living = [(path, run) for path, run in find_runs(log_dir, warn) if living_pids(run)]
     if not living:
         say(f"no living run below {log_dir}")
@@ -372,7 +374,7 @@ def save_models(log_dir: Path) -> int:
     code = 0
     for path, run in living:
         answer = ask(run, "save", {})
-        state = answer.mapping("roles")["learner-0"]["state"] if answer else ""
+        state = answer.value("roles", dict[str, Any])["learner-0"]["state"] if answer else ""
         if state == "ready":
             say(f"{path / 'user_ckpt'}: the learner saves after its current update")
             continue

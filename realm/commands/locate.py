@@ -27,7 +27,7 @@ MODEL_HELP = (
 )
 ID_HELP = "number of updates of the checkpoint, latest (default) or best"
 CONFIG_HELP = f"TOML file, or the folder of a project (default {DEFAULT_CONFIG})"
-SET_HELP = "override a key, repeatable; `realm config` lists them"
+SET_HELP = "override keys, repeatable; `realm config` lists them"
 RUN_HELP = "name or path of a run (default: the newest run)"
 LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from realm.commands.ending import called
 from realm.commands.games import projects
-from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, config_file
+from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, SET_HELP, config_file
 from realm.commands.parser import Commands
 from realm.commands.spawn import start_run
 from realm.config.keys import AppConfig
@@ -39,7 +39,6 @@ from realm.learn.results import evaluated, is_judged, newest_model
 from realm.user import hyper_keys, hyper_of
 from realm.watch.status import named, say, table
 
-SET_HELP = "override keys, repeatable; `realm config` lists them"
 _WORDS = ("low", "high", "log", "step")
 _DIGITS = 4  # of a number that was chosen, so that a person can type it
 _SHOWN = 10  # of the best trials
@@ -219,7 +218,8 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
                 _check_settings(run_dir, projects().load(path, settings, hyper_keys))
             else:
                 code = start_run(path, settings, run_dir)
-            score = _score(run_dir) if code == 0 else None
+            result = results([run_dir])[1][0] if code == 0 else None
+            score = result.score if result else None
             study.tell(trial.number, score, state=None if score is not None else optuna.trial.TrialState.FAIL)
             failures = 0 if score is not None else failures + 1
             if failures == _MOST_FAILURES:
@@ -306,7 +306,14 @@ def _owned(journal: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{journal}: another realm sweep is at it; wait, or choose another run_name") from None
-        yield
+        content = journal.read_bytes()
+        _, line, torn = content.rpartition(b"\n")  # by a full disk, or a power cut
+        if line and torn.startswith(b'{"op_code"'):
+            file.truncate(len(content) - len(torn))
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"{journal}: {one_line(error)}; once that is mended, the same command goes on") from error
 
 
 def _study(optuna: Any, journal: Path, name: str, distributions: Mapping[str, Any]) -> Any:
@@ -344,11 +351,6 @@ def _next(optuna: Any, study: Any, distributions: Mapping[str, Any], trials: int
     mixed = int(np.random.SeedSequence((seed, len(there))).generate_state(1)[0])  # neighbours would draw neighbours
     study.sampler = optuna.samplers.TPESampler(seed=mixed)
     return study.ask(dict(distributions))
-
-
-def _score(run_dir: Path) -> float | None:
-    result = results([run_dir])[1][0]
-    return result.score if result else None
 
 
 def _report(

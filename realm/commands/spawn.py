@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,10 +18,14 @@ from realm.commands.ending import called, stopping
 from realm.config.load import RunConfig
 from realm.errors import ConfigError
 from realm.files import set_aside
+from realm.launch import signals
 from realm.launch.environment import for_python
+from realm.launch.guard import when_parent_ends
 from realm.launch.rundir import find_runs, read_run
-from realm.launch.signals import ends
 from realm.watch.status import say
+
+POLL_S = 0.1
+_STOP = ".stop"  # below log_dir; `realm stop all` touches it
 
 
 def set_options(settings: Sequence[str]) -> list[str]:
@@ -28,11 +33,17 @@ def set_options(settings: Sequence[str]) -> list[str]:
     return [word for text in settings for word in ("--set", text)]
 
 
-def start_realm(words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does."""
+def start_realm(
+    words: Sequence[str], log: IO[bytes] | None = None, dies_with_us: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does.
+
+    dies_with_us: it gets SIGTERM when this process ends, even by `kill -9`.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "realm", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         start_new_session=True, env=for_python(os.environ),
+        preexec_fn=partial(when_parent_ends, signal.SIGTERM) if dies_with_us and sys.platform == "linux" else None,
     )  # fmt: skip
 
 
@@ -57,7 +68,8 @@ def start_detached(words: Sequence[str], config: RunConfig) -> int:
             for run_dir, run in find_runs(folder):
                 if run.pid != process.pid or not run.lives():  # a pid comes again
                     continue
-                log_path = _moved(log_path, run_dir / "log" / "supervisor.log")
+                if (moved := _moved(log_path, run_dir / "log" / "supervisor.log")) != log_path:
+                    log_path, deadline = moved, time.monotonic() + timeout_s  # other machines have come until then
                 if run.state == "running":
                     say(*run.beginning)
                     say(f"running in the background: {run_dir} (pid {run.pid}), log {log_path}")
@@ -99,28 +111,53 @@ def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
     """`realm start` of the run in this folder, in a process and a session of its own; returns its exit code.
 
     Signals go on to it, once each: in one session Ctrl+C would reach it twice, and a second one ends a run at once.
-    Raises KeyboardInterrupt after its end if one came, here or there, as by `realm stop`.
+    Raises KeyboardInterrupt after its end if one came, or somebody called `realm stop all`.
     """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
+    stopped_before = stopped_at(run_dir.parent)
 
-    def pass_on(number: int, frame: Any) -> None:
+    def pass_on(number: int, frame: Any = None) -> None:
         received.append(number)
         if process is not None:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in ends()}
+    before = {number: signal.signal(number, pass_on) for number in signals.ends()}
     try:
-        process = start_realm(["start", "--config", config, *set_options([*settings, f"run_name={run_dir.name}"])])
+        process = start_realm(
+            ["start", "--config", config, *set_options([*settings, f"run_name={run_dir.name}"])], dies_with_us=True
+        )
         if received:  # while it was being started
             process.send_signal(received[0])
-        code = process.wait()
+        while process.poll() is None:
+            if not received and stopped_at(run_dir.parent) != stopped_before:
+                run = read_run(run_dir)
+                if run and run.pid == process.pid:  # `realm stop` ends it
+                    received.append(signal.SIGTERM)
+                else:
+                    pass_on(signal.SIGTERM)
+            time.sleep(POLL_S)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    run = read_run(run_dir)
-    if received or (code == 0 and run and " received" in run.cause):
+    run, code = read_run(run_dir), process.returncode
+    signalled = code == 0 and run and run.cause in map(signals.called, signals.ends())
+    if received or signalled or stopped_at(run_dir.parent) != stopped_before:
         say("stopped; the same command goes on", to_stderr=True)
         raise KeyboardInterrupt
     return code
+
+
+def ask_series_to_stop(log_dir: Path) -> None:
+    """Have each series of runs below `log_dir` end, also one whose run is only starting, or ends by itself."""
+    with suppress(OSError):
+        (log_dir / _STOP).touch()
+        time.sleep(2 * POLL_S)  # a run that a series does not see yet is seen by who calls this
+
+
+def stopped_at(log_dir: Path) -> int:
+    """When somebody has last asked for that, in ns; 0: never."""
+    with suppress(OSError):
+        return (log_dir / _STOP).stat().st_mtime_ns
+    return 0

@@ -16,9 +16,9 @@ from loguru import logger
 from realm.apart import apart
 from realm.commands.ending import resuming, say_ending
 from realm.commands.games import KAIWU, projects
-from realm.commands.locate import DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, checkpoints_of, run_folder
+from realm.commands.locate import DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, SET_HELP, checkpoints_of, run_folder
 from realm.commands.parser import Commands
-from realm.commands.series import SET_HELP, add_configuration, train_seeds
+from realm.commands.series import add_configuration, train_seeds
 from realm.commands.spawn import set_options, start_detached
 from realm.config.load import EVAL_SEED, RunConfig, load_config
 from realm.config.plan import decide, make_plan, this_machine
@@ -180,11 +180,13 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
     if hosts:
         hosts.begin(prepared.config, run_dir)
     supervisor = Supervisor(prepared, decided.own_network, hosts, decided.dealt)
-    with display(str(from_here(run_dir)), STOPS, app.level) as show:
-        code = supervisor.run(show)
-    write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause, supervisor.ran)
-    if not supervisor.board.total("learner", "updates"):
-        prepared.put_back_config()
+    try:
+        with display(str(from_here(run_dir)), STOPS, app.level) as show:
+            code = supervisor.run(show)
+        write_summary(run_dir, supervisor.board, prepared.plan, supervisor.state.cause, supervisor.ran)
+    finally:
+        if not supervisor.board.total("learner", "updates"):
+            prepared.put_back_config()
     if supervisor.state.trace:
         logger.error("the last lines of the traceback:\n{}", supervisor.state.trace)
     logger.log("INFO" if code == 0 else "ERROR", "the run has ended: {}", supervisor.state.cause)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from realm.contract.versions import Version
 
 _WORDS = {"r": "return", "l": "length", "t": "", "layout": "", "turn": ""}
+_ENDINGS = {"", "sampled", "median", "deviation", "least", "greatest"}
 
 
 def curve_name(statistic: str) -> str:
     """What a statistic of an episode is called as a curve: gymnasium's `r` and `l` get words. "" for what is no
     measure: its `t`, the seconds, and which layout was played."""
     first, mark, rest = statistic.partition("_")
-    word = _WORDS.get(first, first)
+    word = _WORDS.get(first, first) if _ENDINGS.issuperset(rest.split("_")) else first  # `r_foot` is the environment's
     return f"{word}{mark}{rest}" if word else ""
 
 

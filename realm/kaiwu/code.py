@@ -40,7 +40,7 @@ def load_definition() -> Definition:
     attached = surface.ATTACHED
     if module in _ATTACHED:
         attached.update(_ATTACHED[module])
-    for name in (*RECORDS, *FUNCTIONS, "sample_process"):
+    for name in (*RECORDS, *FUNCTIONS):
         if name in attached:
             continue
         if name in RECORDS and isinstance(getattr(module, name, None), type):
@@ -49,9 +49,8 @@ def load_definition() -> Definition:
         if hasattr(module, name):
             line = _line_of(Path(str(module.__file__)), name)
             raise UserCodeError(f"{module.__file__}{line}: {name} has no @attached; write @attached above it")
-        if name != "sample_process":  # the workflow alone calls that
-            how = f"{name} = create_cls({name!r}, ...)" if name in RECORDS else f"a function {name} with @attached"
-            raise UserCodeError(f"{module.__file__}: has no {name}; expected {how}")
+        how = f"{name} = create_cls({name!r}, ...)" if name in RECORDS else f"a function {name} with @attached"
+        raise UserCodeError(f"{module.__file__}: has no {name}; expected {how}")
     _ATTACHED.setdefault(module, dict(attached))
     return Definition(*(attached[name] for name in FUNCTIONS))
 

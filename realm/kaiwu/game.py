@@ -78,7 +78,7 @@ class Envs(VectorEnv[Arrays, Array, Array]):
     protocol by it (`seen`). The other fields of the spec's observation are 0; workers fill them in.
     """
 
-    def __init__(self, num_envs: int, seed: int, options: Mapping[str, Any], others: Mapping[str, Array]) -> None:
+    def __init__(self, num_envs: int, options: Mapping[str, Any], others: Mapping[str, Array]) -> None:
         """others: name -> one environment's array of zeros."""
         conf = dict(options)
         self.num_envs, self.map, self.options = num_envs, conf.pop("map", "default"), conf

@@ -201,7 +201,8 @@ def _walk(agent: Any) -> Iterator[tuple[str, Any]]:
 
     if isinstance(agent, torch.nn.Module):
         yield "", agent
-    for name, inner in list(_attributes(agent).items()):
+    # modules first: one that an algorithm holds, too, has the same name where there is no algorithm
+    for name, inner in sorted(_attributes(agent).items(), key=lambda one: not isinstance(one[1], torch.nn.Module)):
         if not name.startswith("_modules") and name not in ("_parameters", "_buffers"):
             yield from visit(name, inner, 1)
 

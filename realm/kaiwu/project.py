@@ -23,6 +23,7 @@ from typing import Any
 from realm.config.keys import IGNORED
 from realm.config.load import HINTS, RunConfig, load_config
 from realm.config.toml import toml_value
+from realm.config.values import convert
 from realm.errors import ConfigError, UserCodeError, did_you_mean
 from realm.files import read_json
 from realm.kaiwu.config import Config
@@ -50,7 +51,7 @@ _RUNS = (
 OWN = {
     "algo_conf", "selfplay_app_conf", "noselfplay_app_conf", "rainbow_env_name", "use_which_deep_learning_framework",
     "framework_integration_patterns", "aisrv_framework", "tensorflow_log_level", "need_to_sync", "self_play_set_name",
-    "restore_dir", "user_ckpt_dir", "log_dir", *IGNORED,
+    "log_dir", *IGNORED,
 }  # fmt: skip
 """The framework's own keys that are known to do nothing here."""
 
@@ -65,6 +66,12 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """What these keys are where a project's file does not set them."""
 
+_COUNTS = {
+    "aisrv_count": "aisrv_count",
+    "aisrv_connect_to_kaiwu_env_count": "aisrv_connect_to_kaiwu_env_count",
+    "user_save_model_max_frequency_per_min": "user_save_mode_max_count",
+}
+"""Keys that are translated, and the key of AppConfig whose bounds each has."""
 _FOLDERS = {"restore_dir": "models/", "user_ckpt_dir": "user_models/", "log_dir": "user_log/"}
 _FIXED = (
     "algo", "wrapper_type", "predict_local_or_remote", "train_batch_size", "predict_batch_size", "dump_model_freq",
@@ -238,7 +245,10 @@ def _translate(root: Path | None, tables: dict[str, Any], places: dict[str, str]
         "user_saves": given.get("user_save_mode_max_count", 0),
         "user_saves_per_min": given.get("user_save_model_max_frequency_per_min", 0),
     }
-    if app.pop("preload_model", False):
+    preload = app.pop("preload_model", False)
+    if not isinstance(preload, bool):
+        raise ConfigError(f"{places['app.preload_model']}: key 'preload_model': got {preload!r}, must be true or false")
+    if preload:
         hyper |= _preload(app, places)
     for key in ("preload_model_dir", "preload_model_id"):
         app.pop(key, None)
@@ -287,6 +297,8 @@ def _here_or_in(root: Path, map_folder: str) -> str:
 def _preload(app: dict[str, Any], places: dict[str, str]) -> dict[str, str]:
     """Where the model is that training begins with. Raises ConfigError if it is not there."""
     folder, number = str(app.get("preload_model_dir", "")), str(app.get("preload_model_id", ""))
+    if not folder:
+        raise ConfigError(f"{places['app.preload_model']}: key 'preload_model': needs preload_model_dir")
     place = places.get("app.preload_model_id", places["app.preload_model"])
     required(Path(folder), number, f"{place}: key 'preload_model_id'")
     return {"preload_dir": folder, "preload_id": number}
@@ -312,6 +324,9 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
     for key in ("eval_model_id", "preload_model_id"):
         if isinstance(app.get(key), str) and app[key].isdigit():
             app[key] = int(app[key])  # ids may be texts
+    for key, like in _COUNTS.items():
+        if key in given:
+            convert(given[key], HINTS[like], places[f"app.{key}"], key)
     workers, envs = app.get("aisrv_count", 1), app["aisrv_connect_to_kaiwu_env_count"]
     if isinstance(workers, int) and isinstance(envs, int):
         # a workflow is a process of its own
@@ -332,8 +347,6 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
                 f"{places['app.reverb_sampler']}: reverb_sampler {sampler} draws the same sample again and again; "
                 "Uniform is used"
             )
-        elif "reverb_sampler" in app:
-            app["reverb_sampler"] = sampler
     if app.get("wrapper_type") == "local":
         # `learn` trains on what it gets, so nothing is ever in a buffer
         app |= {"replay_buffer_capacity": 2, "train_batch_size": 1, "preload_ratio": 1}
@@ -361,11 +374,8 @@ def _fit_folders(root: Path, app: dict[str, Any], given: dict[str, Any], places:
             path = root / "ckpt"
             replaced.append(f"{key} by {path}")
         app[key] = str(path)
-    return (
-        [f"folders of the competition's container that are not here are replaced: {', '.join(replaced)}"]
-        if replaced
-        else []
-    )
+    told = f"folders of the competition's container that are not here are replaced: {', '.join(replaced)}"
+    return [told] if replaced else []
 
 
 def _is_json(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 The project's function never yields: it calls its agent, and these calls reach the framework through the `Side` below
 and `WorkflowContext`. Here an exception of the framework (the run ends, an option is wrong) passes through the
-project's code as `_Through`, which `except Exception` does not catch.
+project's code as `_Through`, which `except Exception` does not catch. A bare `except` does: see `_insist`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ _TICK_EVERY_S = 0.05
 _IDLE_S = 60.0
 _MOST_TICK_S = 1.0  # longer between two steps: it stood in a call, a debugger, or a machine that slept
 _MOST_BYTES = 64 << 20  # of one message
+_MOST_CAUGHT = 10  # exceptions of the framework that the project's code may catch
 _EXPLORE = {"predict": 1.0, "exploit": 0.0}
 
 
@@ -43,6 +46,21 @@ class _Through(BaseException):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def _insist(error: BaseException) -> None:
+    """Have the next line of the project's code that is begun raise this, also one of a handler that catches all."""
+
+    def again(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            raise error
+        return again
+
+    frame: FrameType | None = sys._getframe()
+    while frame := frame.f_back if frame else None:
+        if Path(frame.f_code.co_filename).is_relative_to(current().config.root):
+            frame.f_trace = again
+    sys.settrace(lambda *_: None)
 
 
 def workflow(envs: Envs, policy: Any, context: WorkflowContext) -> Iterator[Any]:
@@ -75,7 +93,7 @@ def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None
             function([_Guarded(game)], [agent], Logger(), curves)
     except _Through as through:
         raise through.error from None
-    side.finish()
+    side.finish(place_of_function(function))
 
 
 @contextlib.contextmanager
@@ -98,7 +116,7 @@ class _Calls(Side):
         self._ticked_at = time.monotonic()
         self._played_s = self._idle_s = 0.0  # of stepping, in all and since the last agent.learn
         self._told: set[str] = set()
-        self._steps = 0
+        self._steps = self._raised = 0
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -121,7 +139,11 @@ class _Calls(Side):
         try:
             return function(*args)
         except Exception as error:
-            raise _Through(error) from error
+            through = _Through(error)
+            self._raised += 1
+            if self._raised > _MOST_CAUGHT:
+                _insist(through)
+            raise through from error
 
     def tell(self, sentence: str) -> None:
         """Warn once."""
@@ -129,10 +151,13 @@ class _Calls(Side):
             self._told.add(sentence)
             logger.warning("{}", sentence)
 
-    def finish(self) -> None:
-        """The workflow has returned."""
+    def finish(self, place: str) -> None:
+        """The workflow at `place` has returned."""
+        told = f"{place}: workflow returned before it called agent.learn once"
+        if not self.learnt and self.context.update is not None:
+            raise UserCodeError(f"{told}; it must go on until the run ends, as in `while True`")
         if not self.learnt:
-            self.tell("the workflow returned before it called agent.learn once")
+            self.tell(told)
 
     def answered(self, function: Callable[..., Any], agent: Any, args: Any, kwargs: Any) -> Any:
         """Call predict or exploit of the agent in this process, and check that there are as many answers."""
@@ -162,9 +187,9 @@ class _Calls(Side):
             return
         self.loaded = True
         wanted = kwargs.get("id", args[1] if len(args) > 1 else "latest")
-        self.through(self.choose, agent, _model_id(wanted))
+        self.through(self.choose, _model_id(wanted))
 
-    def choose(self, agent: Any, number: int) -> None:
+    def choose(self, number: int) -> None:
         """Predict with this model; NEWEST: with the newest weights from now on."""
 
 
@@ -207,7 +232,7 @@ class _LocalSide(_Calls):
         yield
         self.policy.agent.choose_model(chosen)
 
-    def choose(self, agent: Any, number: int) -> None:
+    def choose(self, number: int) -> None:
         self.policy.agent.choose_model(number)
 
 
@@ -301,7 +326,7 @@ class _WorkerSide(_Calls):
     def _about(self, fault: str) -> str:
         return f"{place_of_function(self._definition.encode)}: SampleData2NumpyData {fault}"
 
-    def choose(self, agent: Any, number: int) -> None:
+    def choose(self, number: int) -> None:
         self._chosen = number
         self.policy.agent.choose_model(number)
         if number == NEWEST:
@@ -334,7 +359,7 @@ class _RemoteSide(_WorkerSide):
             for i in range(rows)
         ]
 
-    def choose(self, agent: Any, number: int) -> None:
+    def choose(self, number: int) -> None:
         self._chosen = number
 
 

@@ -152,8 +152,7 @@ def run_role(args: ChildArgs) -> int:
             netns.enter()  # the sockets above were opened outside
         if ROLES[args.role].weights or ROLES[args.role].plays:
             enter(config, args.role, args.run_dir)
-        run = _loop_of(args.role)
-        run(job)
+        _loop_of(args.role)(job)
     except Stopped:
         pass
     except (Exception, _NoTerminalError) as error:  # top of the process: log it and set the exit code

@@ -186,7 +186,9 @@ class _Agent:
         deadline = time.monotonic() + within_s
 
         def check() -> None:
-            if time.monotonic() > deadline or (self._wishes.first and kind == "hello"):
+            if self._wishes.first and kind == "hello":
+                raise KeyboardInterrupt
+            if time.monotonic() > deadline:
                 raise RunError(f"{self._address}: has not answered")
 
         return self._client.wait(self._client.ask(kind, meta), check)

@@ -123,7 +123,6 @@ class _RandomPolicy:
     """Random actions, and zeros for whatever else an agent would answer."""
 
     def __init__(self, spec: Spec, num_envs: int, seed: int) -> None:
-        self.actions = 0
         self._spec, self._random = spec, np.random.default_rng(seed)
         self._slot, self._state = np.arange(num_envs), PolicyState(spec.state, num_envs)
         self._until = time.monotonic() + _MOST_S
@@ -138,7 +137,6 @@ class _RandomPolicy:
         check_arrays(obs, self._spec.obs, (count,), "the workflow's arguments of predict")
         extra = {name: np.zeros((count, *one.shape), one.dtype) for name, one in self._spec.extra.items()}
         state = self._state.before(self._slot[:count], first)
-        self.actions += count
         action = _random_action(self._spec.action, obs.get("legal"), count, self._random)
         return Prediction(action, extra, NO_VERSION, 0, state)
 

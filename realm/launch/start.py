@@ -191,9 +191,8 @@ def beginning(run_dir: Path, config: RunConfig) -> list[str]:
 def changed_keys(old: RunConfig, new: RunConfig) -> list[str]:
     """`key: old value -> new value` of every key that differs, as `--set` names keys."""
     before, after = settings_of(old), settings_of(new)
-    keys = [*before, *(key for key in after if key not in before)]
     return [
         f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
-        for key in keys
+        for key in before | after
         if before.get(key) != after.get(key)
     ]

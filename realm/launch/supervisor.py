@@ -295,7 +295,7 @@ class Supervisor:
             role.label: {**role.shown(), "totals": self.board.of_process(*key, role.incarnation)}
             for key, role in self.state.roles.items()
         }
-        meta = {"roles": roles, "status": msgspec.to_builtins(self.status()), "traffic": self._server.traffic.totals()}
+        meta = {"roles": roles, "status": msgspec.to_builtins(self.status())}
         self._server.send(peer, Message("status", message.seq, meta))
 
     def _give_orders(self) -> None:

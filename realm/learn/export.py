@@ -20,7 +20,7 @@ from torch import Tensor
 
 from realm.contract import Array, Arrays, Field, Fields, Spec
 from realm.errors import ConfigError, ContractError, UserCodeError, one_line, to_install
-from realm.learn.policy import layers
+from realm.learn.results import layers
 from realm.policy.state import PolicyState
 
 OPSET = 17
@@ -131,7 +131,7 @@ def write_onnx(
     import onnx  # late: it may not be installed
 
     model = onnx.load(str(path))
-    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
+    onnx.helper.set_model_props(model, {name: json.dumps(value, default=str) for name, value in about.items()})
     onnx.save(model, str(path))
     return dict(zip(inputs, fields.values(), strict=True)), outputs
 

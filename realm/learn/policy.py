@@ -6,7 +6,7 @@ through them, so that a program needs only the environment itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from realm.config.load import RunConfig
 from realm.contract import Array, Arrays, PredictContext, Spec, check_arrays
 from realm.errors import ContractError
 from realm.learn.evaluation import Player
+from realm.learn.results import layers
 from realm.user import make_envs
 
 
@@ -87,13 +88,6 @@ class TrainedPolicy:
         for layer in reversed(list(layers(envs))):
             seen = layer.observations(seen) if isinstance(layer, VectorObservationWrapper) else seen
         return dict(seen) if isinstance(seen, Mapping) else {next(iter(fields)): seen}, one
-
-
-def layers(envs: Any) -> Iterator[Any]:
-    """A vector environment and what it wraps, the outermost first."""
-    while envs is not None:
-        yield envs
-        envs = getattr(envs, "env", None)
 
 
 def own_actions(envs: Any, actions: Array) -> Any:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from realm.config.keys import AppConfig
@@ -77,11 +76,16 @@ def ranked(by: Sequence[str], means: Mapping[str, float], key: str = "best_by") 
     return [means[name] for name in by]
 
 
+def layers(envs: Any) -> Iterator[Any]:
+    """A vector environment and what it wraps, the outermost first."""
+    while envs is not None:
+        yield envs
+        envs = getattr(envs, "env", None)
+
+
 def recorder_of(envs: Any) -> RecordEpisodeStatistics | None:
     """What records the episodes of these environments, if it is gymnasium's."""
-    while isinstance(envs, VectorWrapper) and not isinstance(envs, RecordEpisodeStatistics):
-        envs = envs.env
-    return envs if isinstance(envs, RecordEpisodeStatistics) else None
+    return next((one for one in layers(envs) if isinstance(one, RecordEpisodeStatistics)), None)
 
 
 def check_best_by(by: Sequence[str], app: AppConfig, envs: Any) -> None:

@@ -133,13 +133,11 @@ class Trainer:
         """Safetensors bytes of the part of the model that acts, to publish."""
         return checkpoint.to_bytes(self.agent.model, self._acting)
 
-    def update(
-        self, items: Arrays, info: SampleInfo, publish: Callable[[Version, int], None] | None = None
-    ) -> Array | None:
+    def update(self, items: Arrays, info: SampleInfo, publish: Callable[[], None] | None = None) -> Array | None:
         """One `learn` call on a batch (item name -> [B, ...]); returns new priorities f64 [B] or None.
 
-        publish: sends the weights where `learn` yields, as this version after so many env steps; None: nobody may have
-        them before the update is over.
+        publish: sends the weights where `learn` yields, as `version`; None: nobody may have them before the update is
+        over.
         """
         started = time.monotonic()
         self._measure_lag(items["version"])
@@ -188,11 +186,11 @@ class Trainer:
         meters.count("env_steps_trained", steps)
         return priorities
 
-    def _go_out(self, steps: int, publish: Callable[[Version, int], None]) -> None:
+    def _go_out(self, steps: int, publish: Callable[[], None]) -> None:
         """Publish the weights as they are in the middle of an update."""
         self._check_finite()
         self._number_weights(steps)
-        publish(self.version, self.env_steps)
+        publish()
         self._save_due()
         self._midway = self.version
 
@@ -253,12 +251,12 @@ class Trainer:
         if not same.any():
             return
         updates, counts = np.unique(update[same], return_counts=True)
-        now = time.monotonic()
         lags = self.version.update - updates
-        ages = [now - self._went_out_at.get(int(one), now) for one in updates]
+        out = [self._went_out_at[int(one)] for one in updates if int(one) in self._went_out_at]
         self._meters.put("policy_lag_updates", float(np.average(lags, weights=counts)))
         self._meters.put("policy_lag_updates_max", float(lags.max()))
-        self._meters.put("policy_lag_s", float(np.average(ages, weights=counts)))
+        if len(out) == len(updates):  # not with a memory of older ones
+            self._meters.put("policy_lag_s", time.monotonic() - float(np.average(out, weights=counts)))
 
     def save_for_user(self, folder: Path, keep: int) -> None:
         """Write a checkpoint where it is not pruned with the others, as soon as the weights have a number; keep 0:

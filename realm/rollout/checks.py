@@ -19,6 +19,8 @@ from gymnasium import spaces
 from realm.contract import ActionSpec, Array, Fields, check_arrays
 from realm.errors import ContractError, UserCodeError, one_line, place_of
 
+_MOST_REWARD = np.finfo(np.float32).max
+
 
 def check_envs(envs: Any, number: int) -> None:
     """Refuse what `make_envs(number, ...)` returned if it is no vector of this many environments to train on."""
@@ -91,8 +93,8 @@ def check_step(env: Any, reward: Any, terminated: Any, truncated: Any, info: Any
             raise _wrong(env, "step", name, flags, f"must be an array of shape [E], E is {count}")
     if np.shape(reward) != (count,) or np.asarray(reward).dtype.kind not in "biuf":
         raise _wrong(env, "step", "reward", reward, f"must be an array of numbers of shape [E], E is {count}")
-    if not np.isfinite(np.where(ended, 0.0, reward)).all():
-        raise _wrong(env, "step", "reward", reward, "must be finite")
+    if not (np.abs(np.where(ended, 0.0, reward)) <= _MOST_REWARD).all():
+        raise _wrong(env, "step", "reward", reward, "must be finite in float32")
     if not isinstance(info, dict):
         raise _wrong(env, "step", "info", info, "must be a dict")
     if "final_obs" in info or "final_observation" in info:
@@ -122,7 +124,7 @@ def bad_rows(obs: Any, reward: Any, ended: Array) -> Array:
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.shape[:1] == (count,):
             bad |= ~np.isfinite(array.reshape(count, -1)).all(1)
     if np.shape(reward) == (count,):
-        numbers = [np.asarray(one).dtype.kind in "biuf" and bool(np.isfinite(one)) for one in reward]
+        numbers = [np.asarray(one).dtype.kind in "biuf" and bool(abs(one) <= _MOST_REWARD) for one in reward]
         bad |= ~np.array(numbers) & ~ended
     return bad
 
@@ -157,6 +159,8 @@ def check_one(env: Any, method: str, obs: Any) -> None:
             raise _wrong(env, method, name, value, f"must be {space.dtype}{list(space.shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _wrong(env, method, name, value, "must be finite")
+        if array.dtype.kind in "iu" and array.dtype != space.dtype and (array.astype(space.dtype) != array).any():
+            raise _wrong(env, method, name, array.tolist(), f"must fit into {space.dtype}")
         if not isinstance(space, spaces.Box) and not _is_of(space, array):
             raise _wrong(env, method, name, array.tolist(), f"must be of {space}")
 
@@ -199,8 +203,8 @@ def check_scalars(env: Any, reward: Any, terminated: Any, truncated: Any) -> Non
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise _wrong(env, "step", "reward", reward, "must be a number")
-    if not np.isfinite(array).all():
-        raise _wrong(env, "step", "reward", reward, "must be finite")
+    if not (np.abs(array) <= _MOST_REWARD).all():
+        raise _wrong(env, "step", "reward", reward, "must be finite in float32")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if np.size(flag) != 1 or np.asarray(flag).dtype.kind not in "bi":
             raise _wrong(env, "step", name, flag, "must be True or False")

@@ -25,6 +25,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 from loguru import logger
 
+from realm.apart import apart
 from realm.config.load import RunConfig
 from realm.config.plan import Plan
 from realm.contract import (
@@ -44,7 +45,7 @@ from realm.rollout import checks
 from realm.user import hyper_of, load_definition
 
 MOST_FAILURES = 3
-ENDLESS = "it must yield rounds until the run ends, as in `while True`"
+ENDLESS = "it must go on until the run ends, as in `while True`"
 _MOST_BAD_STEPS = 1000  # of a row whose own episode does not end
 _PAUSE_S = 1.0  # before the second restart in a row; the first comes at once
 _WARN_EVERY_S = 60.0
@@ -109,8 +110,12 @@ class Streak:
 class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One environment of a SyncVectorEnv. Where it fails, its episode is truncated; its next reset makes it again."""
 
-    def __init__(self, env: Any, make: Callable[[], Any], row: int, seed: int, failures: Failures) -> None:
+    def __init__(
+        self, env: Any, make: Callable[[], Any], row: int, seed: int, failures: Failures, gathered: bool
+    ) -> None:
+        """gathered: its vector joins what it says of an episode with what others say."""
         super().__init__(env)
+        self._gathered = gathered
         self._make, self._row, self._failures, self._streak = make, row, failures, Streak(1)
         self._seeds = np.random.default_rng((seed, row))
         self._broken = False
@@ -129,7 +134,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 if self._broken:
                     self._streak.pause()
                     seed = int(self._seeds.integers(2**31))  # the old one may lead to the same failure
-                    self.env = self._make()
+                    self.env = apart()(self._make)()
                     self._broken = False
                     self._failures.count("env_restarts", 1)
                 self.last_obs, info = checks.reset_pair(self.env, self.env.reset(seed=seed, options=options))
@@ -144,7 +149,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             checks.check_one(self.env, "step", obs)
             checks.check_scalars(self.env, reward, terminated, truncated)
             self.told = info
-            if terminated or truncated:
+            if self._gathered and (terminated or truncated):
                 checks.check_statistics(self.env, info)
         except BaseException as error:
             self._fail("step", error)
@@ -225,7 +230,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._spoiled[:] = True  # again: rows that had ended before the failure are not invalid in this step
             return obs, np.zeros(self.env.num_envs, np.float32), none, none.copy(), info
         try:
-            obs, reward, terminated, truncated, info = self._checked(self.env.step(actions))
+            given = self.env.step(np.array(actions))  # a copy: an environment may write into its action
+            obs, reward, terminated, truncated, info = self._checked(given)
         except BaseException as error:
             self._fail("step", error)
             self._spoiled[:] = True
@@ -302,8 +308,9 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         envs = self._make(seed)
         base = getattr(envs, "unwrapped", None)
         if isinstance(base, SyncVectorEnv) and all(isinstance(env, gymnasium.Env) for env in base.envs):
+            gathered = type(base)._add_info is SyncVectorEnv._add_info
             base.envs = [
-                RestartingEnv(env, make, row, seed, self._failures)
+                RestartingEnv(env, make, row, seed, self._failures, gathered)
                 for row, (env, make) in enumerate(zip(base.envs, base.env_fns, strict=True))
             ]
         return envs

@@ -30,7 +30,7 @@ _SPREAD = {
 _LEARNER = {
     "policy_lag_updates": "how many updates older than the learner's the weights were that acted; mean of a batch",
     "policy_lag_updates_max": "the same, the most of a batch",
-    "policy_lag_s": "seconds from an action to its update",
+    "policy_lag_s": "seconds since the weights that acted went out",
     "lr": "learning rate",
     "entropy_coef": "weight of the entropy bonus",
     "gamma": "discount of a step",

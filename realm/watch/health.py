@@ -139,7 +139,7 @@ RULES = (
     ),
     Rule(
         "training changes nothing", _stands_still, 3, 0,
-        "try a later end of the schedule (total_env_steps), or a learning rate at its end (lr_end) above 0",
+        "try a later end of the schedule (total_env_steps or lr_steps), or a learning rate at its end (lr_end) above 0",
     ),
     Rule(
         "the score is at its least", _at_its_least, 10, 200,

@@ -142,6 +142,7 @@ class Resources:
             if held.st_nlink == 0:
                 self.gone = f"{self._run_dir}: this run's folder was deleted while it ran"
                 return
+            self._run_dir.parent.mkdir(parents=True, exist_ok=True)
             os.symlink(now, self._run_dir)
             logger.warning(
                 "{}: this run's folder was renamed to {}; it goes on there, and the link that is now at the old name "

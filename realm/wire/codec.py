@@ -89,9 +89,6 @@ class Message(msgspec.Struct, frozen=True):
     def text(self, name: str) -> str:
         return self.value(name, str)
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        return self.value(name, dict[str, Any])
-
     def version(self, name: str = "version") -> Version:
         return self.value(name, Version)
 

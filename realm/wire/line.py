@@ -74,7 +74,6 @@ class Frame:
             name: np.ndarray((rows, *shape), dtype, self.bytes, start)
             for (name, dtype, shape, _), start in zip(layout.parts, starts, strict=True)
         }
-
         self._groups: dict[str, Arrays] = {}
 
     def group(self, name: str) -> Arrays:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -69,8 +70,10 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
         raise ConfigError(f"[env] id is {env_id!r}, which needs a package that is not installed: {text}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         old = re.fullmatch(r"(\w+)Deterministic-v\d", str(name))  # of a gym that is gone
-        same = f"there is no such id; ALE/{old[1]}-v5 is the same" if old else str(error)
-        raise ConfigError(f"[env] id is {env_id!r}: {same.splitlines()[0]}") from error
+        same = f"there is no such id; ALE/{old[1]}-v5 is the same" if old else str(error).splitlines()[0]
+        module = sys.modules.get(str(name).rpartition(":")[0])
+        where = f" {getattr(module, '__file__', module)} registers none of this name" if module else ""
+        raise ConfigError(f"[env] id is {env_id!r}: {same}{where}") from error
     parts = _named(_parts(envs.single_observation_space))
     envs = _with_own_actions(envs, joint, parts[MASK][1].shape if MASK in parts else None)
     single: dict[str, spaces.Space[Any]] = {name: _number_space(space) for name, (_, space) in parts.items()}
@@ -153,8 +156,6 @@ class _OwnActions(VectorActionWrapper):
     columns  for a Box, whose numbers the algorithm has side by side, f32 [E, A], without those that cannot change:
              i64 [numbers of the Box], the column of each. They are cut to the bounds in the Box's own dtype.
     """
-
-    table: Array | None = None
 
     def __init__(
         self,

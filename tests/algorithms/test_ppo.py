@@ -576,6 +576,7 @@ def test_the_learning_rate_follows_the_kl(lr: float, factor: float) -> None:
     training, batches = Training(make_agent(settings)), recorded(3)
     rates = [training.learn(batch)["lr"] for batch in batches[:2]]
     assert rates == pytest.approx([lr, lr * factor])
+    assert dataclasses.replace(settings, lr_end=0.0).schedule(10**9).lr == lr, "it alone follows the KL"
     resumed = make_agent(settings)
     resumed.ppo.load_state_dict(training.agent.ppo.state_dict())
     assert resumed.ppo.lr_scale == training.agent.ppo.lr_scale

@@ -12,6 +12,7 @@ import time
 from collections import namedtuple
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from realm.commands import main as cli
 from realm.commands import series as seeds_module
 from realm.commands.plot import band, groups_of
 from realm.commands.series import has_ended, read_space, seed_table, text_of
-from realm.commands.spawn import start_run
+from realm.commands.spawn import ask_series_to_stop, start_run
 from realm.commands.train import configuration_of
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
@@ -267,11 +268,37 @@ def test_a_run_that_was_killed_is_no_success(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_run_that_somebody_stopped_stops_its_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realm.commands.spawn.start_realm", lambda _: subprocess.Popen(["true"]))
+    monkeypatch.setattr("realm.commands.spawn.start_realm", lambda *_, **__: subprocess.Popen(["true"]))
     for cause in ("SIGTERM received", "max_env_steps = 9 reached"):
         a_run(tmp_path / cause[:3], 9, cause)
         with pytest.raises(KeyboardInterrupt) if "SIGTERM" in cause else nullcontext():
             assert start_run("conf/cartpole.toml", [], tmp_path / cause[:3]) == 0
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["its run is there", "its run only starts"])
+def test_stop_all_ends_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    """A run that `stop` knows of gets one signal, from there: a second one would end it at once."""
+    run, folder = subprocess.Popen(["sleep", "60"]), tmp_path / "one"
+    passed_on = list[int]()
+
+    def send_signal(number: int) -> None:
+        passed_on.append(number)
+        os.kill(run.pid, number)
+
+    def stop() -> None:
+        ask_series_to_stop(tmp_path)
+        if seen:
+            os.kill(run.pid, signal.SIGTERM)
+
+    monkeypatch.setattr(run, "send_signal", send_signal)
+    monkeypatch.setattr("realm.commands.spawn.start_realm", lambda *_, **__: run)
+    if seen:
+        file = a_run(folder, 9, "", state="judging") / "run.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "pid": run.pid}))
+    Timer(0.3, stop).start()
+    with pytest.raises(KeyboardInterrupt):
+        start_run("conf/cartpole.toml", [], folder)
+    assert passed_on == ([] if seen else [signal.SIGTERM])
 
 
 @pytest.mark.parametrize(
@@ -307,6 +334,8 @@ def test_a_sweep_goes_on(tmp_path: Path) -> None:
     code, out, err = realm(*words, "--trials", "1")
     assert code == 0, err
     assert re.search(r"\ncart-trial0 +[\d.]+ +0\.00\d+\n", out)
+    with (tmp_path / "cart.sweep.jsonl").open("a") as journal:
+        journal.write('{"op_code":6,"worker_id":')  # where a full disk has torn a line
     code, out, err = realm(*words, "--trials", "2")
     assert code == 0, err
     assert "cart-trial0, trial 1" not in out

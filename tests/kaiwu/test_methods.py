@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from realm.errors import UserCodeError
+from realm.errors import RunError, UserCodeError
 from realm.kaiwu import methods, train_workflow
 from realm.kaiwu.methods import METHODS, Side, act_as, checked_answers, is_wrapped, plain, wrapper
-from realm.kaiwu.train_workflow import _exit_is_return
+from realm.kaiwu.train_workflow import _exit_is_return, _Through
 
 CALLS: list[str] = []
 
@@ -118,6 +120,35 @@ def test_only_time_in_which_it_plays_counts_as_time_without_learn(
     play(70, 0.1)
     play(70, 0.1)
     assert logged == ["WARNING the workflow has not called agent.learn for a minute"]
+
+
+def test_a_bare_except_cannot_keep_a_workflow_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(root=Path(__file__).parent)
+    monkeypatch.setattr(train_workflow, "current", lambda: SimpleNamespace(config=config))
+    monkeypatch.setattr(train_workflow, "_TICK_EVERY_S", 0.0)
+
+    def end() -> None:
+        raise RunError("the run ends")
+
+    calls = train_workflow._Calls(None, SimpleNamespace(tick=end))  # type: ignore[arg-type]
+    turns: list[int] = []
+
+    def workflow() -> None:
+        while True:
+            try:
+                turns.append(1)
+                assert len(turns) < 1000
+                calls.tick()
+            except:  # noqa: E722
+                continue
+
+    before = sys.gettrace()
+    try:
+        with pytest.raises(_Through, match="the run ends"):
+            workflow()
+    finally:
+        sys.settrace(before)
+    assert 1 < len(turns) < 100
 
 
 def test_a_workflow_that_exits_without_an_error_has_finished() -> None:

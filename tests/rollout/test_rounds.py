@@ -153,6 +153,10 @@ WRONG = {
     ),
     "no reward": ((OBS, None, False, False, {}), r"Counter\.step returned reward None; it must be a number"),
     "NaN reward": ((OBS, NAN, False, False, {}), r"Counter\.step returned reward nan; it must be finite"),
+    "huge reward": (
+        (OBS, -1e39, False, False, {}),
+        r"Counter\.step returned reward -1e\+39; it must be finite in float32",
+    ),
     "no end": ((OBS, 1.0, None, False, {}), r"Counter\.step returned terminated None; it must be True or False"),
 }
 
@@ -451,6 +455,51 @@ def test_a_statistic_that_is_no_number_is_named_with_the_users_class(score):
 
     with pytest.raises(RunError, match=r"test_rounds\.py:\d+: .*Scored\.step returned info\['episode'\]\['score'\]"):
         play(lambda seed: SyncVectorEnv([lambda: Scored({}, [])] * 2), 3)
+
+
+class Rude(Counter):
+    """Changes its action, and NumPy's errors where it is made."""
+
+    def __init__(self, faults, made):
+        np.seterr(all="raise")
+        super().__init__(faults, made)
+
+    def step(self, action):
+        action += 100
+        return super().step(0)
+
+
+def test_what_an_environment_changes_is_not_the_agents():
+    """Neither the action that is learned from nor, where one is made again, this process."""
+    before, made = np.geterr(), []
+    faults = [{3: OSError("lost")}]
+
+    def make(seed):
+        with np.errstate():
+            envs = SyncVectorEnv([lambda: Rude(faults.pop() if faults else {}, made)])
+        envs.action_space = envs.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+        envs.action_space = batch_space(envs.single_action_space, 1)
+        return envs
+
+    envs, actions = RestartingEnvs(make, 7, SPEC, Meters().count), np.zeros((1, 1), np.float32)
+    envs.reset()
+    for _ in range(3 * LENGTH):
+        envs.step(actions)
+    assert actions.tolist() == [[0.0]]
+    assert len(made) == 2
+    assert np.geterr() == before
+
+
+@pytest.mark.parametrize("value", [np.array([1, 300], np.uint16), np.array([2**9, 0], np.uint32)])
+def test_a_whole_number_that_does_not_fit_is_named(value):
+    class Small(Counter):
+        observation_space = spaces.Dict({"x": spaces.Box(0, 255, (2,), np.uint8)})
+
+        def observe(self):
+            return {"x": value}
+
+    with pytest.raises(RunError, match=r"Small\.reset returned observation\['x'\] \[.*; it must fit into uint8"):
+        play(lambda seed: SyncVectorEnv([lambda: Small({}, [])] * 2), 1)
 
 
 class OldReset(Counter):

@@ -13,7 +13,7 @@ import pytest
 from loguru import logger
 
 from realm.config.plan import Plan
-from realm.contract import Evaluation, Report, Version
+from realm.contract import Evaluation, Report, Version, curve_name
 from realm.watch import board as module
 from realm.watch.board import GAUGES, RECENT_EPISODES, Board
 from realm.watch.status import Scored, Status
@@ -134,6 +134,34 @@ def test_where_workers_play_on_a_living_run_shows_what_they_have_played() -> Non
     assert board.status("running", *none).env_steps == 540
     board.plays_on = False
     assert board.status("running", *none).env_steps == 510
+
+
+def test_rates_and_the_remaining_time_count_from_the_first_step(board: Board, time: Clock) -> None:
+    time.now += 20  # of a start
+    board.begin(0)
+    time.now += 2
+    board.take(Report("aisrv", 0, 0, {"env_steps": 2000.0}, {}), 1)
+    board.count(2000, 0)
+    assert board.curves()["system/env_steps_per_s"] == pytest.approx(1000)
+    assert board.status("running", 0, 1_000_000, 0.0).remaining_s == pytest.approx(998)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "curve"),
+    [
+        ("r", "return"),
+        ("l_sampled", "length_sampled"),
+        ("r_sampled_median", "return_sampled_median"),
+        ("t", ""),
+        ("turn", ""),
+        ("r_foot", "r_foot"),
+        ("turn_rate", "turn_rate"),
+        ("t_goal", "t_goal"),
+        ("sold", "sold"),
+    ],
+)
+def test_what_a_statistic_is_called(statistic: str, curve: str) -> None:
+    assert curve_name(statistic) == curve
 
 
 def test_curves(board: Board, time: Clock) -> None:

@@ -267,7 +267,7 @@ def test_a_run_without_memory_waits_and_goes_on(tmp_path: Path, group: Path) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a folder cannot be followed")
-@pytest.mark.parametrize("how", ["renamed", "moved", "twice", "deleted", "replaced"])
+@pytest.mark.parametrize("how", ["renamed", "moved", "parent", "twice", "deleted", "replaced"])
 def test_a_runs_folder_that_is_renamed_or_deleted_while_it_runs(tmp_path: Path, how: str, logged: list[str]) -> None:
     folder, other = tmp_path / "runs" / "one", tmp_path / "elsewhere"
     folder.mkdir(parents=True)
@@ -277,6 +277,8 @@ def test_a_runs_folder_that_is_renamed_or_deleted_while_it_runs(tmp_path: Path, 
     assert not logged
     if how == "deleted":
         folder.rmdir()
+    elif how == "parent":
+        new = folder.parent.rename(tmp_path / "other") / "one"
     else:
         new = folder.rename(other / "b" if how == "moved" else folder.with_name("two"))
     if how == "replaced":

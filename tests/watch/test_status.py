@@ -127,6 +127,8 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
     (run_dir / "config.toml").write_text('[app]\nalgo = "realm.zoo.ppo"\n[ppo]\ntotal_env_steps = 1000\n')
     assert resuming(run_dir, 1000, 1000).endswith(" --set max_env_steps=2000 ppo.total_env_steps=2000")
     assert resuming(run_dir, 900, 1000).endswith(f" resume {run_dir}")
+    (run_dir / "config.toml").write_text('[app]\nalgo = "realm.zoo.td3"\n[td3]\nlr_steps = 1000\n')
+    assert resuming(run_dir, 1000, 1000).endswith(" --set max_env_steps=2000 td3.lr_steps=2000")
 
 
 def test_what_is_printed_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

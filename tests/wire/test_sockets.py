@@ -151,11 +151,11 @@ def test_fields_of_meta_are_checked_when_read() -> None:
     assert got.integer("count") == 5
     assert got.text("name") == "x"
     assert got.version() == Version(1, 2)
-    assert got.mapping("book") == {"a": "b"}
+    assert got.value("book", dict[str, str]) == {"a": "b"}
     with pytest.raises(WireError, match="add from aisrv-4: book: Expected `str`, got `int`"):
-        Message("add", 1, {"book": {1: "b"}}, sender="aisrv-4").mapping("book")
+        Message("add", 1, {"book": {1: "b"}}, sender="aisrv-4").value("book", dict[str, str])
     bad = Message("add", 1, {"count": True, "name": 5, "version": [1, 2.0], "book": []}, sender="aisrv-4")
-    for read in (bad.integer, bad.text, bad.version, bad.mapping):
+    for read in (bad.integer, bad.text, bad.version, lambda name: bad.value(name, dict[str, Any])):
         for name in ("count", "name", "version", "book", "absent"):
             if (read, name) in ((bad.integer, "name"),):
                 continue

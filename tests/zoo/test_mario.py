@@ -33,7 +33,7 @@ from realm.zoo.mario.emulators import Fce, rom_of
 from realm.zoo.mario.game import Mario
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.picture import edges, shrunk
-from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Bounds, Plan, bits_of
+from realm.zoo.mario.presses import BITS, BUTTONS, SETS, Plan, bits_of
 from realm.zoo.mario.rewards import TERMS, State, paid, terms_of, values
 from tests.corridor import Training
 
@@ -364,7 +364,7 @@ numbers = st.lists(st.floats(-1, 1, width=32), min_size=7, max_size=7)
 @given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 5), st.sampled_from([5, 20, 60]))
 @settings(max_examples=60, deadline=None)
 def test_a_press_to_the_end_is_as_long_as_its_number(several: list[list[float]], least: int, most: int) -> None:
-    plan = Plan("to the end", Bounds(least, most))
+    plan = Plan("to the end", least, most)
     for seconds in several:
         frames = [slow_frames(one, least, most) for one in seconds]
         wanted = [
@@ -378,7 +378,7 @@ def test_a_press_to_the_end_is_as_long_as_its_number(several: list[list[float]],
 @given(st.lists(numbers, min_size=1, max_size=8), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_a_plan_that_can_change_counts_down_and_lets_go(several: list[list[float]], least: int) -> None:
-    plan, left = Plan("can change", Bounds(least, 60)), [0] * 7
+    plan, left = Plan("can change", least, 60), [0] * 7
     for seconds in several:
         for button in range(7):
             if left[button] and seconds[button] < 0:

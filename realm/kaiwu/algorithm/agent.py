@@ -23,7 +23,7 @@ from realm.kaiwu import code, model_files, modules
 from realm.kaiwu.game import seen
 from realm.kaiwu.methods import Side, act_as, checked_answers, inside, plain
 from realm.kaiwu.model_files import NEWEST
-from realm.kaiwu.process import LEARNS, current
+from realm.kaiwu.process import LEARNS, current, in_project
 from realm.kaiwu.records import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
 from realm.learn.results import models_in
@@ -60,7 +60,10 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         """Rows of this process's own environments (`row` from 0), or ObsData of workers at the actor."""
         if (obs["row"] >= 0).all():
-            return self._play(obs["row"], context.explore), self._no_fields(len(obs["row"]))
+            none = {
+                f"act.{name}": np.stack([zeros_of(text)] * len(obs["row"])) for name, text in self.config.act.items()
+            }
+            return self._play(obs["row"], context.explore), none
         given = {name: array for name, array in obs.items() if name.startswith("obs.")}
         records = []
         for i in range(len(context.first)):
@@ -98,12 +101,15 @@ class Agent:
             raw, env_info = seen(int(row))
             with code.calling("playing an evaluation"):
                 record = observe(self._definition, raw, env_info)
+            with in_project():
                 answer = self.ask("predict" if explore[i] else "exploit", [record])[0]
+            with code.calling("playing an evaluation"):
                 actions[i] = int(self._definition.action_process(answer))
         return actions
 
-    def _no_fields(self, rows: int) -> Arrays:
-        return {f"act.{name}": np.stack([zeros_of(text)] * rows) for name, text in self.config.act.items()}
+    def greedy(self, obs: Arrays) -> Arrays:
+        """Raises UserCodeError."""
+        raise UserCodeError("a project's agent is Python code, which an ONNX file cannot hold; `realm pack` packs it")
 
     def choose_model(self, wanted: int) -> None:
         """Predict with this model of the run's folder; NEWEST: with what travels. A model that the learner has removed
@@ -181,8 +187,7 @@ class _LearnerSide(Side):
         if inside():
             self._agent.saves.for_user(self._agent.updates)
 
-    def load_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
-        return None
+    load_model = Side.predict
 
 
 class _PlayerSide(Side):
@@ -192,9 +197,7 @@ class _PlayerSide(Side):
         return function(agent, *args, **kwargs)
 
     exploit = predict
-
-    def load_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
-        return None
+    load_model = Side.predict
 
 
 def make_user_agent(device: str, monitor: Any) -> Any:

@@ -18,7 +18,7 @@ ACTIONS = 16
 def make_envs(num_envs: int, seed: int, config: Config, options: Mapping[str, Any]) -> Envs:
     """E realms for evaluations; a workflow makes a game of its own from their options."""
     others = {name: np.zeros(field.shape, field.dtype) for name, field in _obs(config).items() if name != "row"}
-    return Envs(num_envs, seed, options, others)
+    return Envs(num_envs, options, others)
 
 
 def spec(envs: Envs | None, config: Config) -> Spec:

@@ -21,7 +21,7 @@ from realm.zoo.mario import rewards
 from realm.zoo.mario.emulators import Fce, Nes, rom_of
 from realm.zoo.mario.level import Level
 from realm.zoo.mario.picture import edges, shrunk
-from realm.zoo.mario.presses import BITS, BUTTONS, FPS, PLANS, SETS, Bounds, Plan, bits, bits_of
+from realm.zoo.mario.presses import BITS, BUTTONS, FPS, PLANS, SETS, Plan, bits, bits_of
 from realm.zoo.mario.rewards import TERMS, paid, terms_of, values
 from realm.zoo.mario.starts import Starts, write_episode
 
@@ -104,7 +104,7 @@ class Mario(gymnasium.Env[Array, Any]):
         self._levels, self._played = levels, dict[str, Level]()
         self._rows, self._columns = edges(0 if status_line else _STATUS, 224, SIDE), edges(0, 240, SIDE)
         self._skip, self._durations = skip, actions == "durations"
-        self._plan, self._shots = Plan(plan, Bounds(least, most)), shots if self._durations else 1
+        self._plan, self._shots = Plan(plan, least, most), shots if self._durations else 1
         self._of_action = [bits_of(names) for names in SETS.get(actions, ())]
         shape = (SIDE, SIDE, shots) if self._durations else (SIDE, SIDE)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)

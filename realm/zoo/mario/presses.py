@@ -1,7 +1,6 @@
 """From an action to the frames for which each button is held. Pure functions and one small state; no emulator."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +29,6 @@ def bits_of(names: str) -> int:
     return bits([name in names.split() for name in BUTTONS])
 
 
-class Bounds(NamedTuple):
-    """Frames of a press."""
-
-    least: int = 1
-    most: int = FPS
-
-    def frames(self, seconds: NDArray[np.float32]) -> Frames:
-        """round(60 a) for each number; below half a frame none, else within the bounds. seconds: f32 [7]"""
-        frames = np.floor(FPS * np.maximum(seconds, 0).astype(np.float64) + 0.5).astype(np.int64)
-        return np.where(frames > 0, np.clip(frames, self.least, self.most), 0)
-
-
 class Plan:
     """How long a decision lasts, and what is held in each of its frames.
 
@@ -49,8 +36,9 @@ class Plan:
     the next decisions, which begin presses of other buttons, and let go of a button by a negative number.
     """
 
-    def __init__(self, plan: str, bounds: Bounds) -> None:
-        self._ends_with_shortest, self._bounds = plan == PLANS[1], bounds
+    def __init__(self, plan: str, least: int, most: int) -> None:
+        """least, most: frames of a press."""
+        self._ends_with_shortest, self._least, self._most = plan == PLANS[1], least, most
         self.left: Frames = np.zeros(len(BUTTONS), np.int64)
         """Frames for which each button is still held."""
 
@@ -58,11 +46,15 @@ class Plan:
         self.left[:] = 0
 
     def decide(self, seconds: NDArray[np.float32]) -> list[int]:
-        """The buttons of each frame of a decision, as bits; without a press, of the least frames. seconds: f32 [7]"""
-        new = self._bounds.frames(seconds)
+        """The buttons of each frame of a decision, as bits; without a press, of the least frames.
+
+        seconds: f32 [7]. A press has round(60 a) frames; below half a frame none, else within the bounds.
+        """
+        frames = np.floor(FPS * np.maximum(seconds, 0).astype(np.float64) + 0.5).astype(np.int64)
+        new = np.where(frames > 0, np.clip(frames, self._least, self._most), 0)
         self.left = np.where(self.left > 0, np.where(seconds < 0, 0, self.left), new)
         pressed = self.left[self.left > 0]
-        lasts = self._bounds.least
+        lasts = self._least
         if len(pressed):
             lasts = int(pressed.min() if self._ends_with_shortest else pressed.max())
         plan = [bits(self.left > frame) for frame in range(lasts)]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from PIL import Image
 
-from realm.contract import Array, Arrays, Field, Spec
+from realm.contract import Array, Field, Spec
 from realm.errors import ConfigError
 from realm.zoo.gym import Observed, action_spec, attention_memory, frames_before, make_vec, obs_fields
 from realm.zoo.pong.config import FEATURES, Config
@@ -77,11 +77,7 @@ def _scaled(screen: Array) -> Array:
 def _cut(envs: Any, seen: Callable[[Array], Array]) -> Any:
     """seen: what is shown of u8 [E, height, width, 1]."""
     space = spaces.Dict({"state": spaces.Box(0, 255, (SIDE, SIDE, 1), np.uint8)})
-
-    def observed(obs: Any) -> Arrays:
-        return {"state": seen(obs["state"])}
-
-    cut = Observed(envs, observed, batch_space(space, envs.num_envs), space)
+    cut = Observed(envs, lambda obs: {"state": seen(obs["state"])}, batch_space(space, envs.num_envs), space)
     cut.inputs = {"state": {"shape": [SIDE, SIDE, 1], "dtype": "uint8"}}
     return cut
 
