@@ -33,13 +33,13 @@ LOG_DIR_HELP = f"folder of the runs (default: log_dir of {DEFAULT_CONFIG})"
 
 
 def config_file(given: str) -> str:
-    """The file that --config names, also by a project's folder or its `conf/`. Where no `conf/` is, the default one is
-    that which comes with Realm."""
+    """The file that --config names, also by a project's folder or its `conf/`. Where no `conf/` is, it is that which
+    comes with Realm."""
     for inner in (DEFAULT_CONFIG, Path(DEFAULT_CONFIG).name):
         if given and (Path(given) / inner).is_file():
             return str(Path(given) / inner)
-    own = BUILT_IN / DEFAULT_CONFIG
-    elsewhere = given == DEFAULT_CONFIG and not Path(given).parent.exists() and own.is_file()
+    own = BUILT_IN / given
+    elsewhere = given.startswith("conf/") and not Path("conf").exists() and own.is_file()
     return str(own) if elsewhere else given
 
 
