@@ -333,11 +333,10 @@ def _module(algo: str, name: str, expected: str) -> ModuleType:
     try:
         with apart():
             return importlib.import_module(f"{algo}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{algo}.{name}.".startswith(f"{error.name}."):
-            raise _missing(algo, name, expected) from error
-        raise _raised(error, algo, name, "importing it") from error
     except (Exception, SystemExit) as error:
+        gone = error.name if isinstance(error, ModuleNotFoundError) else None
+        if gone is not None and f"{algo}.{name}.".startswith(f"{gone}."):
+            raise _missing(algo, name, expected) from error
         raise _raised(error, algo, name, "importing it") from error
 
 

@@ -166,12 +166,9 @@ def check_ray(version: str, raylet: Mapping[str, str] | None, is_open: bool) -> 
 def check_cores(cores: int, quota: float | None) -> Finding:
     """cores: that this process may use. quota: the most of them at once that its container allows."""
     if quota is not None and quota < cores - 0.5:
-        return Finding(
-            "cores",
-            "warn",
-            f"{cores}, but the container allows only {quota:g} at once, and `auto` keys count {cores}",
-            f"give the container {max(1, round(quota))} cores of its own, or set aisrv_count and torch_num_threads",
-        )
+        what = f"{cores}, but the container allows only {quota:g} at once, and `auto` keys count {cores}"
+        do = f"give the container {max(1, round(quota))} cores of its own, or set aisrv_count and torch_num_threads"
+        return Finding("cores", "warn", what, do)
     return Finding("cores", "ok", str(cores))
 
 

@@ -106,7 +106,9 @@ class Seen:
 def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
     """Print every living run, or the newest ended run if none lives. watch: again and again, until none lives."""
     if as_json:
-        print(json.dumps([_plain(path, run) for path, run in _chosen(log_dir)], indent=1))
+        runs = find_runs(log_dir, warn)
+        chosen = [(path, run) for path, run in runs if run.lives()] or runs[-1:]
+        print(json.dumps([_plain(path, run) for path, run in chosen], indent=1))
         return 0
     if watch and sys.stderr.isatty():
         _watch(log_dir)
@@ -174,11 +176,6 @@ def state_of(run: RunFile) -> str:
     if run.state in ("starting", "running", "judging", "stopping") and not run.lives():
         return "killed"
     return run.state
-
-
-def _chosen(log_dir: Path) -> list[tuple[Path, RunFile]]:
-    runs = find_runs(log_dir, warn)
-    return [(path, run) for path, run in runs if run.lives()] or runs[-1:]
 
 
 def _plain(path: Path, run: RunFile) -> dict[str, Any]:

@@ -298,22 +298,18 @@ def _owned(journal: Path) -> Iterator[None]:
     """Keep other sweeps of this name out."""
     try:
         journal.parent.mkdir(parents=True, exist_ok=True)
-        file = open(journal, "ab")  # noqa: SIM115 - closed below
+        with open(journal, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sentence = f"{journal}: another realm sweep is at it; wait, or choose another run_name"
+                raise ConfigError(sentence) from None
+            whole, line, torn = journal.read_bytes().rpartition(b"\n")
+            if line and torn.startswith(b'{"op_code"'):  # by a full disk, or a power cut
+                file.truncate(len(whole) + 1)
+            yield
     except OSError as error:
         raise ConfigError(f"{journal}: {error.strerror}; it must be a file that can be written") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{journal}: another realm sweep is at it; wait, or choose another run_name") from None
-        content = journal.read_bytes()
-        _, line, torn = content.rpartition(b"\n")  # by a full disk, or a power cut
-        if line and torn.startswith(b'{"op_code"'):
-            file.truncate(len(content) - len(torn))
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(f"{journal}: {one_line(error)}; once that is mended, the same command goes on") from error
 
 
 def _study(optuna: Any, journal: Path, name: str, distributions: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from realm.launch.guard import when_parent_ends
 from realm.launch.rundir import find_runs, read_run
 from realm.watch.status import say
 
-POLL_S = 0.1
+_POLL_S = 0.1
 _STOP = ".stop"  # below log_dir; `realm stop all` touches it
 
 
@@ -33,17 +33,11 @@ def set_options(settings: Sequence[str]) -> list[str]:
     return [word for text in settings for word in ("--set", text)]
 
 
-def start_realm(
-    words: Sequence[str], log: IO[bytes] | None = None, dies_with_us: bool = False
-) -> subprocess.Popen[bytes]:
-    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does.
-
-    dies_with_us: it gets SIGTERM when this process ends, even by `kill -9`.
-    """
+def start_realm(words: Sequence[str], log: IO[bytes] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the command `realm WORDS` in a session of its own. It prints to `log`, or where this process does."""
     return subprocess.Popen(
         [sys.executable, "-m", "realm", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True, env=for_python(os.environ),
-        preexec_fn=partial(when_parent_ends, signal.SIGTERM) if dies_with_us and sys.platform == "linux" else None,
+        start_new_session=True, env=for_python(os.environ), **options,
     )  # fmt: skip
 
 
@@ -125,19 +119,15 @@ def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in signals.ends()}
     try:
-        process = start_realm(
-            ["start", "--config", config, *set_options([*settings, f"run_name={run_dir.name}"])], dies_with_us=True
-        )
+        words = ["start", "--config", config, *set_options([*settings, f"run_name={run_dir.name}"])]
+        process = start_realm(words, preexec_fn=partial(when_parent_ends, signal.SIGTERM))  # also by kill -9
         if received:  # while it was being started
             process.send_signal(received[0])
         while process.poll() is None:
             if not received and stopped_at(run_dir.parent) != stopped_before:
-                run = read_run(run_dir)
-                if run and run.pid == process.pid:  # `realm stop` ends it
-                    received.append(signal.SIGTERM)
-                else:
-                    pass_on(signal.SIGTERM)
-            time.sleep(POLL_S)
+                ended = (run := read_run(run_dir)) and run.pid == process.pid  # by `realm stop`, which sees it
+                (received.append if ended else pass_on)(signal.SIGTERM)
+            time.sleep(_POLL_S)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -153,11 +143,9 @@ def ask_series_to_stop(log_dir: Path) -> None:
     """Have each series of runs below `log_dir` end, also one whose run is only starting, or ends by itself."""
     with suppress(OSError):
         (log_dir / _STOP).touch()
-        time.sleep(2 * POLL_S)  # a run that a series does not see yet is seen by who calls this
+        time.sleep(2 * _POLL_S)  # a run that a series does not see yet is seen by who calls this
 
 
 def stopped_at(log_dir: Path) -> int:
     """When somebody has last asked for that, in ns; 0: never."""
-    with suppress(OSError):
-        return (log_dir / _STOP).stat().st_mtime_ns
-    return 0
+    return (log_dir / _STOP).stat().st_mtime_ns if (log_dir / _STOP).exists() else 0

@@ -230,11 +230,9 @@ def _predict(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> 
 def _flow(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     if app.max_version_lag == 0:
         return "alternating", "max_version_lag is 0"
-    if app.wrapper_type == "local":
-        return "overlapping", "one process does one thing after the other anyway"
     if machine.cores == 1 and machine.gpus == 0:
         return "alternating", "there is one core"
-    return "overlapping", f"{machine.cores} cores, {machine.gpus} GPUs: workers play while the learner trains"
+    return "overlapping", f"there are {machine.cores} cores, {machine.gpus} GPUs"
 
 
 def _deal(app: AppConfig, machine: Machine) -> tuple[int, ...]:
@@ -283,9 +281,7 @@ def _lag(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choi
         return 0, "every batch is of one version"
     if strict and app.wrapper_type == "remote" and preferred.get("max_version_lag") == "part":
         return "part", "workers collect the next round while the learner finishes this update"
-    if app.wrapper_type == "local":
-        return 1, "one process acts with its newest weights anyway"
-    return 1, "workers collect the next round while the learner trains on this one"
+    return 1, "a round may be one update old"
 
 
 def _warm_up(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from loguru import logger
-
 from realm.config.plan import Plan
 from realm.contract import (
     NO_VERSION,
@@ -307,12 +305,8 @@ def _make_replay_memory(plan: Plan, spec: Spec, seed: int, files: ArrayFiles) ->
     is_prioritized = plan.sampler == "Prioritized"
     memory = ReplayMemory(spec, plan.capacity, is_prioritized, _EXPONENT, seed, files)
     limiter, state = _make_limiter(plan, spec), files.take()
-    try:
-        if state:
-            memory.restore(state["memory"])
-    except (LookupError, TypeError, ValueError) as error:
-        logger.warning("what was kept of the replay memory is damaged, so it begins empty: {!r}", error)
-        memory, state = ReplayMemory(spec, plan.capacity, is_prioritized, _EXPONENT, seed, files), {}
+    if state:
+        memory.restore(state["memory"])
     # what it holds counts as the warm-up; draws of the process before do not, since its ratio may have been another
     limiter.inserted = min(memory.size, limiter.preload)
 

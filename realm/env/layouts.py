@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from realm.contract import Array
+from realm.errors import UserCodeError
 from realm.learn.evaluation import SHOWN_EVERY, Predict, reported, steps_of
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def evaluate_layouts(
                 if show and t % SHOWN_EVERY == 0:
                     show(int(over.sum()), env_steps)
                 continue
-            episode = reported(info, LAYOUT_STATS)
+            episode = reported(info)
+            if missing := [name for name in LAYOUT_STATS if name not in episode]:
+                raise UserCodeError(f"the environment accepts layouts, so its info['episode'] must have {missing[0]!r}")
             turn = np.asarray(episode["turn"])
             # later turns repeat the layouts; counting them would favour short episodes
             taken = np.flatnonzero(ended & info["_episode"] & (turn < len(left)))

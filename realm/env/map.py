@@ -337,10 +337,7 @@ def _neighbours(node: Node) -> list[Node]:
 
 
 def _place_points(
-    rng: np.random.Generator,
-    road: NDArray[np.uint8],
-    nodes: NDArray[np.int64],
-    edges: list[tuple[Node, Node]],
+    rng: np.random.Generator, road: NDArray[np.uint8], nodes: NDArray[np.int64], edges: list[tuple[Node, Node]]
 ) -> NDArray[np.int64] | None:
     """Choose 16 cells (i64 [16, 2], x and z) at ends and junctions, the one nearest the centre first; None if
     the map has too few that are apart."""

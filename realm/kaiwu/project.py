@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from realm.config.keys import IGNORED
+from realm.config.keys import IGNORED, Limit
 from realm.config.load import HINTS, RunConfig, load_config
 from realm.config.toml import toml_value
 from realm.config.values import convert
@@ -66,12 +66,6 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """What these keys are where a project's file does not set them."""
 
-_COUNTS = {
-    "aisrv_count": "aisrv_count",
-    "aisrv_connect_to_kaiwu_env_count": "aisrv_connect_to_kaiwu_env_count",
-    "user_save_model_max_frequency_per_min": "user_save_mode_max_count",
-}
-"""Keys that are translated, and the key of AppConfig whose bounds each has."""
 _FOLDERS = {"restore_dir": "models/", "user_ckpt_dir": "user_models/", "log_dir": "user_log/"}
 _FIXED = (
     "algo", "wrapper_type", "predict_local_or_remote", "train_batch_size", "predict_batch_size", "dump_model_freq",
@@ -324,9 +318,9 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
     for key in ("eval_model_id", "preload_model_id"):
         if isinstance(app.get(key), str) and app[key].isdigit():
             app[key] = int(app[key])  # ids may be texts
-    for key, like in _COUNTS.items():
+    for key in ("aisrv_count", "aisrv_connect_to_kaiwu_env_count", *OURS):  # which are translated
         if key in given:
-            convert(given[key], HINTS[like], places[f"app.{key}"], key)
+            convert(given[key], HINTS.get(key, Limit), places[f"app.{key}"], key)
     workers, envs = app.get("aisrv_count", 1), app["aisrv_connect_to_kaiwu_env_count"]
     if isinstance(workers, int) and isinstance(envs, int):
         # a workflow is a process of its own

@@ -27,29 +27,6 @@ ATTACHED: dict[str, Any] = {}
 """What `attached` and `create_cls` have put into the protocol, by name; the last one wins."""
 
 
-def create_cls(name: str, **fields: Any) -> type[Any]:
-    """A record class with a keyword constructor. A field that is not given has its default here."""
-
-    def __init__(self: Any, **given: Any) -> None:
-        self.__dict__.update(fields)
-        self.__dict__.update(given)
-
-    def __repr__(self: Any) -> str:
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.__dict__.items())})"
-
-    # the module of the caller, so that pickle finds the class
-    members = {"__init__": __init__, "__repr__": __repr__, "__module__": sys._getframe(1).f_globals.get("__name__")}
-    cls = type(name, (), members)
-    ATTACHED[name] = cls
-    return cls
-
-
-def attached(thing: Any) -> Any:
-    """Put a function or a class into the protocol under its name, and return it as it is."""
-    ATTACHED[thing.__name__] = thing
-    return thing
-
-
 class Frame:
     """A free-form record: its attributes are the keywords."""
 
@@ -57,7 +34,24 @@ class Frame:
         self.__dict__.update(fields)
 
     def __repr__(self) -> str:
-        return f"Frame({', '.join(f'{key}={value!r}' for key, value in self.__dict__.items())})"
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.__dict__.items())})"
+
+
+def create_cls(name: str, **fields: Any) -> type[Any]:
+    """A record class with a keyword constructor. A field that is not given has its default here."""
+
+    def __init__(self: Any, **given: Any) -> None:
+        self.__dict__.update(fields | given)
+
+    # the module of the caller, so that pickle finds the class
+    members = {"__init__": __init__, "__module__": sys._getframe(1).f_globals.get("__name__")}
+    return attached(type(name, (Frame,), members))  # type: ignore[no-any-return]
+
+
+def attached(thing: Any) -> Any:
+    """Put a function or a class into the protocol under its name, and return it as it is."""
+    ATTACHED[thing.__name__] = thing
+    return thing
 
 
 class BaseAgent:
@@ -195,25 +189,14 @@ def _held(*names: str) -> dict[str, Any]:
     return {name: type(name, (_Held,), {}) for name in names}
 
 
-class RelativeDirection(enum.IntEnum):
-    RELATIVE_DIRECTION_NONE = 0
-    East = 1
-    NorthEast = 2
-    North = 3
-    NorthWest = 4
-    West = 5
-    SouthWest = 6
-    South = 7
-    SouthEast = 8
-
-
-class RelativeDistance(enum.IntEnum):
-    RELATIVE_DISTANCE_NONE = 0
-    VerySmall = 1
-    Small = 2
-    Medium = 3
-    Large = 4
-    VeryLarge = 5
+RelativeDirection = enum.IntEnum(
+    "RelativeDirection",
+    "RELATIVE_DIRECTION_NONE East NorthEast North NorthWest West SouthWest South SouthEast",
+    start=0,
+)
+RelativeDistance = enum.IntEnum(
+    "RelativeDistance", "RELATIVE_DISTANCE_NONE VerySmall Small Medium Large VeryLarge", start=0
+)
 
 
 # ---- which module has what ----

@@ -37,7 +37,6 @@ _IDLE_S = 60.0
 _MOST_TICK_S = 1.0  # longer between two steps: it stood in a call, a debugger, or a machine that slept
 _MOST_BYTES = 64 << 20  # of one message
 _MOST_CAUGHT = 10  # exceptions of the framework that the project's code may catch
-_EXPLORE = {"predict": 1.0, "exploit": 0.0}
 
 
 class _Through(BaseException):
@@ -153,11 +152,8 @@ class _Calls(Side):
 
     def finish(self, place: str) -> None:
         """The workflow at `place` has returned."""
-        told = f"{place}: workflow returned before it called agent.learn once"
-        if not self.learnt and self.context.update is not None:
-            raise UserCodeError(f"{told}; it must go on until the run ends, as in `while True`")
         if not self.learnt:
-            self.tell(told)
+            raise UserCodeError(f"{place}: workflow returned before it called agent.learn once; it must go on")
 
     def answered(self, function: Callable[..., Any], agent: Any, args: Any, kwargs: Any) -> Any:
         """Call predict or exploit of the agent in this process, and check that there are as many answers."""
@@ -337,10 +333,10 @@ class _RemoteSide(_WorkerSide):
     """A worker that asks the shared actor. Its own instance of the agent is there to be looked at."""
 
     def predict(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.through(self._ask, first(args, kwargs), _EXPLORE["predict"])
+        return self.through(self._ask, first(args, kwargs), 1.0)
 
     def exploit(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.through(self._ask, first(args, kwargs), _EXPLORE["exploit"])
+        return self.through(self._ask, first(args, kwargs), 0.0)
 
     def _ask(self, records: Any, explore: float) -> list[Any]:
         config: Config = self.context.config

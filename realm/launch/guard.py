@@ -31,8 +31,9 @@ def stat(pid: int) -> tuple[int, int, str] | None:
 
 
 def when_parent_ends(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent ends, even if it is stopped."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    """Have the kernel send this process a signal when its parent ends, even if it is stopped. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def family(roots: Collection[int]) -> dict[int, int]:

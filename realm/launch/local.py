@@ -59,9 +59,8 @@ def run(prepared: Prepared) -> OneProcess:
         finally:
             if one is None or not one.trained.totals["updates"]:
                 prepared.put_back_config()
-    prepared.run_file.cause = one.cause
-    prepared.run_file.note_score(one.status("stopped"))
-    prepared.run_file.write_or_warn(prepared.run_dir)
+        prepared.run_file.cause = one.cause
+        prepared.run_file.note_score(one.status("stopped"))
     warn_of_faults(one.board)
     logger.info("the run has ended: {}", one.cause)
     return one

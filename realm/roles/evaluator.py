@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from realm.contract import NO_VERSION, Agent, Version
+from realm.contract import NO_VERSION, Agent, ModelTag, Version
 from realm.learn.checkpoint import acting, load_bytes, load_newest
 from realm.learn.judge import Judge
 from realm.learn.results import is_judged, newest_model
 from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.user import make_agent
-from realm.wire.models import parse_model
+from realm.wire.codec import parsed
 
 _PERIOD_S = 2.0  # even if an evaluation is quicker: the run's curves are no finer
 _LONG_S = 60.0  # of an evaluation
@@ -66,7 +66,7 @@ class _Evaluator:
             question = self._to_pool.ask("first" if self._untrained else "latest", {"have": list(version)})
             model = self._to_pool.wait(question, self._link.waiting(WAITS["evaluator"], self._tick))
             self._link.goes_on()
-            tag = parse_model(model)
+            tag = parsed(model, ModelTag)
             version, self._memory_size = tag.version, tag.memory_size
             if not self.judge.is_due(tag.env_steps):
                 time.sleep(0.05)  # the pool answers as soon as it has a newer one

@@ -13,8 +13,7 @@ from dataclasses import asdict
 
 from realm.contract import NO_VERSION, Array, ModelTag, Version
 from realm.roles.job import Job
-from realm.wire.codec import Message, WireError
-from realm.wire.models import parse_model
+from realm.wire.codec import Message, WireError, parsed
 from realm.wire.sockets import Socket, wait_any
 
 
@@ -46,7 +45,7 @@ def run(job: Job) -> None:
         try:
             match message.kind:
                 case "publish" | "model":
-                    tagged = parse_model(message), message.array("weights")
+                    tagged = parsed(message, ModelTag), message.array("weights")
                     first = first or tagged
                     if newest is None or tagged[0].version > newest[0].version:
                         newest, arrived_at = tagged, time.monotonic()

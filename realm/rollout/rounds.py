@@ -52,6 +52,7 @@ _WARN_EVERY_S = 60.0
 _CLOSE_S = 2.0
 
 Count = Callable[[str, float], None]
+Make = Callable[[], Any]
 
 
 class Failures:
@@ -110,9 +111,7 @@ class Streak:
 class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One environment of a SyncVectorEnv. Where it fails, its episode is truncated; its next reset makes it again."""
 
-    def __init__(
-        self, env: Any, make: Callable[[], Any], row: int, seed: int, failures: Failures, gathered: bool
-    ) -> None:
+    def __init__(self, env: Any, make: Make, row: int, seed: int, failures: Failures, gathered: bool) -> None:
         """gathered: its vector joins what it says of an episode with what others say."""
         super().__init__(env)
         self._gathered = gathered

@@ -73,8 +73,7 @@ class Board:
     def begin(self, env_steps: int) -> None:
         """A learner begins or goes on here, which may be earlier than a lost one had come."""
         self.env_steps = self._begun_at = self._told = env_steps
-        if not self._last:
-            self._last_at = time.monotonic()  # rates count from here
+        self._last_at = self._last_at if self._last else time.monotonic()  # rates count from here
         self._played_before = self.total("aisrv", "env_steps")
 
     def count(self, told: int, new: int) -> None:

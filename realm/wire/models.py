@@ -13,7 +13,7 @@ import numpy as np
 
 from realm.contract import NO_VERSION, ModelTag, Version
 from realm.watch.progress import Every
-from realm.wire.codec import Message, parsed
+from realm.wire.codec import parsed
 from realm.wire.sockets import Client, wait_any
 
 OFFER_EVERY_S = 1.0
@@ -38,7 +38,7 @@ class ModelReader:
         message = self._client.collect()
         if message is None:
             return False
-        tag = parse_model(message)
+        tag = parsed(message, ModelTag)
         changed = tag.version > self.version
         if changed:
             self._load(message.array("weights").tobytes())
@@ -87,9 +87,3 @@ class ModelWriter:
     def _send(self) -> None:
         self._client.forget(self._seq)
         self._seq = self._client.ask("publish", asdict(self._tag), {"weights": self._weights}, checksum=True)
-
-
-def parse_model(message: Message) -> ModelTag:
-    """Read the tag of a `model` or `publish` message, which has weights. Raises WireError."""
-    message.array("weights")
-    return parsed(message, ModelTag)

@@ -107,10 +107,6 @@ class Agent:
                 actions[i] = int(self._definition.action_process(answer))
         return actions
 
-    def greedy(self, obs: Arrays) -> Arrays:
-        """Raises UserCodeError."""
-        raise UserCodeError("a project's agent is Python code, which an ONNX file cannot hold; `realm pack` packs it")
-
     def choose_model(self, wanted: int) -> None:
         """Predict with this model of the run's folder; NEWEST: with what travels. A model that the learner has removed
         meanwhile gives way to the newest. Raises UserCodeError."""
