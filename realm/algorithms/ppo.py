@@ -43,16 +43,9 @@ class PPO:
     """Trains `network`: all of its state besides the weights is in `state_dict`."""
 
     def __init__(
-        self,
-        network: Network,
-        settings: Settings,
-        device: torch.device,
-        seed: int,
-        distribution: Distribution | None = None,
-        losses: Sequence[Loss] = (),
-        cut: type[Rows] = Rows,
-        layer: str = "",
-    ) -> None:
+        self, network: Network, settings: Settings, device: torch.device, seed: int,
+        distribution: Distribution | None = None, losses: Sequence[Loss] = (), cut: type[Rows] = Rows, layer: str = "",
+    ) -> None:  # fmt: skip
         """distribution: that of the action space; None: of discrete actions. losses: besides those of PPO. cut:
         `Sequences` for a network with a memory. layer: the name of a parameter; the length of the gradient there of
         each loss, times its coefficient, is its `<name>_grad_norm`."""

@@ -90,15 +90,9 @@ class RecurrentPPO(PPO):
     """Trains a network with a memory, which policy and critic share."""
 
     def __init__(
-        self,
-        network: Network,
-        settings: Settings,
-        device: torch.device,
-        seed: int,
-        distribution: Distribution | None = None,
-        losses: Sequence[Loss] = (),
-        layer: str = "",
-    ) -> None:
+        self, network: Network, settings: Settings, device: torch.device, seed: int,
+        distribution: Distribution | None = None, losses: Sequence[Loss] = (), layer: str = "",
+    ) -> None:  # fmt: skip
         """As `PPO`."""
         settings.check("value_source", settings.value_source == "learner", "'learner', which unrolls the memory")
         settings = dataclasses.replace(settings, shared_trunk=True)

@@ -53,9 +53,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help=text)
     text = "of gymnasium, such as CartPole-v1, or my_module:MyEnv-v0"
     parser.add_argument("--env", default="", metavar="ID", help=text)
-    text = (
-        f"{', '.join(PACKAGES[:-1])}, or realm: the game's own agent (default: ppo; td3 if continuous, not listed)"
-    )
+    text = f"{', '.join(PACKAGES[:-1])}, or realm: the game's own agent (default: ppo; td3 if continuous, not listed)"
     parser.add_argument("--from", dest="package", choices=PACKAGES, default="", metavar="AGENT", help=text)
     text = "names the environments that PPO has tuned settings for"
     parser.add_argument("--list", action="store_true", help=text)

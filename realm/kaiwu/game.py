@@ -27,14 +27,9 @@ class Game(RealmGame):
     """One realm for a workflow. Episodes are counted here, so scores do not depend on what the workflow logs."""
 
     def __init__(
-        self,
-        options: Mapping[str, Any] | None = None,
-        map: str = "default",
-        seed: int | None = None,
-        algo: str = "",
-        tick: Callable[[], None] = lambda: None,
-        episodes: Episodes = lambda info: None,
-    ) -> None:
+        self, options: Mapping[str, Any] | None = None, map: str = "default", seed: int | None = None, algo: str = "",
+        tick: Callable[[], None] = lambda: None, episodes: Episodes = lambda info: None,
+    ) -> None:  # fmt: skip
         """tick: called at each step. episodes: gets the statistics of each episode that ends."""
         super().__init__(options, map, seed)
         self._algo, self._tick, self._episodes = algo, tick, episodes

@@ -68,10 +68,8 @@ def to_array(value: Any, description: str, where: str) -> Array:
 def from_array(array: Array, description: str) -> Any:
     """The value of the kind that went in."""
     kind = description.split(" ")[0]
-    if kind == "list":
-        return array.tolist()
-    if kind == "tuple":
-        return tuple(array.tolist())
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(array.tolist())
     if kind in SCALARS:
         return SCALARS[kind](array)
     if kind == "scalar":

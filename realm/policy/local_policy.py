@@ -26,13 +26,9 @@ class LocalPolicy:
     """
 
     def __init__(
-        self,
-        agent: Agent,
-        spec: Spec,
-        num_envs: int,
-        refresh: Refresh,
+        self, agent: Agent, spec: Spec, num_envs: int, refresh: Refresh,
         count: Callable[[str, float], None] = lambda name, amount: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """count: takes `cleared_memories`."""
         self.agent, self.refresh = agent, refresh
         self._checked = answer_checker(agent, spec)

@@ -368,12 +368,9 @@ def worker_envs(config: RunConfig, plan: Plan, spec: Spec, seed: int, count: Cou
 
 
 def rounds(
-    workflow: Callable[..., Iterator[Any]],
-    envs: RestartingEnvs,
-    policy: Policy,
-    context: WorkflowContext,
+    workflow: Callable[..., Iterator[Any]], envs: RestartingEnvs, policy: Policy, context: WorkflowContext,
     whole: bool = False,
-) -> Iterator[Arrays]:
+) -> Iterator[Arrays]:  # fmt: skip
     """Run the workflow; yield each round as name -> [n, ...], n > 0, with a valid row at least.
 
     Each is counted, also one that the workflow hands over itself, and `context.tick` is called before it. whole:

@@ -55,15 +55,9 @@ class Link:
     """The control channel of one role; `tick` raises Stopped when the run ends."""
 
     def __init__(
-        self,
-        codec: Codec,
-        address: str,
-        role: str,
-        index: int,
-        interval_s: float,
-        keys: CurveKeys | None,
+        self, codec: Codec, address: str, role: str, index: int, interval_s: float, keys: CurveKeys | None,
         told: Callable[[], int] = lambda: 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """told: the signal that has asked this process to end, 0 before."""
         self.role, self.index = role, index
         self._told, self._passed_on = told, False

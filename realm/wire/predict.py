@@ -24,16 +24,9 @@ class RemotePolicy:
     """`predict` at the shared actor: one question per step for all environments of the worker."""
 
     def __init__(
-        self,
-        client: Client,
-        spec: Spec,
-        worker: int,
-        num_envs: int,
-        gate: VersionGate,
-        tick: Callable[[], None],
-        timing: Callable[[float], None],
-        count: Callable[[str, float], None] = lambda name, amount: None,
-    ) -> None:
+        self, client: Client, spec: Spec, worker: int, num_envs: int, gate: VersionGate, tick: Callable[[], None],
+        timing: Callable[[float], None], count: Callable[[str, float], None] = lambda name, amount: None,
+    ) -> None:  # fmt: skip
         """client: asks for a line. tick: called while waiting; raises to give up. timing: gets each answer's delay in
         seconds. count: takes `cleared_memories`."""
         self._client, self._gate, self._tick, self._worker = client, gate, tick, worker

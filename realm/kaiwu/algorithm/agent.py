@@ -60,9 +60,8 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         """Rows of this process's own environments (`row` from 0), or ObsData of workers at the actor."""
         if (obs["row"] >= 0).all():
-            none = {
-                f"act.{name}": np.stack([zeros_of(text)] * len(obs["row"])) for name, text in self.config.act.items()
-            }
+            rows, act = len(obs["row"]), self.config.act
+            none = {f"act.{name}": np.stack([zeros_of(text)] * rows) for name, text in act.items()}
             return self._play(obs["row"], context.explore), none
         given = {name: array for name, array in obs.items() if name.startswith("obs.")}
         records = []
