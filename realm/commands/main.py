@@ -7,6 +7,7 @@ Every error with a sentence for the user (`realm/errors.py`) ends here as one li
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import shutil
@@ -55,6 +56,8 @@ def main(argv: list[str]) -> int:
             say(f"error: {what}; packages do not fit each other: {unfit}", to_stderr=True)
         elif isinstance(error, ImportError):  # of a library: what user code imports is named where that happens
             say(f"error: {what}; a package is missing or broken: `realm doctor` tells which", to_stderr=True)
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            say(f"error: {what}; make room, and call it again", to_stderr=True)
         else:
             raise
         return UserError.exit_code

@@ -298,18 +298,18 @@ def _owned(journal: Path) -> Iterator[None]:
     """Keep other sweeps of this name out."""
     try:
         journal.parent.mkdir(parents=True, exist_ok=True)
-        with open(journal, "ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                sentence = f"{journal}: another realm sweep is at it; wait, or choose another run_name"
-                raise ConfigError(sentence) from None
-            whole, line, torn = journal.read_bytes().rpartition(b"\n")
-            if line and torn.startswith(b'{"op_code"'):  # by a full disk, or a power cut
-                file.truncate(len(whole) + 1)
-            yield
+        file = open(journal, "ab")  # noqa: SIM115 - closed below
     except OSError as error:
         raise ConfigError(f"{journal}: {error.strerror}; it must be a file that can be written") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{journal}: another realm sweep is at it; wait, or choose another run_name") from None
+        whole, line, torn = journal.read_bytes().rpartition(b"\n")
+        if line and torn.startswith(b'{"op_code"'):  # by a full disk, or a power cut
+            file.truncate(len(whole) + 1)
+        yield
 
 
 def _study(optuna: Any, journal: Path, name: str, distributions: Mapping[str, Any]) -> Any:

@@ -195,9 +195,9 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
 
 
 def _say_which(config: RunConfig) -> None:
-    files = [place for place in config.places.values() if place.startswith(str(BUILT_IN / "conf"))]
-    if files and not Path("conf").exists():
-        logger.info("the configuration is one that comes with Realm: {}", files[0].rpartition(":")[0])
+    files = [place.rpartition(":")[0] for place in config.places.values() if not place.startswith("--set")]
+    if files and all(file.startswith(str(BUILT_IN / "conf")) for file in files) and not Path("conf").exists():
+        logger.info("the configuration is one that comes with Realm: {}", files[0])
 
 
 def _evaluate(config: RunConfig) -> int:

@@ -107,15 +107,15 @@ class Modules(torch.nn.Module):
                 array[...] = new.numpy()
                 self._learned.add(name)
         own = self._found()
-        common = own.keys() & state.keys()
-        if own and not common:
+        called = {name: other for name in own if (other := _name_in(state, name))}
+        if own and not called:
             raise RuntimeError(f"the agent has {next(iter(own))}, these weights have {next(iter(state), 'nothing')}")
         with torch.no_grad():
-            for name in common:
-                if own[name].shape != state[name].shape:
-                    shapes = f"{list(own[name].shape)}, not {list(state[name].shape)}"
+            for name, other in called.items():
+                if own[name].shape != state[other].shape:
+                    shapes = f"{list(own[name].shape)}, not {list(state[other].shape)}"
                     raise RuntimeError(f"{name} is {shapes}")
-                own[name].copy_(state[name])
+                own[name].copy_(state[other])
         return Keys([], [])
 
 
@@ -140,6 +140,12 @@ def tensors_of(agent: Any) -> dict[str, torch.Tensor]:
                 taken.add(id(tensor))
                 found[f"{path}.{name}".strip(".")] = tensor
     return found
+
+
+def _name_in(state: Mapping[str, Any], name: str) -> str:
+    """What a tensor is called there: an agent that holds a network twice may find it by another path elsewhere."""
+    near = [other for other in state if other.endswith(f".{name}") or name.endswith(f".{other}")]
+    return name if name in state else near[0] if len(near) == 1 else ""
 
 
 def arrays_of(agent: Any) -> dict[str, Array]:
@@ -201,8 +207,7 @@ def _walk(agent: Any) -> Iterator[tuple[str, Any]]:
 
     if isinstance(agent, torch.nn.Module):
         yield "", agent
-    # modules first: one that an algorithm holds, too, has the same name where there is no algorithm
-    for name, inner in sorted(_attributes(agent).items(), key=lambda one: not isinstance(one[1], torch.nn.Module)):
+    for name, inner in list(_attributes(agent).items()):
         if not name.startswith("_modules") and name not in ("_parameters", "_buffers"):
             yield from visit(name, inner, 1)
 

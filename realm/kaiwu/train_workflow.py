@@ -36,7 +36,7 @@ _TICK_EVERY_S = 0.05
 _IDLE_S = 60.0
 _MOST_TICK_S = 1.0  # longer between two steps: it stood in a call, a debugger, or a machine that slept
 _MOST_BYTES = 64 << 20  # of one message
-_MOST_CAUGHT = 10  # exceptions of the framework that the project's code may catch
+_MOST_CAUGHT = 10  # exceptions of the framework, one after the other, that the project's code may catch
 
 
 class _Through(BaseException):
@@ -48,7 +48,8 @@ class _Through(BaseException):
 
 
 def _insist(error: BaseException) -> None:
-    """Have the next line of the project's code that is begun raise this, also one of a handler that catches all."""
+    """Have the next line of the project's code that is begun raise this, also one of a handler that catches all. Such a
+    handler around another one may still catch it."""
 
     def again(frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
@@ -57,7 +58,8 @@ def _insist(error: BaseException) -> None:
 
     frame: FrameType | None = sys._getframe()
     while frame := frame.f_back if frame else None:
-        if Path(frame.f_code.co_filename).is_relative_to(current().config.root):
+        its_own = not frame.f_globals.get("__name__", "").startswith("realm.")
+        if its_own and Path(frame.f_code.co_filename).is_relative_to(current().config.root):
             frame.f_trace = again
     sys.settrace(lambda *_: None)
 
@@ -136,7 +138,9 @@ class _Calls(Side):
     def through(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the framework; what it raises passes through the project's code."""
         try:
-            return function(*args)
+            given = function(*args)
+            self._raised = 0
+            return given
         except Exception as error:
             through = _Through(error)
             self._raised += 1
@@ -152,7 +156,7 @@ class _Calls(Side):
 
     def finish(self, place: str) -> None:
         """The workflow at `place` has returned."""
-        if not self.learnt:
+        if not self.learnt and not self._raised:
             raise UserCodeError(f"{place}: workflow returned before it called agent.learn once; it must go on")
 
     def answered(self, function: Callable[..., Any], agent: Any, args: Any, kwargs: Any) -> Any:

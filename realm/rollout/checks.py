@@ -159,7 +159,8 @@ def check_one(env: Any, method: str, obs: Any) -> None:
             raise _wrong(env, method, name, value, f"must be {space.dtype}{list(space.shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _wrong(env, method, name, value, "must be finite")
-        if array.dtype.kind in "iu" and array.dtype != space.dtype and (array.astype(space.dtype) != array).any():
+        whole = array.dtype.kind in "iu" and space.dtype.kind in "iu"
+        if whole and array.dtype != space.dtype and (array.astype(space.dtype) != array).any():
             raise _wrong(env, method, name, array.tolist(), f"must fit into {space.dtype}")
         if not isinstance(space, spaces.Box) and not _is_of(space, array):
             raise _wrong(env, method, name, array.tolist(), f"must be of {space}")

@@ -17,6 +17,7 @@ import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -229,7 +230,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             self._spoiled[:] = True  # again: rows that had ended before the failure are not invalid in this step
             return obs, np.zeros(self.env.num_envs, np.float32), none, none.copy(), info
         try:
-            given = self.env.step(np.array(actions))  # a copy: an environment may write into its action
+            given = self.env.step(deepcopy(actions))  # a copy: an environment may write into its action
             obs, reward, terminated, truncated, info = self._checked(given)
         except BaseException as error:
             self._fail("step", error)

@@ -154,6 +154,7 @@ class Board:
         now = time.monotonic()
         seconds = max(now - self._last_at, 1e-6)
         values: dict[str, float] = {}
+        again = bool(self._last)
         for role, means in self._means.items():
             for name, (amount, count) in means.items():
                 values[_mean_tag(role, name)] = amount / max(count, 1e-9)
@@ -169,7 +170,8 @@ class Board:
                 else:
                     rate = (total - self._last.get(key, 0.0)) / seconds
                     self._last[key] = total
-                    values[_rate_tag(key)] = rate
+                    if again or not key.endswith("_s"):  # those of a process count from before its first step
+                        values[_rate_tag(key)] = rate
         values[f"{PLUMBING}/env_steps_per_s"] = speed = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0)
         fade = math.exp(-seconds / _PACE_S)
         self._pace = (self._pace[0] * fade + speed * seconds, self._pace[1] * fade + seconds)

@@ -71,8 +71,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         old = re.fullmatch(r"(\w+)Deterministic-v\d", str(name))  # of a gym that is gone
         same = f"there is no such id; ALE/{old[1]}-v5 is the same" if old else str(error).splitlines()[0]
-        module = sys.modules.get(str(name).rpartition(":")[0])
-        where = f" {getattr(module, '__file__', module)} registers none of this name" if module else ""
+        module = sys.modules.get(str(name).rpartition(":")[0]) if isinstance(error, gymnasium.error.Error) else None
+        where = f"; {getattr(module, '__file__', module)} registers none of this name" if module else ""
         raise ConfigError(f"[env] id is {env_id!r}: {same}{where}") from error
     parts = _named(_parts(envs.single_observation_space))
     envs = _with_own_actions(envs, joint, parts[MASK][1].shape if MASK in parts else None)

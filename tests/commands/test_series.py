@@ -269,10 +269,10 @@ def test_a_run_that_was_killed_is_no_success(tmp_path: Path, monkeypatch: pytest
 
 def test_a_run_that_somebody_stopped_stops_its_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realm.commands.spawn.start_realm", lambda *_, **__: subprocess.Popen(["true"]))
-    for cause in ("SIGTERM received", "max_env_steps = 9 reached"):
-        a_run(tmp_path / cause[:3], 9, cause)
+    for cause in ("SIGTERM received", "SIGTERM received by learner-0", "max_env_steps = 9 reached"):
+        folder = a_run(tmp_path / f"{len(cause)}", 9, cause)
         with pytest.raises(KeyboardInterrupt) if "SIGTERM" in cause else nullcontext():
-            assert start_run("conf/cartpole.toml", [], tmp_path / cause[:3]) == 0
+            assert start_run("conf/cartpole.toml", [], folder) == 0
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["its run is there", "its run only starts"])

@@ -85,6 +85,19 @@ def test_what_is_saved_while_another_model_predicts_is_what_is_trained(held: tup
     assert agent.number == 3
 
 
+@pytest.mark.parametrize("there", ["algorithm.net", "net"])
+def test_a_network_that_is_held_twice_is_found_by_either_path(run_dir: Path, there: str) -> None:
+    """The learner of a project may find it in its algorithm first, and a worker has no algorithm."""
+    agent = Agent()
+    if there == "net":  # and here it is found in the algorithm
+        agent.__dict__ = {"algorithm": {"net": agent.net}, **agent.__dict__}
+    state = {f"{there}.bias": torch.full((1,), 4.0), "algorithm.target.bias": torch.full((1,), 9.0)}
+    Modules(agent, dict, lambda files: None).load_state_dict(state)
+    assert agent.number == 4
+    with pytest.raises(RuntimeError, match="the agent has net.bias, these weights have other.bias"):
+        Modules(Agent(), dict, lambda files: None).load_state_dict({"other.bias": torch.zeros(1)})
+
+
 def test_the_state_of_a_projects_own_objects_comes_back_as_it_was(run_dir: Path) -> None:
     class Normaliser:
         def __init__(self) -> None:

@@ -490,6 +490,18 @@ def test_what_an_environment_changes_is_not_the_agents():
     assert np.geterr() == before
 
 
+def test_actions_of_any_form_reach_the_environments():
+    given = []
+    envs = RestartingEnvs(lambda seed: Vector(2, {}, []), 7, SPEC, Meters().count)
+    envs.reset()
+    step = envs.env.step
+    envs.env.step = lambda actions: given.append(actions) or step(actions)
+    action = {"a": np.zeros(2), "b": (np.ones((2, 3)), [1, 2])}
+    envs.step(action)
+    assert repr(given[0]) == repr(action)
+    assert given[0]["a"] is not action["a"]
+
+
 @pytest.mark.parametrize("value", [np.array([1, 300], np.uint16), np.array([2**9, 0], np.uint32)])
 def test_a_whole_number_that_does_not_fit_is_named(value):
     class Small(Counter):
@@ -500,6 +512,14 @@ def test_a_whole_number_that_does_not_fit_is_named(value):
 
     with pytest.raises(RunError, match=r"Small\.reset returned observation\['x'\] \[.*; it must fit into uint8"):
         play(lambda seed: SyncVectorEnv([lambda: Small({}, [])] * 2), 1)
+
+
+def test_a_whole_number_in_a_box_of_floats_is_rounded_as_ever():
+    class Rounded(Counter):
+        def observe(self):
+            return {"x": np.array([16777217, self.t])}
+
+    play(lambda seed: SyncVectorEnv([lambda: Rounded({}, [])] * 2), 1)
 
 
 class OldReset(Counter):

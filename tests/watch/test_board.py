@@ -140,9 +140,11 @@ def test_rates_and_the_remaining_time_count_from_the_first_step(board: Board, ti
     time.now += 20  # of a start
     board.begin(0)
     time.now += 2
-    board.take(Report("aisrv", 0, 0, {"env_steps": 2000.0}, {}), 1)
+    board.take(Report("aisrv", 0, 0, {"env_steps": 2000.0, "cpu_s": 18.0}, {}), 1)
     board.count(2000, 0)
-    assert board.curves()["system/env_steps_per_s"] == pytest.approx(1000)
+    values = board.curves()
+    assert values["system/env_steps_per_s"] == pytest.approx(1000)
+    assert "system/aisrv/cpu_share" not in values, "that of the start would count, too"
     assert board.status("running", 0, 1_000_000, 0.0).remaining_s == pytest.approx(998)
 
 
