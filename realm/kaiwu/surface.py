@@ -223,9 +223,7 @@ def _make(name: str = "back_to_the_realm", *args: Any, **kwargs: Any) -> Any:
 _AGENT = {"BaseAgent": BaseAgent, "check_hasattr": check_hasattr} | {
     f"{method}_wrapper": wrapper(method) for method in METHODS
 }
-_HELPERS = {
-    "one_hot_encoding": one_hot_encoding, "read_relative_position": read_relative_position, "bump": bump,
-}  # fmt: skip
+_HELPERS: Mapping[str, Any] = {one.__name__: one for one in (one_hot_encoding, read_relative_position, bump)}
 _ENUMS = {
     "RelativeDirection": RelativeDirection, "RelativeDistance": RelativeDistance,
     **RelativeDirection.__members__, **RelativeDistance.__members__,

@@ -48,8 +48,7 @@ class _Through(BaseException):
 
 
 def _insist(error: BaseException) -> None:
-    """Have the next line of the project's code that is begun raise this, also one of a handler that catches all. Such a
-    handler around another one may still catch it."""
+    """Have the project's next line raise this, also in a handler that catches all; one around that may catch it."""
 
     def again(frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
@@ -348,8 +347,7 @@ class _RemoteSide(_WorkerSide):
         given = [record_fields(record, "what predict was given") for record in records]
         obs: Arrays = {"row": np.full(rows, -1, np.int64), "model": np.full(rows, self._chosen, np.int64)}
         for name, text in config.obs.items():
-            values = [to_array(fields.get(name), text, f"ObsData.{name}") for fields in given]
-            obs[f"obs.{name}"] = np.stack(values)
+            obs[f"obs.{name}"] = np.stack([to_array(one.get(name), text, f"ObsData.{name}") for one in given])
         answer = self.policy.predict(obs, np.zeros(rows, np.bool_), explore)
         self.version = answer.version
         return [

@@ -94,7 +94,7 @@ def test_a_network_that_is_held_twice_is_found_by_either_path(run_dir: Path, the
     state = {f"{there}.bias": torch.full((1,), 4.0), "algorithm.target.bias": torch.full((1,), 9.0)}
     Modules(agent, dict, lambda files: None).load_state_dict(state)
     assert agent.number == 4
-    with pytest.raises(RuntimeError, match="the agent has net.bias, these weights have other.bias"):
+    with pytest.raises(RuntimeError, match="the agent has net.weight, these weights have other.bias"):
         Modules(Agent(), dict, lambda files: None).load_state_dict({"other.bias": torch.zeros(1)})
 
 

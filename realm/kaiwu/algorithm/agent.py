@@ -23,7 +23,7 @@ from realm.kaiwu import code, model_files, modules
 from realm.kaiwu.game import seen
 from realm.kaiwu.methods import Side, act_as, checked_answers, inside, plain
 from realm.kaiwu.model_files import NEWEST
-from realm.kaiwu.process import LEARNS, current, in_project
+from realm.kaiwu.process import LEARNS, current
 from realm.kaiwu.records import from_array, record_fields, to_array, zeros_of
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
 from realm.learn.results import models_in
@@ -98,11 +98,10 @@ class Agent:
         actions = np.zeros(len(rows), np.int64)
         for i, row in enumerate(rows):
             raw, env_info = seen(int(row))
-            with code.calling("playing an evaluation"):
-                record = observe(self._definition, raw, env_info)
-            with in_project():
-                answer = self.ask("predict" if explore[i] else "exploit", [record])[0]
-            with code.calling("playing an evaluation"):
+            method = "predict" if explore[i] else "exploit"
+            with code.calling(f"playing an evaluation, {method}"):
+                answers = plain(self.user, method, [observe(self._definition, raw, env_info)])
+                (answer,) = checked_answers(getattr(type(self.user), method), answers, 1)
                 actions[i] = int(self._definition.action_process(answer))
         return actions
 
@@ -144,11 +143,8 @@ class Agent:
 
     def save_model(self) -> dict[str, Any]:
         self.model.expire()  # a checkpoint has the weights of now
-        return {
-            "updates": self.updates,
-            "optimizers": modules.optimizer_states(self.user),
-            "counters": modules.counters(self.user),
-        }
+        optimizers, counters = modules.optimizer_states(self.user), modules.counters(self.user)
+        return {"updates": self.updates, "optimizers": optimizers, "counters": counters}
 
     def load_model(self, state: dict[str, Any]) -> None:
         self.updates = int(state["updates"])
