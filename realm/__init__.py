@@ -69,13 +69,15 @@ def load_policy(model: str | Path = "", number: str | int = "latest") -> Trained
     model: name or path of a run, one of its checkpoints, or "shipped"; "" is the newest run. number: of updates,
     "latest" or "best". Raises realm.errors.UserError with one sentence, such as where there is no such run.
     """
-    from realm.commands.locate import chosen_model  # late: torch, and `import realm` stays light
+    import torch  # late: `import realm` stays light
+
+    from realm.commands.locate import chosen_model
     from realm.learn.checkpoint import find
     from realm.learn.evaluation import load_player
     from realm.learn.policy import TrainedPolicy
 
     config, folder, which = chosen_model(str(model), str(number), (), None)
-    config = config.evaluated()
-    player = load_player(config, find(folder, which), 1, 0)
+    with torch.random.fork_rng(devices=()):  # an agent seeds torch, which is the caller's here
+        player = load_player(config.evaluated(), find(folder, which), 1, 0)
     player.envs.close()  # only what acts is wanted
     return TrainedPolicy(player, config)

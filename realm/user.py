@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -204,6 +204,10 @@ def load_config_class(algo: str) -> type[Any]:
     dataclass = isinstance(config, type) and dataclasses.is_dataclass(config)
     if not dataclass or not config.__dataclass_params__.frozen:
         raise UserCodeError(f"{module.__file__}: Config must be a frozen dataclass")
+    try:
+        get_type_hints(config)
+    except Exception as error:  # of any name in them
+        raise _raised(error, algo, "config", "making Config") from error
     return config  # type: ignore[no-any-return]
 
 

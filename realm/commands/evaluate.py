@@ -102,6 +102,8 @@ class Request:
             raise ConfigError(f"--episodes {self.episodes}: must be a number from 1, or 0 for eval_episodes")
         check_file("--json", self.json)
         check_file("--csv", self.csv)
+        if self.json and self.json == self.csv:
+            raise ConfigError(f"--csv {self.csv}: is the file of --json, too")
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,12 @@ def _print_statistics(candidate: Candidate) -> None:
 
 def histogram(name: str, values: Array) -> str:
     """A line for each value that a statistic has [episodes], or for each tenth of its range if it has more than ten."""
-    seen, counts = np.unique(values, return_counts=True)
+    seen, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     labels = [f"{one:,.2f}" for one in seen]
     if len(seen) > 10:
-        counts, edges = np.histogram(values)
+        counts, edges = np.histogram(values[np.isfinite(values)])
         labels = [f"{low:,.2f} to {high:,.2f}" for low, high in pairwise(edges)]
-    width, most = max(map(len, labels)), max(counts)
+    width, most = max(map(len, labels), default=0), max(counts, default=1)
     bars = [f"{label:>{width}}  {'#' * round(40 * n / most)} {n}" for label, n in zip(labels, counts, strict=True)]
     return "\n".join([f"episodes by {named(name)}", *bars])
 
@@ -190,7 +192,9 @@ def make_console() -> Console:
     """Where reports are printed."""
     from rich.console import Console  # late: `--help` does not need it
 
-    return Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
+    console.on_broken_pipe = lambda: setattr(console, "quiet", True)  # type: ignore[method-assign]  # files are written
+    return console
 
 
 def title_of(checkpoint: Checkpoint) -> str:

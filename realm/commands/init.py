@@ -131,7 +131,8 @@ def _is_package(name: str) -> bool:
 
 def _taken(name: str) -> bool:
     """Whether `import name` would find something else than a package to be written here."""
-    return name in sys.stdlib_module_names or (importlib.util.find_spec(name) is not None and not Path(name).is_dir())
+    its_own = name in (*sys.stdlib_module_names, "__main__")
+    return its_own or (importlib.util.find_spec(name) is not None and not Path(name).is_dir())
 
 
 def _check_name(name: str) -> None:

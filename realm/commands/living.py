@@ -47,8 +47,9 @@ _LOOK_EVERY_S = 0.25
 def add_commands(commands: Commands) -> None:
     """Add them."""
     status = commands.add_parser("status", help="show the living runs and their roles", example="realm status --watch")
-    status.add_argument("--watch", action="store_true", help="again and again, until no run lives or Ctrl+C")
-    status.add_argument("--json", action="store_true", help="as JSON, with all totals")
+    how = status.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="again and again, until no run lives or Ctrl+C")
+    how.add_argument("--json", action="store_true", help="as JSON, with all totals")
     status.add_argument("--log-dir", help=LOG_DIR_HELP)
     status.set_defaults(run=lambda given: show_status(runs_folder(given.log_dir), given.watch, given.json))
 

@@ -7,6 +7,7 @@ one sentence.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -145,7 +146,7 @@ def shipped_model() -> Path:
 
 def _run_around(folder: Path) -> Path | None:
     """The run that this folder is, or is inside of; None if there is none, or no such folder."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # never raises, as for a folder of somebody else
         return None
     parents = folder.absolute().parents
     return next((one for one in (folder, *parents) if (one / "config.toml").is_file()), None)

@@ -98,7 +98,7 @@ def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) ->
         raise ConfigError(f"{option} {path}: the name must end in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise ConfigError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
         raise ConfigError(f"{option} {path}: cannot be written; it must be a file in a folder that you can write to")
 
 

@@ -105,7 +105,7 @@ def groups_of(names: Sequence[str], log_dir: str | None) -> dict[str, list[Path]
         except ConfigError:
             if not of_name:
                 raise
-        for path in of_name:
+        for path in map(Path.absolute, of_name):
             match, folder = _SEED.fullmatch(path.name), path.parent.resolve()
             group = seeds.setdefault(folder / match[1], []) if match else single
             if all(folder / path.name != one.parent.resolve() / one.name for one in group):

@@ -71,14 +71,9 @@ def _socket_folder() -> str:
 
 
 def place(
-    run: Callable[[Argument], int],
-    argument: Argument,
-    environment: Mapping[str, str],
-    log: Path,
-    title: str,
-    imports_torch: bool,
-    own_network: bool = False,
-) -> Handle:
+    run: Callable[[Argument], int], argument: Argument, environment: Mapping[str, str], log: Path, title: str,
+    imports_torch: bool, own_network: bool = False,
+) -> Handle:  # fmt: skip
     """Start a process that runs `run(argument)` and exits with its result.
 
     It leads its own session, so that Ctrl+C in the terminal does not reach it. It hears no signal that ends a run until
@@ -184,13 +179,9 @@ def _environment(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _main(
-    run: Callable[[Argument], int],
-    argument: Argument,
-    environment: dict[str, str],
-    log: Path,
-    title: str,
+    run: Callable[[Argument], int], argument: Argument, environment: dict[str, str], log: Path, title: str,
     own_network: bool,
-) -> None:
+) -> None:  # fmt: skip
     """The first lines of the new process."""
     os.setsid()
     output = open_log(log)

@@ -222,7 +222,10 @@ def load_newest(folder: Path, label: str = "") -> tuple[Checkpoint | None, list[
 def find(folder: Path, update: int | Literal["latest"]) -> Checkpoint:
     """The checkpoint of a folder by its number of updates, or the newest valid one. Raises CheckpointError."""
     if (folder / "manifest.json").is_file():
-        return load(folder)  # the folder is a checkpoint itself
+        found = load(folder)  # the folder is a checkpoint itself
+        if update not in ("latest", found.version.update):
+            raise CheckpointError(f"{folder}: is the checkpoint of update {found.version.update}, not {update}")
+        return found
     if update == "latest":
         newest, skipped = load_newest(folder)
         if newest is None:

@@ -73,15 +73,9 @@ def guarded(config: RunConfig, envs: Any, spec: Spec, seed: int, count: Count) -
 
 
 def evaluate(
-    config: RunConfig,
-    envs: Any,
-    predict: Predict,
-    episodes: int,
-    explore: float,
-    seed: int,
-    show: Show | None = None,
+    config: RunConfig, envs: Any, predict: Predict, episodes: int, explore: float, seed: int, show: Show | None = None,
     most_steps: int = MOST_STEPS,
-) -> EpisodeStatistics:
+) -> EpisodeStatistics:  # fmt: skip
     """Play `episodes` episodes.
 
     explore: 0 takes greedy actions, 1 samples them. All environments play the same number of episodes (plus or minus

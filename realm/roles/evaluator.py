@@ -119,12 +119,9 @@ class Budget:
     """
 
     def __init__(
-        self,
-        rate: float,
-        period_s: float,
-        cpu: Callable[[], float] = time.process_time,
+        self, rate: float, period_s: float, cpu: Callable[[], float] = time.process_time,
         wall: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._rate, self._period_s, self._cpu, self._wall = rate, period_s, cpu, wall
         self._cpu_from, self._wall_from = math.inf, wall()
 

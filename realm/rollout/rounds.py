@@ -338,7 +338,10 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             for name, values in logged.items():
                 try:
                     values[row] = told[name]
+                    if not np.isfinite(values[row]):
+                        raise ValueError
                 except (LookupError, TypeError, ValueError):
+                    values[row] = 0.0
                     if name not in self._untold:
                         self._untold.add(name)
                         what = "is no number" if name in told else f"is missing; info has {', '.join(sorted(told))}"

@@ -429,7 +429,8 @@ def test_a_histogram_has_a_line_for_each_value_where_they_are_few() -> None:
         f" 20.00  {'#' * 20} 1",
         f" 21.00  {'#' * 40} 2",
     ]
-    many = histogram("score", np.array([*range(20), 100.0])).splitlines()[1:]
+    assert histogram("score", np.array([np.nan])).splitlines() == ["episodes by score"]
+    many = histogram("score", np.array([*range(20), 100.0, np.nan, -np.inf])).splitlines()[1:]
     assert len(many) == 10
     assert many[0].split() == ["0.00", "to", "10.00", "#" * 40, "10"]
     assert many[5].split() == ["50.00", "to", "60.00", "0"]

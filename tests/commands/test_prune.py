@@ -26,6 +26,7 @@ def test_what_goes_and_what_always_stays(tmp_path: Path) -> None:
     for age, name in enumerate("edcba"):
         make(tmp_path, name, age)
     assert [gone(tmp_path, keep) for keep in (0, 2, 9)] == [["a", "b", "c", "d"], ["a", "b", "c"], []]
+    (tmp_path / "e" / "best_ckpt" / "model.ckpt-1-0").mkdir(parents=True)  # an untrained one is none
     (tmp_path / "b" / "best_ckpt" / "model.ckpt-1-2").mkdir(parents=True)
     assert gone(tmp_path, 0) == ["a", "c", "d", "e"]
     (tmp_path / "c" / "user_ckpt" / "model.ckpt-1-2").mkdir(parents=True)

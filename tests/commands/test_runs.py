@@ -95,7 +95,8 @@ def test_what_differs(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert [line.split() for line in said.splitlines()[-4:-2]] == [["first", "third"], ["seed", "0", "2"]]
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert cli.main(["compare", "first", "first", "--log-dir", str(log_dir)]) == 2
+    for same in ("first", str(log_dir / "first")):
+        assert cli.main(["compare", "first", same, "--log-dir", str(log_dir)]) == 2
     capsys.readouterr()
     newest = find_runs(log_dir)[-1][0].name
     for names in ([], ["first"]):  # the newest two, and this one with the newest

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 import realm
-from realm.errors import ContractError
+from realm.errors import CheckpointError, ContractError
 from realm.learn.checkpoint import find
 from realm.learn.evaluation import evaluate, load_player
 from tests.learn.test_export import make_run
@@ -66,6 +67,23 @@ def test_a_policy_acts_as_evaluation_plays(
     assert batch_space(action, 20).contains(policy.act(batched(obs, list(seen)), explore=1.0))
     envs = policy.make_envs(3)
     envs.step(policy.act(envs.reset()[0]))
+
+
+def test_a_program_that_loads_a_model_keeps_its_random_numbers_and_gets_the_environments_of_training(
+    tmp_path: Path,
+) -> None:
+    load(tmp_path, "ppo", FLOATS, spaces.Discrete(2), "eval_env.max_episode_steps=2")
+    drawn = []
+    for seed in (7, 8):
+        torch.manual_seed(seed)
+        policy = realm.load_policy(tmp_path)
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] != drawn[1]
+    envs = policy.make_envs(1)
+    envs.reset(seed=0)
+    assert not any(envs.step(np.zeros(1, np.int64))[3].any() for _ in range(3))
+    with pytest.raises(CheckpointError, match="is the checkpoint of update 3, not 7"):
+        realm.load_policy(next((tmp_path / "ckpt").iterdir()), 7)
 
 
 def test_what_does_not_fit_is_a_sentence(tmp_path: Path) -> None:

@@ -766,7 +766,7 @@ class Shop(Counter):
     def step(self, action):
         obs, reward, terminated, truncated, _ = super().step(action)
         last = {"customers": np.int64(7)} if terminated else {}
-        return obs, reward, terminated, truncated, {"sold": 2 * self.t, "word": "x", **last}
+        return obs, reward, terminated, truncated, {"sold": 2 * self.t, "word": "x", "nan": NAN, **last}
 
 
 class Shops(Vector):
@@ -776,6 +776,7 @@ class Shops(Vector):
         *step, info = super().step(actions)
         told = {"sold": (2 * self.t, self.ended | True), "customers": (self.ended * 7, self.ended)}
         told["word"] = np.full(self.num_envs, "x", object), self.ended | True
+        told["nan"] = np.full(self.num_envs, NAN), self.ended | True
         for name, (values, mask) in told.items():
             info |= {name: values, f"_{name}": mask}
         return *step, info
@@ -788,7 +789,7 @@ def test_keys_of_info_become_statistics_of_each_episode(vector, logged):
     meters = Meters()
     envs = RestartingEnvs(
         lambda seed: vector(), 7, SPEC, meters.count,
-        log_info=("sold", "customers", "word", "missing"),
+        log_info=("sold", "customers", "word", "nan", "missing"),
     )  # fmt: skip
     envs.reset(seed=0)
     for _ in range(2 * (LENGTH + 1)):
@@ -800,8 +801,12 @@ def test_keys_of_info_become_statistics_of_each_episode(vector, logged):
     assert episodes >= 6
     assert told["episode/sold"] == [2 * LENGTH, episodes]
     assert told["episode/customers"] == [7, episodes]
-    assert told["episode/word"] == told["episode/missing"] == [0, episodes]
+    assert told["episode/word"] == told["episode/nan"] == told["episode/missing"] == [0, episodes]
     assert logged == [
-        "WARNING log_info: 'word' is no number; it counts as 0 at this episode's end",
-        "WARNING log_info: 'missing' is missing; info has customers, sold, word; it counts as 0 at this episode's end",
+        f"WARNING log_info: {what}; it counts as 0 at this episode's end"
+        for what in (
+            "'word' is no number",
+            "'nan' is no number",
+            "'missing' is missing; info has customers, nan, sold, word",
+        )
     ]
