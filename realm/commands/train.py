@@ -16,7 +16,7 @@ from loguru import logger
 from realm.apart import apart
 from realm.commands.ending import resuming, say_ending
 from realm.commands.games import KAIWU, projects
-from realm.commands.locate import LOG_DIR_HELP, RUN_HELP, SET_HELP, checkpoints_of, run_folder
+from realm.commands.locate import DEFAULT_CONFIG, LOG_DIR_HELP, RUN_HELP, SET_HELP, checkpoints_of, run_folder
 from realm.commands.parser import Commands
 from realm.commands.series import add_configuration, train_seeds
 from realm.commands.spawn import set_options, start_detached
@@ -195,9 +195,9 @@ def _train(config: RunConfig, fresh: bool, hosts: Hosts | None) -> int:
 
 
 def _say_which(config: RunConfig) -> None:
-    files = [place.rpartition(":")[0] for place in config.places.values() if not place.startswith("--set")]
-    if files and all(file.startswith(str(BUILT_IN / "conf")) for file in files) and not Path("conf").exists():
-        logger.info("the configuration is one that comes with Realm: {}", files[0])
+    own = str(BUILT_IN / DEFAULT_CONFIG)
+    if not Path(DEFAULT_CONFIG).parent.exists() and any(place.startswith(own) for place in config.places.values()):
+        logger.info("there is no {} here, so this is the one that comes with Realm: {}", DEFAULT_CONFIG, own)
 
 
 def _evaluate(config: RunConfig) -> int:

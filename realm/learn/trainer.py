@@ -133,11 +133,13 @@ class Trainer:
         """Safetensors bytes of the part of the model that acts, to publish."""
         return checkpoint.to_bytes(self.agent.model, self._acting)
 
-    def update(self, items: Arrays, info: SampleInfo, publish: Callable[[], None] | None = None) -> Array | None:
+    def update(
+        self, items: Arrays, info: SampleInfo, publish: Callable[[Version, int], None] | None = None
+    ) -> Array | None:
         """One `learn` call on a batch (item name -> [B, ...]); returns new priorities f64 [B] or None.
 
-        publish: sends the weights where `learn` yields, as `version`; None: nobody may have them before the update is
-        over.
+        publish: sends the weights where `learn` yields, as this version after so many env steps; None: nobody may have
+        them before the update is over.
         """
         started = time.monotonic()
         self._measure_lag(items["version"])
@@ -186,11 +188,11 @@ class Trainer:
         meters.count("env_steps_trained", steps)
         return priorities
 
-    def _go_out(self, steps: int, publish: Callable[[], None]) -> None:
+    def _go_out(self, steps: int, publish: Callable[[Version, int], None]) -> None:
         """Publish the weights as they are in the middle of an update."""
         self._check_finite()
         self._number_weights(steps)
-        publish()
+        publish(self.version, self.env_steps)
         self._save_due()
         self._midway = self.version
 

@@ -54,14 +54,14 @@ def run(job: Job) -> None:
             if command.kind == "save":
                 trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
-    def publish() -> None:
+    def publish(version: Version, env_steps: int) -> None:
         started = time.monotonic()
-        models.publish(trainer.version, trainer.env_steps, trainer.weights(), trainer.memory_size)
+        models.publish(version, env_steps, trainer.weights(), trainer.memory_size)
         link.meters.count("published")
         link.meters.count("publish_s", time.monotonic() - started)
 
     batches = BatchReader(to_buffer, plan.batch, link.waiting(WAITS["batch"], tick), plan.on_policy)
-    publish()
+    publish(trainer.version, trainer.env_steps)
     link.env_steps = trainer.env_steps
     link.ready([to_pool, to_buffer], trainer.origin)
     logger.info("training from {}", trainer.version)
@@ -80,7 +80,7 @@ def run(job: Job) -> None:
                 batches.set_priorities(info, priorities)
             # unless they went out where `learn` yielded
             if models.newest != trainer.version and trainer.version.update % app.publish_every == 0:
-                publish()
+                publish(trainer.version, trainer.env_steps)
             link.env_steps = trainer.env_steps
             tick()
             if plan.rest_s:

@@ -46,7 +46,7 @@ from realm.rollout import checks
 from realm.user import hyper_of, load_definition
 
 MOST_FAILURES = 3
-ENDLESS = "it must go on until the run ends, as in `while True`"
+ENDLESS = "it must yield rounds until the run ends, as in `while True`"
 _MOST_BAD_STEPS = 1000  # of a row whose own episode does not end
 _PAUSE_S = 1.0  # before the second restart in a row; the first comes at once
 _WARN_EVERY_S = 60.0

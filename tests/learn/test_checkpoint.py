@@ -284,9 +284,9 @@ class Pool:
         self.weights: dict[Version, bytes] = {}
         self.env_steps: dict[Version, int] = {}
 
-    def publish(self) -> None:
-        assert self._of.version not in self.weights
-        self.weights[self._of.version], self.env_steps[self._of.version] = self._of.weights(), self._of.env_steps
+    def publish(self, version: Version, env_steps: int) -> None:
+        assert version not in self.weights
+        self.weights[version], self.env_steps[version] = self._of.weights(), env_steps
 
 
 def test_a_checkpoint_holds_the_weights_that_went_out_under_its_name(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_checkpoint_holds_the_weights_that_went_out_under_its_name(tmp_path: P
         one = trainer(tmp_path / "ckpt", 1, keep=100, agent=Yielding(1))
         one.start(epoch)
         pools[epoch] = pool = Pool(one)
-        pool.publish()
+        pool.publish(one.version, one.env_steps)
         for update, batch in enumerate(batches(12)):
             one.update(*batch, publish=pool.publish)
             if update in (3, 9):
