@@ -76,7 +76,7 @@ PATH_OF_A_STEP = (
 
 BOUNDS = {
     "algorithms": 3_268, "commands": 3_750, "config": 1_544, "contract": 824, "data": 1_102, "env": 5_856,
-    "kaiwu": 2_882, "launch": 3_306, "learn": 1_664, "policy": 217, "roles": 1_109, "rollout": 707, "watch": 1_851,
+    "kaiwu": 2_881, "launch": 3_306, "learn": 1_664, "policy": 217, "roles": 1_109, "rollout": 707, "watch": 1_851,
     "wire": 1_874, "zoo": 2_430, "*.py": 1_411, "framework": 22_627, "env.step to the gradient": 5_566, "tools": 4_395,
     "keys of [app]": 53,
 }  # fmt: skip

@@ -175,10 +175,10 @@ def _print_statistics(candidate: Candidate) -> None:
 
 def histogram(name: str, values: Array) -> str:
     """A line for each value that a statistic has [episodes], or for each tenth of its range if it has more than ten."""
-    seen, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+    seen, counts = np.unique(values := values[np.isfinite(values)], return_counts=True)
     labels = [f"{one:,.2f}" for one in seen]
     if len(seen) > 10:
-        counts, edges = np.histogram(values[np.isfinite(values)])
+        counts, edges = np.histogram(values)
         labels = [f"{low:,.2f} to {high:,.2f}" for low, high in pairwise(edges)]
     width, most = max(map(len, labels), default=0), max(counts, default=1)
     bars = [f"{label:>{width}}  {'#' * round(40 * n / most)} {n}" for label, n in zip(labels, counts, strict=True)]

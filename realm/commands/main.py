@@ -20,10 +20,9 @@ from loguru import logger
 from realm import __version__
 from realm.commands import configuration, doctor, evaluate, film, init, living, plot, runs, series, train
 from realm.commands.games import KAIWU, app_here, load_game
-from realm.commands.locate import DEFAULT_CONFIG
+from realm.commands.locate import DEFAULT_CONFIG, config_file
 from realm.commands.parser import Parser
 from realm.errors import RunError, UserError, one_line
-from realm.user import BUILT_IN
 from realm.watch.status import LOG_FORMAT, log_plainly, say, wrapped
 
 _MOST_TEXT = 2000  # of an error: it may quote what a file holds
@@ -89,7 +88,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     for topic in (init, train, series, living, runs, plot):
         topic.add_commands(commands)
     if not argv or argv[0] not in NO_GAME:
-        game = load_game(app_here(Path(DEFAULT_CONFIG) if Path("conf").exists() else BUILT_IN / DEFAULT_CONFIG))
+        game = load_game(app_here(Path(config_file(DEFAULT_CONFIG))))
         evaluate.add_commands(commands, game)
         if game is not None:
             game.add_commands(commands)

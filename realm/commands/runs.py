@@ -28,7 +28,6 @@ from realm.watch.status import named, say, table
 
 _HEADING = ("run", "state", "env steps", "updates", "best", "size", "started")
 _RIGHT = frozenset({2, 3, 4, 5})
-_MODELS = (BEST_FOLDER, "ckpt")
 
 
 def add_commands(commands: Commands) -> None:
@@ -60,8 +59,7 @@ def _runs(given: argparse.Namespace) -> int:
 
 def _compare(given: argparse.Namespace) -> int:
     folders = [run_folder(name, given.log_dir).resolve() for name in given.names]
-    there = [path for path, _ in reversed(find_runs(runs_folder(given.log_dir)))]
-    newest = [path for path in there if path.resolve() not in folders]
+    newest = [path for path, _ in reversed(find_runs(runs_folder(given.log_dir))) if path.resolve() not in folders]
     return compare([*folders, *newest[: max(0, 2 - len(folders))]], given.out)
 
 
@@ -157,8 +155,9 @@ def differences(names: Sequence[str], settings: Sequence[dict[str, str]], width:
 
 def why_they_stay(runs: Sequence[tuple[Path, RunFile]], keep: int) -> list[str]:
     """For each run, newest last, why it stays; "" if it is to be deleted. keep: that many of the newest stay."""
-    trained = [[path for path, _ in runs if any(one.update for one, _ in models_in(path / name))] for name in _MODELS]
-    with_best = trained[0] or trained[1]
+    with_best: list[Path] = []
+    for name in ("ckpt", BEST_FOLDER):  # best models count, where there are any
+        with_best = [path for path, _ in runs if any(one.update for one, _ in models_in(path / name))] or with_best
     reasons = []
     for number, (path, run) in enumerate(runs):
         rules = (

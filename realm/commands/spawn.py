@@ -148,4 +148,6 @@ def ask_series_to_stop(log_dir: Path) -> None:
 
 def stopped_at(log_dir: Path) -> int:
     """When somebody has last asked for that, in ns; 0: never."""
-    return (log_dir / _STOP).stat().st_mtime_ns if (log_dir / _STOP).exists() else 0
+    with suppress(OSError):
+        return (log_dir / _STOP).stat().st_mtime_ns
+    return 0

@@ -144,8 +144,10 @@ def tensors_of(agent: Any) -> dict[str, torch.Tensor]:
 
 def _name_in(state: Mapping[str, Any], name: str) -> str:
     """What a tensor is called there: an agent that holds a network twice may find it by another path elsewhere."""
+    if name in state:
+        return name
     near = [other for other in state if other.endswith(f".{name}") or name.endswith(f".{other}")]
-    return name if name in state else near[0] if len(near) == 1 else ""
+    return near[0] if len(near) == 1 else ""
 
 
 def arrays_of(agent: Any) -> dict[str, Array]:

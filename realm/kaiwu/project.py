@@ -239,10 +239,7 @@ def _translate(root: Path | None, tables: dict[str, Any], places: dict[str, str]
         "user_saves": given.get("user_save_mode_max_count", 0),
         "user_saves_per_min": given.get("user_save_model_max_frequency_per_min", 0),
     }
-    preload = app.pop("preload_model", False)
-    if not isinstance(preload, bool):
-        raise ConfigError(f"{places['app.preload_model']}: key 'preload_model': got {preload!r}, must be true or false")
-    if preload:
+    if app.pop("preload_model", False):
         hyper |= _preload(app, places)
     for key in ("preload_model_dir", "preload_model_id"):
         app.pop(key, None)
@@ -318,7 +315,7 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
     for key in ("eval_model_id", "preload_model_id"):
         if isinstance(app.get(key), str) and app[key].isdigit():
             app[key] = int(app[key])  # ids may be texts
-    for key in ("aisrv_count", "aisrv_connect_to_kaiwu_env_count", *OURS):  # which are translated
+    for key in ("aisrv_count", "aisrv_connect_to_kaiwu_env_count", "preload_model", *OURS):  # which are translated
         if key in given:
             convert(given[key], HINTS.get(key, Limit), places[f"app.{key}"], key)
     workers, envs = app.get("aisrv_count", 1), app["aisrv_connect_to_kaiwu_env_count"]

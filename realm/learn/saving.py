@@ -74,7 +74,7 @@ class Saver:
             path = checkpoint.save(folder, self._agent, version, env_steps, self._schema, keep)
             self._let_agent_write("saved", path)
         except OSError as error:
-            self._unwritten, self._advice = str(error), "make room on this disk, or mend its folder, before a start"
+            self._unwritten, self._advice = str(error), "make room there or mend the folder before the next start"
             self._warn(f"the checkpoint of {version} could not be written, training goes on: {error}")
         self._meters.count("save_s", time.monotonic() - started)
         return path

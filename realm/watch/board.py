@@ -65,7 +65,7 @@ class Board:
         self._totals: dict[tuple[str, int, int], dict[str, float]] = {}
         self._means: dict[str, dict[str, list[float]]] = defaultdict(dict)
         self._last: dict[str, float] = {}
-        self._last_at = self._first_at = self.started_at
+        self._last_at = self.started_at
         self._smoothed: dict[str, float] = {}  # running means for the live display
         self._pace = (0.0, 0.0)  # env steps, and in how many seconds, the older the less they count
         self._episodes: dict[str, deque[float]] = {}  # statistic -> of the last episodes, as `last_episodes` has it
@@ -73,7 +73,6 @@ class Board:
     def begin(self, env_steps: int) -> None:
         """A learner begins or goes on here, which may be earlier than a lost one had come."""
         self.env_steps = self._begun_at = self._told = env_steps
-        self._first_at = self._first_at if self._last else time.monotonic()
         self._played_before = self.total("aisrv", "env_steps")
 
     def count(self, told: int, new: int) -> None:
@@ -170,10 +169,11 @@ class Board:
                     rate = (total - self._last.get(key, 0.0)) / seconds
                     self._last[key] = total
                     values[_rate_tag(key)] = rate
-        new, played = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0) * seconds, now - self._first_at
-        values[f"{PLUMBING}/env_steps_per_s"] = new / max(1e-6, min(seconds, played))  # not of the start
+        new = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0) * seconds
+        played = min(seconds, self.training_s) or seconds  # the start does not count
+        values[f"{PLUMBING}/env_steps_per_s"] = new / played
         fade = math.exp(-seconds / _PACE_S)
-        self._pace = (self._pace[0] * fade + new, self._pace[1] * fade + min(seconds, played))
+        self._pace = (self._pace[0] * fade + new, self._pace[1] * fade + played)
         self._last_at = now
         return values
 

@@ -98,7 +98,7 @@ KEYS = [
         "preload_model_id': .* has no model 5; it has: none",
     ),
     ('algo = "diy"', 'algo = "diy"\npreload_model = true', ":3: key 'preload_model': needs preload_model_dir"),
-    ('algo = "diy"', 'algo = "diy"\npreload_model = "false"', ":3: key 'preload_model': got 'false', must be true or"),
+    ('algo = "diy"', 'algo = "diy"\npreload_model = "false"', ":3: key 'preload_model': got .false.; must be true or"),
     ('algo = "diy"', 'algo = "diy"\naisrv_count = 0', ":3: key 'aisrv_count': got 0; must be"),
     ("kaiwu_env_count = 2", 'kaiwu_env_count = "8"', ":5: key 'aisrv_connect_to_kaiwu_env_count': got .8"),
     ('algo = "diy"', 'algo = "diy"\nuser_save_model_max_frequency_per_min = -1', ":3: key 'user_save_model_max_freq"),

@@ -139,6 +139,7 @@ def test_where_workers_play_on_a_living_run_shows_what_they_have_played() -> Non
 def test_rates_and_the_remaining_time_count_from_the_first_step(board: Board, time: Clock) -> None:
     time.now += 20  # of a start
     board.begin(0)
+    board.trains_since = time.now
     time.now += 2
     board.take(Report("aisrv", 0, 0, {"env_steps": 2000.0, "cpu_s": 18.0}, {}), 1)
     board.count(2000, 0)
