@@ -179,7 +179,7 @@ def with_replay(decided: Decided, step_bytes: int, usable: int, rows: int) -> De
         app = dataclasses.replace(app, replay_buffer_capacity=max(int(app.replay_buffer_capacity), steps))
         why["replay_buffer_capacity"] = f"{steps:,} steps of {step_bytes:,} bytes"
     rows = min(rows, int(app.replay_buffer_capacity))
-    if "train_batch_size" in why and int(app.train_batch_size) < rows:
+    if "train_batch_size" in why and rows > 1:
         app = dataclasses.replace(app, train_batch_size=rows)
         why["train_batch_size"] = "rows of one gradient step"
     if "warm_up_steps" in why and app.warm_up_steps == 0:

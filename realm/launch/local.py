@@ -24,6 +24,7 @@ from realm.files import from_here
 from realm.launch.hooks import Hooks
 from realm.launch.signals import Wishes, called, listening
 from realm.launch.start import Prepared
+from realm.learn.checkpoint import generators, set_generators
 from realm.learn.judge import Judge
 from realm.learn.results import is_judged
 from realm.learn.trainer import Trainer, begin
@@ -208,6 +209,7 @@ class OneProcess:
             self._evaluate(self._judge)
 
     def _evaluate(self, judge: Judge) -> None:
+        before = generators()  # an environment may draw from them, and seed them at a reset
         try:
             result = judge.judge(self.trainer.version, self.trainer.env_steps, self.trainer.memory_size)
         except (UserError, RunError) as error:  # as in a cluster, whose evaluator then ends alone
@@ -215,6 +217,8 @@ class OneProcess:
             judge.close()
             self._judge = None
             return
+        finally:
+            set_generators(before)
         self._curves.take(self.board, result, self.prepared.run_file.epoch)
 
     def _heed_end(self) -> None:

@@ -128,7 +128,7 @@ def save(
     parts: how the names of the weights to write begin.
     """
     stream = io.BytesIO()
-    torch.save({"agent": agent.save_model(), **_generators()}, stream)
+    torch.save({"agent": agent.save_model(), **generators()}, stream)
     bodies = {"model.safetensors": to_bytes(agent.model, parts), "state.pt": stream.getvalue()}
     manifest = {
         "version": list(version),
@@ -246,18 +246,14 @@ def restore(agent: Agent, checkpoint: Checkpoint) -> None:
             "it, start a new run, with preload_model to continue from these weights"
         ) from error
     try:
-        torch.set_rng_state(checkpoint.state["torch_rng"])
-        version, internal, gauss = checkpoint.state["python_rng"]
-        random.setstate((version, tuple(internal), gauss))
-        if "numpy_rng" in checkpoint.state:  # checkpoints of older versions lack it
-            np.random.set_state(checkpoint.state["numpy_rng"])
+        set_generators(checkpoint.state)
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(
             f"{checkpoint.path / 'state.pt'}: its random numbers cannot be restored ({type(error).__name__})"
         ) from error
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
     """The state of the process's own random generators on the CPU, as tensors and plain data."""
     numpy_rng: dict[str, Any] = np.random.get_state(legacy=False)
     state = {name: np.asarray(value).tolist() for name, value in numpy_rng["state"].items()}
@@ -266,6 +262,15 @@ def _generators() -> dict[str, Any]:
         "python_rng": random.getstate(),
         "numpy_rng": {**numpy_rng, "state": state},
     }
+
+
+def set_generators(state: Mapping[str, Any]) -> None:
+    """Set them back to what `generators` returned."""
+    torch.set_rng_state(state["torch_rng"])
+    version, internal, gauss = state["python_rng"]
+    random.setstate((version, tuple(internal), gauss))
+    if "numpy_rng" in state:  # checkpoints of older versions lack it
+        np.random.set_state(state["numpy_rng"])
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -178,6 +178,8 @@ def test_a_replay_memory_is_as_large_as_is_of_use() -> None:
     assert make_plan(with_replay(short, 130, 16 << 30, 1).app).warm_up_steps == 150
     with pytest.raises(ConfigError, match="max_env_steps is 300"):
         make_plan(decide(AppConfig(**OFF_POLICY, max_env_steps=300, warm_up_steps=300), SMALL).app)
+    many = decide(AppConfig(**OFF_POLICY, wrapper_type="local", aisrv_connect_to_kaiwu_env_count=300), SMALL)
+    assert with_replay(many, 130, 16 << 30, 128).app.train_batch_size == 128  # no gradient step of what is left over
     asked = decide(AppConfig(**OFF_POLICY, replay_buffer_capacity=500, warm_up_steps=0, train_batch_size=8), SMALL)
     assert with_replay(asked, 130, 16 << 30, 256) == asked
 

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from realm.learn import checkpoint
 from tests.cluster import PATIENCE_S, ROOT, Run
+from tests.console import realm
 
 pytestmark = pytest.mark.system
 SETTINGS = (
@@ -189,6 +190,48 @@ def test_sampled_actions_follow_the_schedule_of_training(tmp_path, mode):
         assert {name: means[f"r_sampled{name}"] for name in ("", "_median", "_deviation", "_least", "_greatest")} == {
             name: means[f"r{name}"] for name in ("", "_median", "_deviation", "_least", "_greatest")
         }
+
+
+OF_THE_PROCESS = '''
+import random
+import gymnasium
+import numpy as np
+
+class Old(gymnasium.Env):
+    """It draws from the process's own generators, which a reset seeds, and writes down what training gets."""
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
+            self.draws = None if 1_000_000 <= seed < 2_001_000 else open("draws.txt", "a")
+        self.left = 20
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        drawn = random.random(), np.random.random()
+        if self.draws:
+            print(*drawn, sep="\\n", file=self.draws, flush=True)
+        return np.float32([drawn[0]]), drawn[1], self.left == 0, False, {}
+
+gymnasium.register("Old-v0", Old)
+'''
+
+
+@pytest.mark.slow
+def test_an_evaluation_leaves_the_random_numbers_of_training_alone(tmp_path):
+    (tmp_path / "old.py").write_text(OF_THE_PROCESS)
+    (tmp_path / "old.toml").write_text('[app]\nalgo = "realm.zoo.ppo"\n[env]\nid = "old:Old-v0"\n')
+    settings = ("wrapper_type=local", "aisrv_connect_to_kaiwu_env_count=1", "eval_every_steps=500", "run_name=old")
+    code, _, err = realm("start", "--config", "old.toml", "--set", *settings, "max_env_steps=4000", cwd=tmp_path)
+    assert code == 0, err
+    assert len((tmp_path / "train/old/evaluations.jsonl").read_text().splitlines()) >= 3
+    drawn = (tmp_path / "draws.txt").read_text().splitlines()
+    assert len(set(drawn)) >= 2 * 4000
+    assert len(drawn) - len(set(drawn)) <= 2 * 200  # the trial before the run has the same seed
 
 
 def test_training_does_without_it(tmp_path):

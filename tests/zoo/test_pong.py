@@ -139,6 +139,10 @@ def test_an_id_that_is_gone_names_the_one_that_is_the_same() -> None:
         ({"network": "patches", "widths": (-1,)}, "widths is .*, it must be numbers from 1"),
         ({"network": "patches", "widths": ()}, "widths is .*, it must be numbers from 1"),
         ({"network": "attention", "predict_coef": -1.0}, "predict_coef is -1.0, it must be 0 or more"),
+        (
+            {"network": "attention", "shared_trunk": True, "predict_coef": 1.0, "episode": True, "points": True},
+            "predict_coef is 1.0, it must be 0 with episode and points",
+        ),
         ({"normalise_obs": True}, "normalise_obs is True, it must be false"),
         ({"raw_pixels": True, "normalise_images": True}, "raw_pixels is True, it must be false"),
         ({"network": "transformer"}, "minibatch_size is 64, it must be chunk_length, 256, or more with a memory"),

@@ -108,6 +108,8 @@ class Config(Settings):
             self.check(name, other, f"{getattr(Config, name)!r}, since the network {self.network!r} has no use for it")
         stays = not self.points or self.gamma_end == self.gamma_start
         self.check("gamma_end", stays, f"gamma_start, {self.gamma_start}, with points: theirs does not change")
+        cut = self.predict_coef and self.episode and self.points  # the row of a point has no next frame
+        self.check("predict_coef", not cut, "0 with episode and points")
         self.check("difference", not self.difference or self.frames == 2, "false unless frames is 2")
         shared = self.shared_trunk or self.network not in ("autoencoder", "attention")
         self.check("shared_trunk", shared, f"true with the network {self.network!r}")
