@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from realm.algorithms.losses import Network
 
 _EPS = 1e-12  # far below the variance of what is not constant
+_MOST_DEVIATIONS = 10.0
 
 
 class Moments(nn.Module):
@@ -75,12 +76,11 @@ def _kind(x: Tensor) -> torch.dtype:
 
 
 class Observations(nn.Module):
-    """Observations with mean 0 and deviation 1, cut at `clip` deviations: those of floats with `normalise_obs`, images
+    """Observations with mean 0 and deviation 1, cut at ten deviations: those of floats with `normalise_obs`, images
     with `normalise_images`, each pixel by itself. Masks and whole numbers stay as they are."""
 
-    def __init__(self, fields: Fields, settings: Settings, clip: float = 10.0) -> None:
+    def __init__(self, fields: Fields, settings: Settings) -> None:
         super().__init__()
-        self._clip = clip
         self.names = sorted(
             name
             for name, field in fields.items()
@@ -108,7 +108,7 @@ class Observations(nn.Module):
         """name -> [..., *shape], those that are normalised as f32."""
         seen = dict(obs)
         for name, moments in self.of_names():
-            seen[name] = moments.scaled(obs[name]).clamp(-self._clip, self._clip)
+            seen[name] = moments.scaled(obs[name]).clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS)
         return seen
 
 

@@ -107,8 +107,8 @@ def loss_gradient(error: Tensor, weight: Tensor, huber: float) -> Tensor:
 
 def loss_value(error: Tensor, weight: Tensor, huber: float) -> Tensor:
     """The loss whose gradient `loss_gradient` is, f32 []."""
-    size = error.abs()
-    losses = torch.where(size < huber, 0.5 * error.square(), huber * (size - 0.5 * huber)) if huber else error.square()
+    zero = torch.zeros_like(error)
+    losses = functional.huber_loss(error, zero, reduction="none", delta=huber) if huber else error.square()
     return (weight * losses).mean()
 
 

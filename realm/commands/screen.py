@@ -19,12 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from rich.color import Color, ColorSystem
-from rich.console import Console
+from rich.console import COLOR_SYSTEMS, Console
 from rich.text import Text
 
 Colour = tuple[int, ...]
-SYSTEMS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
-"""By the name that rich's console gives to what its terminal can show."""
 MOST_FRAMES_PER_S, HOLD_S = 30, 1.0
 RESET = "\x1b[0m"
 _INK: Colour = (220, 220, 220)
@@ -117,7 +115,7 @@ def show(console: Console, moments: Iterable[Draws], speed: float) -> None:
 
     One that is late is not drawn, but the last one is. The next moment may change what the one before would draw.
     """
-    system, before = SYSTEMS[console.color_system or "standard"], None
+    system, before = COLOR_SYSTEMS[console.color_system or "standard"], None
     begin, shown = 0.0, -math.inf
     draws: Draws = lambda columns, lines: empty(lines, columns)  # noqa: E731
     with _silent_keyboard(), console.screen():

@@ -1,6 +1,6 @@
 """Checks that the numbers of the flow between workers, buffer and learner work together.
 
-`plan.make_plan` calls it before any process starts, with every `auto` decided; the buffer's limiter relies on its
+`plan.make_plan` and `launch/start.py` call it, with every `auto` decided; the buffer's limiter relies on its
 checks. Pure functions. A sample is one item of the buffer (a chunk by default), a round is one sample of every
 environment of every worker.
 """

@@ -43,7 +43,7 @@ class AppConfig:
     algo: Package = "diy"
     """The user's package; the last part of its name also names the table with its hyper-parameters."""
     app: Name = "back_to_the_realm"
-    """Name of the game, for logs and file names."""
+    """The game whose commands and report of `realm eval` are used: back_to_the_realm, or the name of its package."""
     run_name: NameOrEmpty = ""
     """Folder of the run below `log_dir`. Empty makes a time-stamped name; an existing folder is resumed, unless
     the command has --fresh, which adds a number to the name."""

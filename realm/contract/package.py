@@ -132,7 +132,7 @@ class WorkflowContext:
     """Call it often in long work between two rounds: it reports that the worker lives, and raises when the run ends."""
     add: Callable[[Arrays], None] = lambda items: None
     """Hand a round to the buffer at once, for a workflow that cannot yield it."""
-    save: Callable[[], None] = lambda: None
+    save: Callable[[], object] = lambda: None
     """Ask for a model in `user_ckpt/`; does not wait for it."""
     update: Callable[[Arrays, SampleInfo], None] | None = None
     """In one process: train at once on just these items, past the buffer. None in a cluster."""

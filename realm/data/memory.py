@@ -60,7 +60,7 @@ class ReplayMemory:
         if self._tree is not None:
             leaf = np.arange(self._ready.size)
             weight = self._tree.weight(leaf)
-            self._greatest = max(1.0, float(weight.max()) ** (1 / self._exponent)) if self._exponent else 1.0
+            self._greatest = max(1.0, float(weight.max()) ** (1 / self._exponent))
         self._mark(np.flatnonzero(self._key))
         if self._tree is not None:
             kept = self._ready.reshape(-1) & (weight > 0)

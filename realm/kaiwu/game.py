@@ -80,7 +80,7 @@ class Envs(VectorEnv[Arrays, Array, Array]):
         layouts = conf.pop("layouts", None)
         self._envs = RealmVectorEnv(num_envs, usr_conf=conf, layouts=layouts, map=self.map, observation="none")
         self.metadata, self.action_space = self._envs.metadata, self._envs.action_space
-        self._views = [_View(self._envs.games, e) for e in range(num_envs)]
+        self.views = [_View(self._envs.games, e) for e in range(num_envs)]
         self._number = next(_numbers)
         _open[self._number] = self
         zeros = {name: np.stack([array] * num_envs) for name, array in others.items()}
@@ -98,9 +98,6 @@ class Envs(VectorEnv[Arrays, Array, Array]):
     def close_extras(self, **kwargs: Any) -> None:
         self._envs.close()
 
-    def view(self, e: int) -> Seen:
-        return self._views[e].seen()
-
 
 _numbers = itertools.count(1)
 _open: weakref.WeakValueDictionary[int, Envs] = weakref.WeakValueDictionary()
@@ -109,4 +106,4 @@ _open: weakref.WeakValueDictionary[int, Envs] = weakref.WeakValueDictionary()
 
 def seen(row: int) -> Seen:
     """The observation and the env_info behind a row."""
-    return _open[row >> 32].view(row & 0xFFFFFFFF)
+    return _open[row >> 32].views[row & 0xFFFFFFFF].seen()

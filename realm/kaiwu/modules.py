@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +30,7 @@ _MOST_ARRAY_BYTES = 1 << 20  # a larger one is a memory of samples
 _FILES_EVERY_S = 1.0
 
 Files = dict[str, bytes]
-
-
-class Keys(NamedTuple):
-    """What `load_state_dict` returns, as torch's."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
+_ALL_FIT = SimpleNamespace(missing_keys=[], unexpected_keys=[])  # what torch's `load_state_dict` returns
 
 
 class Modules(torch.nn.Module):
@@ -93,14 +88,14 @@ class Modules(torch.nn.Module):
         shapes differ or nothing fits."""
         if self._held is not None:
             self._held = dict(state)
-            return Keys([], [])
+            return _ALL_FIT
         files = {
             name[len(_FILE) :]: tensor.numpy().tobytes() for name, tensor in state.items() if name.startswith(_FILE)
         }
         if files:
             self.expire()
             self._load_files(files)
-            return Keys([], [])
+            return _ALL_FIT
         for name, array in self._arrays().items():
             new = state.get(f"{_ARRAY}{name}")
             if new is not None and array.shape == new.shape:
@@ -116,7 +111,7 @@ class Modules(torch.nn.Module):
                     shapes = f"{list(own[name].shape)}, not {list(state[other].shape)}"
                     raise RuntimeError(f"{name} is {shapes}")
                 own[name].copy_(state[other])
-        return Keys([], [])
+        return _ALL_FIT
 
 
 def as_tensors(files: Files) -> dict[str, torch.Tensor]:

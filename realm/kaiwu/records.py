@@ -14,7 +14,7 @@ import numpy as np
 from realm.contract import Array, Field
 from realm.errors import UserCodeError
 
-SCALARS = {"bool": bool, "int": int, "float": float}
+KINDS = {"bool": bool, "int": int, "float": float, "list": list, "tuple": tuple}
 
 
 def describe(value: Any, where: str) -> str:
@@ -68,10 +68,8 @@ def to_array(value: Any, description: str, where: str) -> Array:
 def from_array(array: Array, description: str) -> Any:
     """The value of the kind that went in."""
     kind = description.split(" ")[0]
-    if kind in ("list", "tuple"):
-        return (list if kind == "list" else tuple)(array.tolist())
-    if kind in SCALARS:
-        return SCALARS[kind](array)
+    if kind in KINDS:
+        return KINDS[kind](array.tolist())
     if kind == "scalar":
         return array[()]
     if kind == "tensor":
@@ -94,7 +92,7 @@ def _kind(value: Any) -> str:
         return "array"
     if isinstance(value, np.generic):
         return "scalar"
-    for name, cls in {"bool": bool, "int": int, "float": float, "list": list, "tuple": tuple}.items():
+    for name, cls in KINDS.items():
         if isinstance(value, cls):
             return name
     return "tensor" if hasattr(value, "detach") else "array"

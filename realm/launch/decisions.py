@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ENDED = "all workflows have ended"
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # it comes and goes
-_FROZEN_S = 5.0  # no turn of the supervisor's loop takes as long
+FROZEN_S = 5.0  # no turn of the supervisor's loop takes as long
 _OPTIONAL_STOPS_S = 2.0
 _ASKED_AGAIN_S = 5.0
 _SLOW_START_S = 30.0
@@ -261,7 +261,7 @@ def turn(run: RunState, now: float) -> list[Action]:
     """What is due: to start, name or kill a role; to end the run by a signal or a limit, or to go on with that."""
     frozen, run.turned_at = now - run.turned_at, now
     actions: list[Action] = []
-    if frozen > _FROZEN_S:  # do not count that time against any role
+    if frozen > FROZEN_S:  # do not count that time against any role
         actions.append(Say("WARNING", f"the supervisor itself stood still for {frozen:.0f} s"))
         for role in run.roles.values():
             role.move_on(frozen)

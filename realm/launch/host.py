@@ -153,7 +153,7 @@ class _Agent:
                 if (code := handle.exit_code) is not None:
                     self._roles.pop(which).kill()  # the processes that it started
                     self._ended.append((*which, code))
-            resources.look(AGENT, {}, holds=False)
+            resources.look(AGENT, {})
             if not self._client.unanswered and due.due():
                 self._report()
             if time.monotonic() - heard_at > _SILENT_S:

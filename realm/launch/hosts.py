@@ -20,6 +20,7 @@ from realm.config.keys import AppConfig
 from realm.config.load import RunConfig, to_toml
 from realm.errors import ConfigError
 from realm.launch.child import ChildArgs
+from realm.launch.decisions import FROZEN_S
 from realm.launch.host import LOG_BYTES, HostInfo, HostReport, Wanted, Which, this_host
 from realm.launch.on_ray import OnRay
 from realm.launch.place import Handle, open_log
@@ -32,7 +33,6 @@ from realm.wire.sockets import Server, wait_any
 LOST_AFTER_S = 10.0
 """Of silence."""
 _END_S, _LINGER_S = 5.0, 0.5  # for all agents to end; for those that were refused to read why
-_STOOD_STILL_S = 5.0  # no turn of the supervisor takes as long
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Hosts:
         still, self._looked_at = now - self._looked_at, now
         lost = dict[int, str]()
         for slot, host in list(self.living.items()):
-            host.heard_at = min(now, host.heard_at + still) if still > _STOOD_STILL_S else host.heard_at
+            host.heard_at = min(now, host.heard_at + still) if still > FROZEN_S else host.heard_at
             if host.left or now - host.heard_at > LOST_AFTER_S:
                 lost[slot] = host.left or f"silent for {now - host.heard_at:.0f} s"
                 del self.living[slot]

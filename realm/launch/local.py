@@ -183,7 +183,7 @@ class OneProcess:
             _report(board, trainer, self._played, self.trained, self._buffer)
             self._show(self.status("running"))
             # nobody here could wait for memory
-            self._resources.look("the run", {}, holds=False)
+            self._resources.look("the run", {})
         self._curves.write_due(board)
         if still_s := self._stillness.due(time.monotonic()):
             actions, played = self._policy.actions, int(self._played.totals["env_steps"])

@@ -14,7 +14,6 @@ when_parent_ends(signal.SIGKILL)  # its forks hold its pipe, so a stopped one wo
 setproctitle.setproctitle("realm fork server")
 gc.disable()  # imports make no garbage
 with contextlib.suppress(ImportError):  # a role that needs the module reports the error in its own log
-    import realm.learn.checkpoint
     import realm.roles.aisrv
     import realm.roles.learner  # noqa: F401
 gc.freeze()  # a collection in a fork would write to all these objects and so copy their memory

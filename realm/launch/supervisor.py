@@ -286,7 +286,7 @@ class Supervisor:
         self._server.send(peer, Message("ok", message.seq))
 
     def _handle_user(self, peer: bytes, message: Message) -> None:
-        """Answer tools/stop.sh, tools/status.sh and `realm save`."""
+        """Answer `realm status`, `attach`, `runs`, `save` and `stop ROLE`."""
         if message.kind == "save":
             self._tell(self.state.learner, "save")
         elif message.kind == "stop_role":

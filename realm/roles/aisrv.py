@@ -33,9 +33,8 @@ def run(job: Job) -> None:
     def tick() -> None:
         link.tick()
         sender.poll()  # also while waiting for a prediction: a refused round changes the minimum version
-        for command in link.commands():
-            if command.kind == "buffer_restarted":
-                gate.refill()
+        if "buffer_restarted" in link.commands():
+            gate.refill()
 
     policy: LocalPolicy | RemotePolicy
     policy, to_policy = (_policy_here if plan.predict_local else _policy_at_actor)(

@@ -59,7 +59,7 @@ def run(job: Job) -> None:
             link.meters.totals.update(buffer.totals())
             link.meters.totals["refused_invalid"] = keeper.invalid
             link.tick()
-            if any(command.kind == "hold" for command in link.commands()):
+            if "hold" in link.commands():
                 keeper.hold()
             if still := keeper.standstill(time.monotonic()):
                 logger.warning("{}", still)

@@ -103,7 +103,7 @@ class _Evaluator:
                 f"an evaluation takes more than {_LONG_S:.0f} s, since training has the cores first; fewer "
                 "eval_episodes, a step limit in [eval_env] or a core less for training makes the curve finer"
             )
-        if any(command.kind == "judge_last" for command in self._link.commands()) and self._last is None:
+        if "judge_last" in self._link.commands() and self._last is None:
             newest = newest_model(self._run_dir)
             self._last = newest.version if newest else NO_VERSION
         if self._last is not None and self._judging != self._last and not self._untrained:

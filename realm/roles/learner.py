@@ -50,9 +50,8 @@ def run(job: Job) -> None:
         link.tick()
         if plan.learners > 1:
             ranked.check()
-        for command in link.commands():
-            if command.kind == "save":
-                trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
+        if "save" in link.commands():
+            trainer.save_for_user(job.run_dir / "user_ckpt", app.user_save_mode_max_count)
 
     def publish(version: Version, env_steps: int) -> None:
         started = time.monotonic()

@@ -162,16 +162,8 @@ def check_one(env: Any, method: str, obs: Any) -> None:
         whole = array.dtype.kind in "iu" and space.dtype.kind in "iu"
         if whole and array.dtype != space.dtype and (array.astype(space.dtype) != array).any():
             raise _wrong(env, method, name, array.tolist(), f"must fit into {space.dtype}")
-        if not isinstance(space, spaces.Box) and not _is_of(space, array):
+        if not isinstance(space, spaces.Box) and not space.contains(array.astype(space.dtype)):
             raise _wrong(env, method, name, array.tolist(), f"must be of {space}")
-
-
-def _is_of(space: Any, array: Array) -> bool:
-    """Whether choices are those of a Discrete, MultiDiscrete or MultiBinary; others would train as something else."""
-    if isinstance(space, spaces.Discrete):
-        return 0 <= int(array) - int(space.start) < int(space.n)
-    chosen = array - getattr(space, "start", 0)
-    return bool(((chosen >= 0) & (chosen < getattr(space, "nvec", 2))).all())
 
 
 def check_statistics(env: Any, info: Any) -> None:

@@ -151,11 +151,11 @@ class Resources:
         except OSError as error:
             self.gone = f"{self._run_dir}: this run's folder was renamed to {now}, and {error.strerror} at its old name"
 
-    def look(self, own: str, told: Mapping[str, Mapping[str, float]], holds: bool = True) -> bool:
+    def look(self, own: str, told: Mapping[str, Mapping[str, float]]) -> bool:
         """Once a second: warn of what runs out, and rotate the logs. Return whether the workers must wait now.
 
-        own: the name of this process. told: the name of each other process -> the totals of its last report. holds:
-        whether there are workers that can be held back.
+        own: the name of this process. told: the name of each other process -> the totals of its last report;
+        {} where no workers can be held back.
         """
         if not self._due.due():
             return False
@@ -168,7 +168,7 @@ class Resources:
         self._bad = {**shortages(now, self._bad, self._run_dir), **rotate_all(self._run_dir / "log")}
         for sentence in self._warner.heed(self._bad, time.monotonic()):
             logger.warning(sentence)
-        if holds:
+        if told:
             self._hold(now, {label: totals.get("rss_mb", 0.0) for label, totals in told.items()})
         return self._holding
 

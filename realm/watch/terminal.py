@@ -12,22 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress
 
 _AWAY_S = 1.0  # the next step of a debugger is faster, and the lines do not flicker
 
 
-class Shown(Protocol):
-    """`Live` and `Progress` of rich."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-Lines = TypeVar("Lines", bound=Shown)
+Lines = TypeVar("Lines", bound="Live | Progress")
 
 
 class Held(Generic[Lines]):

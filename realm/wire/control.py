@@ -67,7 +67,7 @@ class Link:
         self._client = Client(codec, address, keys)
         self._may_report = Every(interval_s)
         self._next_seq = 0
-        self._commands: list[Message] = []
+        self._commands: list[str] = []
         self._process = psutil.Process()
         self._sockets: list[Socket] = []
         self._waits: object = None
@@ -77,8 +77,8 @@ class Link:
 
     def bound(self, address: str, wait: object) -> Orders:
         """Report this role's address ("" without a server) and wait for the orders. wait: how that is called."""
-        meta = {"role": self.role, "index": self.index, "address": address, "pid": os.getpid()}
-        answer = self._client.wait(self._client.ask("bound", meta), self.waiting(wait, self._pass_on))
+        bound = self.say("bound", {"address": address, "pid": os.getpid()})
+        answer = self._client.wait(bound, self.waiting(wait, self._pass_on))
         self.goes_on()
         if answer.kind == "stop":
             raise Stopped
@@ -94,11 +94,11 @@ class Link:
         gc.enable()  # `launch/child.py` disabled it
         self._sockets = sockets
         self.say("ready", {"env_steps": self.env_steps, "origin": origin})
-        self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+        self._next_seq = self.say("next", {})
 
-    def say(self, kind: str, meta: dict[str, Any]) -> None:
-        """Send the supervisor any other message."""
-        self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
+    def say(self, kind: str, meta: dict[str, Any]) -> int:
+        """Send the supervisor any other message; returns its number."""
+        return self._client.ask(kind, {"role": self.role, "index": self.index, **meta})
 
     def warn(self, text: str) -> None:
         """Have the supervisor show a warning to the user, with the next `tick`, each text once. Any thread may call
@@ -113,8 +113,8 @@ class Link:
             if message.seq == self._next_seq:
                 if message.kind == "stop":
                     raise Stopped
-                self._commands.append(message)
-                self._next_seq = self._client.ask("next", {"role": self.role, "index": self.index})
+                self._commands.append(message.kind)
+                self._next_seq = self.say("next", {})
             elif message.kind == "so_far":
                 self.so_far = parsed(message, RunSoFar)
         if self._may_report.due():
@@ -147,7 +147,7 @@ class Link:
             self._passed_on = True
             self.say("told", {"signal": self._told()})
 
-    def commands(self) -> list[Message]:
+    def commands(self) -> list[str]:
         """Commands other than stop since the last call: `save`, `buffer_restarted`, `hold`, `judge_last`."""
         taken, self._commands = self._commands, []
         return taken

@@ -83,15 +83,10 @@ class Socket:
         self._latest: zmq.Frame | None = None  # of the message received last
         self._zmq: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         # no heartbeats: they abort a process that was frozen for longer than their time-out (libzmq issue 4767)
-        options = {
-            zmq.LINGER: _LINGER_MS,
-            zmq.MAXMSGSIZE: codec.max_bytes,
-            # counted in messages: fewer for larger messages, so that a queue holds bounded bytes
-            zmq.SNDHWM: _high_water_mark(codec.max_bytes),
-            zmq.RCVHWM: _high_water_mark(codec.max_bytes),
-        }
-        for name, value in options.items():
-            self._zmq.setsockopt(name, value)
+        self._zmq.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._zmq.setsockopt(zmq.MAXMSGSIZE, codec.max_bytes)
+        # counted in messages: fewer for larger messages, so that a queue holds bounded bytes
+        self._zmq.set_hwm(max(4, min(1000, (64 << 20) // codec.max_bytes)))
         self._events = _monitor(self._zmq, events)
         # closes both sockets in the right order even if nobody calls `close`, and keeps them alive until then
         self._end = weakref.finalize(self, _end_monitored, self._zmq, self._events)
@@ -144,10 +139,6 @@ class Socket:
 def _readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message waits: takes a third of the time of a receive call that finds none."""
     return bool(socket.getsockopt(zmq.EVENTS) & _READABLE)  # type: ignore[operator]
-
-
-def _high_water_mark(max_bytes: int) -> int:
-    return max(4, min(1000, (64 << 20) // max_bytes))
 
 
 class Server(Socket):
