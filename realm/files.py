@@ -52,8 +52,8 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """`read_bytes` of a text file. Raises OSError or UnicodeDecodeError."""
-    return read_bytes(path, most).decode("utf-8")
+    """`read_bytes` of a text file, which may begin with a byte order mark. Raises OSError or UnicodeDecodeError."""
+    return read_bytes(path, most).decode("utf-8-sig")
 
 
 def read_json(path: Path, most: int) -> Any:

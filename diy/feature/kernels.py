@@ -29,6 +29,8 @@ POSITION_SIZE = 2 * c.BINS + 2
 SMALL_SIZE = POSITION_SIZE + 2 + 3 * POINTS + ACTIONS * POINTS + 2 * c.CROP_CELLS + DIRECTIONS + 7
 TOURS_SIZE = POINTS + ACTIONS + 1
 
+EXPONENT = np.uint32(0x7F800000)  # of a float32; all ones in NaN and infinity
+
 STEP_X = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 STEP_Z = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 
@@ -127,13 +129,16 @@ def write_small(
 
 @jit
 def to_bfloat16(values: NDArray[np.float32], out: NDArray[np.int16]) -> None:
-    """The upper half of each float32's bits, rounded to nearest, ties to even. values: f32 [E, F], finite; out: i16
-    [E, F], for torch to view as bfloat16."""
-    bits = values.view(np.uint32)
+    """The upper half of each float32's bits, rounded to nearest, ties to even. values: f32 [E, F]; out: i16 [E, F], for
+    torch to view as bfloat16. Raises ValueError unless all are finite."""
+    bits, finite = values.view(np.uint32), True
     for e in range(len(out)):
         for i in range(out.shape[1]):
             b = bits[e, i]
+            finite &= (b & EXPONENT) != EXPONENT
             out[e, i] = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    if not finite:
+        raise ValueError("a feature is NaN or infinite")
 
 
 @jit

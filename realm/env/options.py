@@ -78,16 +78,20 @@ def parse(usr_conf: Mapping[str, Any] | None, base: Mapping[str, Any] | None = N
 
 def parse_layouts(layouts: Sequence[Any], base: Mapping[str, Any] | None = None) -> list[Episode]:
     """Check a list of usr_confs or treasure-id lists; keys an entry lacks come from `base`."""
-    if isinstance(layouts, str | Mapping) or len(layouts) == 0:
+    if not isinstance(layouts, Sequence) or isinstance(layouts, str) or not layouts:
         raise OptionError(f"layouts is {layouts!r}, it must be a list of usr_confs or lists of treasure ids")
     episodes = []
     for i, layout in enumerate(layouts):
         try:
-            conf = layout if isinstance(layout, Mapping) else {"treasure_random": 0, "treasure_id": layout}
-            episodes.append(parse(conf, base))
+            episodes.append(parse(of_layout(layout), base))
         except OptionError as error:
             raise OptionError(f"layouts[{i}]: {error}") from None
     return episodes
+
+
+def of_layout(layout: Any) -> dict[str, Any]:
+    """The inner dict of an entry of `layouts`."""
+    return inner(layout if isinstance(layout, Mapping) else {"treasure_random": 0, "treasure_id": layout})
 
 
 def inner(usr_conf: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def load_player(
     if spec.schema != checkpoint.schema:
         raise CheckpointError(
             f"{checkpoint.path}: was trained with other shapes (schema {checkpoint.schema}, this configuration has "
-            f"{spec.schema}); use the configuration of its run"
+            f"{spec.schema}); use the settings and the code of its run"
         )
     envs = guarded(config, envs, spec, seed, count)
     agent: Agent = make_agent(config, spec, "cpu", seed)

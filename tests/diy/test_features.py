@@ -80,6 +80,22 @@ def test_features_are_rounded_as_torch_rounds_them() -> None:
     np.testing.assert_array_equal(as_float32(out), want.float().numpy())
 
 
+def test_features_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_small = kernels.write_small
+
+    def one_more(*arguments: Any) -> None:
+        write_small(*arguments)
+        base = arguments[-1].base
+        base[arguments[-1].size] = 0.5  # what the kernel itself does to the last environment: numba checks no bounds
+
+    monkeypatch.setattr(kernels, "write_small", one_more)
+    with pytest.raises(IndexError, match=f"write_small writes more than SMALL_SIZE, {kernels.SMALL_SIZE} features"):
+        made().reset()
+    for value in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match="a feature is NaN or infinite"):
+            kernels.to_bfloat16(np.array([[0.5, value, 1.0]], np.float32), np.zeros((1, 3), np.int16))
+
+
 def test_small_features_say_where_the_hero_is_and_what_is_left() -> None:
     envs = made()
     rng = np.random.default_rng(1)

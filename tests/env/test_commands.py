@@ -18,7 +18,7 @@ from realm.commands.main import main
 from realm.env import map as maps
 from realm.env import oracle as oracles
 from realm.env.commands import oracle as oracle_command
-from realm.env.commands.episodes import fixed_options, treasure_ids
+from realm.env.commands.episodes import chosen, fixed_options, treasure_ids
 from realm.env.commands.maps import corridor_widths, facts, generate_map, show_map
 from realm.env.options import OptionError
 from realm.env.oracle import Oracle, lattice
@@ -162,6 +162,10 @@ def test_options_of_one_certain_episode() -> None:
     assert len(fixed_options(env, None, 11, 0)["treasure_id"]) == 11
     layouts = fixed_options({**env, "layouts": [{"treasure_id": [8], "start": 6}, [9]]}, None, None, 0)
     assert (layouts["treasure_id"], layouts["start"], "layouts" in layouts) == ([8], 6, False)
+    layouts = {"layouts": [{"treasure_id": [8], "start": 6, "max_step": 700}, [9]]}
+    asked = fixed_options(chosen({**env, **layouts}, {"start": 2, "max_step": 300}), None, None, 0)
+    assert (asked["treasure_id"], asked["start"], asked["end"], asked["max_step"]) == ([8], 2, 5, 300)
+    assert chosen(layouts, {"map": "generated:1"}) == {**layouts, "map": "generated:1"}
     assert fixed_options({"map": "default", "own": 1}, [3], None, 0)["own"] == 1
     with pytest.raises(OptionError, match="treasure_id has 4, which is the start"):
         fixed_options(env, [4], None, 0)

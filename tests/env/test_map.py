@@ -138,6 +138,13 @@ def test_two_points_in_one_cell_and_unreachable_points_are_refused() -> None:
         Map(good.road[:64], good.points)
 
 
+def test_files_of_an_editor_that_marks_the_byte_order(tmp_path: Path) -> None:
+    maps.save(maps.default(), tmp_path)
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+    np.testing.assert_array_equal(maps.load(tmp_path).road, maps.default().road)
+
+
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MapError, match="cannot read"):
         maps.load(tmp_path)

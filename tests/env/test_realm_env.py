@@ -167,8 +167,9 @@ def test_wrong_options_are_refused_with_key_value_and_what_is_allowed(conf: obje
 def test_wrong_layouts_are_refused() -> None:
     with pytest.raises(OptionError, match=r"layouts\[1\]: treasure_id has 1, which is the end"):
         RealmEnv(layouts=[[3], [1]])
-    with pytest.raises(OptionError, match="layouts is"):
-        RealmEnv(layouts=[])
+    for wrong in ([], 5, "3", {"start": 1}):
+        with pytest.raises(OptionError, match="layouts is"):
+            RealmEnv(layouts=wrong)  # type: ignore[arg-type]
 
 
 def test_out_and_copy() -> None:

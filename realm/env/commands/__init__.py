@@ -244,9 +244,9 @@ def _agent_episode(
     arguments: argparse.Namespace, config: RunConfig, folder: Path, model: int | Literal["latest"]
 ) -> Recording:
     """The recording of the episode that a model plays."""
-    from realm.env.commands.episodes import agent_episode
+    from realm.env.commands.episodes import agent_episode, chosen
 
-    config = replace(config, env={**config.env, **_episode(arguments)})
+    config = replace(config, env=chosen(config.env, _episode(arguments)))
     treasures, random = _treasures(arguments), arguments.random
     return agent_episode(config, folder, model, treasures, random, arguments.seed, arguments.stochastic)
 

@@ -39,6 +39,13 @@ def treasure_ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def chosen(env: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [env] with these options, also in each of its layouts, which may name other points."""
+    points, layouts = {key: value for key, value in given.items() if key != "map"}, env.get("layouts")
+    of_each = {"layouts": [{**options.of_layout(one), **points} for one in layouts]} if layouts and points else {}
+    return {**env, **given, **of_each}
+
+
 def fixed_options(env: Mapping[str, Any], treasures: list[int] | None, random: int | None, seed: int) -> dict[str, Any]:
     """The options `env` (the table [env]) with one certain episode in place of random ones: with these treasures, or
     `random` ones drawn from `seed`, or as `env` has it."""
