@@ -27,7 +27,7 @@ from realm.env.observe import write_image, write_vector
 from realm.env.physics import ACTIONS, VIEW, WINDOW, State
 from realm.env.realm_env import RealmVectorEnv, legal_actions
 
-_BEYOND = 64  # numbers after the features: a kernel that writes there does not say so
+_BEYOND = 64  # numbers after the last features: numba does not say that a kernel writes there
 
 REFERENCE: Fields = {
     "image": Field((4, WINDOW, WINDOW), "uint8"),
@@ -93,7 +93,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
 
     def __init__(self, game: RealmVectorEnv, seed: int, config: Config) -> None:
         self.game, self.config, self.metadata = game, config, game.metadata
-        self.num_envs = num_envs = game.num_envs
+        self.num_envs = game.num_envs
         self.fields = small_fields(config) if config.features == "small" else REFERENCE
         self.single_observation_space = spaces.Dict({name: _space(one) for name, one in self.fields.items()})
         self.single_action_space = game.single_action_space
@@ -104,8 +104,9 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         self._way = np.zeros(self.num_envs, np.float32)  # cells to go after the last step
         if config.features == "small":
             (size,) = self.fields["features"].shape
-            self._room = np.full(num_envs * size + _BEYOND, np.nan, np.float32)
-            self.unrounded = self._room[:-_BEYOND].reshape(num_envs, size)  # features now
+            room = np.zeros(self.num_envs * size + _BEYOND, np.float32)
+            self.unrounded = room[:-_BEYOND].reshape(self.num_envs, size)  # features now
+            self._beyond = room[-_BEYOND:]
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -131,7 +132,7 @@ class FeatureEnvs(VectorEnv[Arrays, Array, Array]):
         if self.config.features == "small":
             ways, features = self._ways, self.unrounded
             kernels.write_small(state, world, ways.row, ways.walk, self.config.position, features)
-            if not np.isnan(self._room[-_BEYOND:]).all():
+            if self._beyond.any():
                 raise IndexError(f"write_small writes more than SMALL_SIZE, {kernels.SMALL_SIZE} features")
             if self.config.tours:
                 kernels.write_tours(state, world, ways.row, ways.walk, ways.tour, features)

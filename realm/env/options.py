@@ -9,7 +9,7 @@ treasure-id lists.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ def parse(usr_conf: Mapping[str, Any] | None, base: Mapping[str, Any] | None = N
 
 def parse_layouts(layouts: Sequence[Any], base: Mapping[str, Any] | None = None) -> list[Episode]:
     """Check a list of usr_confs or treasure-id lists; keys an entry lacks come from `base`."""
-    if not isinstance(layouts, Sequence) or isinstance(layouts, str) or not layouts:
+    if isinstance(layouts, str | Mapping) or not isinstance(layouts, Sized) or len(layouts) == 0:
         raise OptionError(f"layouts is {layouts!r}, it must be a list of usr_confs or lists of treasure ids")
     episodes = []
     for i, layout in enumerate(layouts):

@@ -170,6 +170,7 @@ def test_wrong_layouts_are_refused() -> None:
     for wrong in ([], 5, "3", {"start": 1}):
         with pytest.raises(OptionError, match="layouts is"):
             RealmEnv(layouts=wrong)  # type: ignore[arg-type]
+    RealmEnv(layouts=np.array([[3, 7], [8, 9]]))  # type: ignore[arg-type]  # any rows of ids are taken
 
 
 def test_out_and_copy() -> None:
