@@ -25,7 +25,7 @@ from realm.contract import ActionSpec, Fields
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a transformer. detached: no gradient reaches a step through what a later one remembers of it."""
+    """Of a transformer. detached: no gradient passes through keys and values, those of a step's own row included."""
 
     width: int
     steps: int  # M

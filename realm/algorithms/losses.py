@@ -124,10 +124,10 @@ def ppo_losses(settings: Settings) -> list[Loss]:
     """The clipped surrogate, the entropy bonus and the critic's error."""
 
     def policy(minibatch: Batch, outputs: Outputs) -> Tensor:
-        # [n], or [A, n] where each number of an action has its own
+        # [n], or [A, n] where each number of an action has its own: summed, as log-probabilities are
         log_ratio, advantage = (x.movedim(-1, 0) for x in (outputs.proximal_log_ratio, minibatch.advantage))
         if not settings.decoupled:
-            return returns.clipped_policy_loss(log_ratio, advantage, settings.clip).mean()
+            return returns.clipped_policy_loss(log_ratio, advantage, settings.clip).mean(-1).sum()
         log_weight = minibatch.proximal_log_prob - minibatch.log_prob
         return returns.decoupled_policy_loss(
             log_ratio, log_weight, advantage, settings.clip, settings.behaviour_weight_clip

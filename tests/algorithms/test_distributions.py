@@ -168,6 +168,14 @@ def test_a_ratio_of_each_number_is_clipped_by_itself() -> None:
             ratio, gain = float(log_ratio[row, number].exp()), float(advantage[row])
             known.append(-min(ratio * gain, max(0.8, min(1.2, ratio)) * gain))
     loss = policy.function(minibatch, Outputs(proximal_log_ratio=log_ratio))
-    assert float(loss) == pytest.approx(np.mean(known), abs=1e-6)
+    assert float(loss) == pytest.approx(np.sum(known) / 20, abs=1e-6)
+    both = []
+    for shape in ("each", "joint"):  # where no ratio is clipped yet, both have the same gradient
+        zero = torch.zeros(20, 7, requires_grad=True)
+        ratio = zero if shape == "each" else zero.sum(1)
+        of_it = ppo_losses(Settings(advantage="gae", ratio="each") if shape == "each" else Settings())[0]
+        of_it.function(minibatch, Outputs(proximal_log_ratio=ratio)).backward()
+        both.append(zero.grad)
+    torch.testing.assert_close(both[0], both[1])
     with pytest.raises(ValueError, match="ratio is 'each', it must be 'joint'"):
         Settings(ratio="each")

@@ -226,7 +226,7 @@ def test_each_number_of_an_action_may_have_its_own_advantage() -> None:
     loss = ppo_losses(Config(ratio="each", advantage="gae"))[0].function(rows, Outputs(proximal_log_ratio=log_ratio))
     expected = 0.0
     for ratio, of_it in zip(log_ratio.exp().flatten().tolist(), advantage.flatten().tolist(), strict=True):
-        expected -= min(ratio * of_it, max(0.8, min(1.2, ratio)) * of_it) / 27
+        expected -= min(ratio * of_it, max(0.8, min(1.2, ratio)) * of_it) / 9
     assert float(loss) == pytest.approx(expected, abs=1e-5)
 
 

@@ -80,7 +80,7 @@ class Config(Settings):
     memory_steps: int = 256  # how far it looks back
     memory_layers: int = 4
     memory_heads: int = 16
-    memory_attached: bool = False  # gradients reach earlier steps of the chunk, too
+    memory_attached: bool = False  # gradients pass through keys and values of the chunk, too
 
     # the task, in training; evaluations play whole games for their score
     points: bool = False  # a point ends what advantages look at; the game goes on

@@ -2,7 +2,7 @@
 
 The table `[env]` has `protocol`: "a" shows the whole screen and has no sticky actions; "b" repeats an action with
 probability 0.25 and shows the rows from 34 to 194 alone. Results of the two are not compared. With `id = "Pong-v0"` the
-game skips 2 to 5 frames at random, and shows the rows of "b". Other keys go to ale_py's AtariVectorEnv.
+game skips 2 to 4 frames at random, and shows the rows of "b". Other keys go to ale_py's AtariVectorEnv.
 """
 
 from collections.abc import Callable
