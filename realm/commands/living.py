@@ -304,6 +304,7 @@ def stop_all(log_dir: Path) -> int:
     if not living:
         say(f"no living run below {log_dir}")
     for path, run in living:
+        run = read_run(path) or run  # it may be stopping by now: a second signal would end it at once
         say(f"stopping {path} ...")
         try:
             _ask_to_stop(run)
@@ -325,7 +326,7 @@ def _ask_to_stop(run: RunFile) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):  # it may end at this moment
         if run.lives():
             supervisor = psutil.Process(run.pid)
-            if run.state != "stopping":  # a second signal would end it at once
+            if run.state != "stopping":
                 supervisor.terminate()  # it then ends its roles
             supervisor.resume()  # if it was stopped with Ctrl+Z, it can notice now
 

@@ -118,6 +118,7 @@ class _Process:
 
     def __init__(self, process: BaseProcess) -> None:
         self._process, self._pid = process, process.pid or 0
+        self._known = guard.stat(self._pid)
 
     @property
     def exit_code(self) -> int | None:
@@ -125,6 +126,9 @@ class _Process:
 
     def kill(self) -> None:
         if sys.platform == "linux":
+            now = guard.stat(self._pid)
+            if now and self._known and now[2] != self._known[2]:
+                return  # its pid is another process's, so nothing of its session is left
             guard.kill([self._pid])
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)

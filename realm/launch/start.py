@@ -23,6 +23,7 @@ from realm.config.toml import MOST_BYTES
 from realm.contract import Spec
 from realm.errors import ConfigError
 from realm.files import read_text, replace_file, set_aside
+from realm.launch.ports import check_ports
 from realm.launch.rundir import RunFile, claim_run_dir
 from realm.launch.smoke_test import try_user_code
 from realm.learn.results import models_in, newest_in, newest_model, numbered
@@ -95,6 +96,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
         usable=usable,
     )
     _check_models(config, plan, spec, fresh)
+    if config.app.wrapper_type == "remote" and not run_id:
+        check_ports(config.app)  # again, since another start may have taken one while this one tried the package
     try:
         run_dir, run_file = claim_run_dir(config.app, fresh, run_id)
         config = dataclasses.replace(config, app=dataclasses.replace(config.app, run_name=run_dir.name))

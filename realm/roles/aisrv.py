@@ -16,6 +16,7 @@ from realm.roles import WAITS
 from realm.roles.job import Job
 from realm.rollout.rounds import close, rounds, worker_envs
 from realm.user import hyper_of, load_workflow, make_agent
+from realm.watch.progress import Every
 from realm.wire.models import ModelReader
 from realm.wire.predict import RemotePolicy
 from realm.wire.samples import ItemSender
@@ -36,9 +37,16 @@ def run(job: Job) -> None:
         if "buffer_restarted" in link.commands():
             gate.refill()
 
+    may_tick = Every(0.1)
+
+    def predicted() -> None:
+        link.goes_on()
+        if may_tick.due():  # a round may take minutes
+            tick()
+
     policy: LocalPolicy | RemotePolicy
     policy, to_policy = (_policy_here if plan.predict_local else _policy_at_actor)(
-        job, gate, link.waiting(WAITS["question"], tick)
+        job, gate, link.waiting(WAITS["question"], tick), predicted
     )  # fmt: skip
 
     def add(items: Arrays) -> None:
@@ -73,7 +81,9 @@ def run(job: Job) -> None:
         close(envs)
 
 
-def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[LocalPolicy, Client]:
+def _policy_here(
+    job: Job, gate: VersionGate, tick: Callable[[], None], predicted: Callable[[], None]
+) -> tuple[LocalPolicy, Client]:
     """Local prediction: an agent in this process that loads new models from the pool."""
     from realm.learn.checkpoint import acting, load_bytes  # late: it imports torch, which other workers do not need
 
@@ -86,7 +96,7 @@ def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple
         started = time.monotonic()
         version = models.wait(gate.minimum, tick)
         gate.see(version)
-        job.link.goes_on()
+        predicted()
         job.link.meters.count("predict_wait_s", time.monotonic() - started)
         job.link.meters.totals["models_loaded"] = models.loaded
         return version, models.env_steps, models.memory_size
@@ -94,14 +104,16 @@ def _policy_here(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple
     return LocalPolicy(agent, job.spec, job.plan.envs_per_worker, refresh, job.link.meters.count), to_pool
 
 
-def _policy_at_actor(job: Job, gate: VersionGate, tick: Callable[[], None]) -> tuple[RemotePolicy, Client]:
+def _policy_at_actor(
+    job: Job, gate: VersionGate, tick: Callable[[], None], predicted: Callable[[], None]
+) -> tuple[RemotePolicy, Client]:
     """Remote prediction: each question goes to the actor, and its time into the meters."""
     meters, to_actor = job.link.meters, job.client("actor")
 
-    def predicted(seconds: float) -> None:
-        job.link.goes_on()
+    def answered(seconds: float) -> None:
+        predicted()
         meters.timing("predict", seconds)
         meters.count("predict_wait_s", seconds)
 
-    policy = RemotePolicy(to_actor, job.spec, job.index, job.plan.envs_per_worker, gate, tick, predicted, meters.count)
+    policy = RemotePolicy(to_actor, job.spec, job.index, job.plan.envs_per_worker, gate, tick, answered, meters.count)
     return policy, to_actor

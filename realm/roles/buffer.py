@@ -91,7 +91,7 @@ def _keep(
     try:
         while True:
             try:
-                question = questions.get(timeout=1.0 if keeper.holds() else None)
+                question = questions.get(timeout=1.0)
             except queue.Empty:
                 given = keeper.turn()  # no question tells when there is memory again
             else:

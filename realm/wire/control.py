@@ -117,7 +117,7 @@ class Link:
                 self._next_seq = self.say("next", {})
             elif message.kind == "so_far":
                 self.so_far = parsed(message, RunSoFar)
-        if self._may_report.due():
+        if self._client.unanswered < 10 and self._may_report.due():  # nobody may answer for a night
             self.report()
 
     def waiting(self, wait: object, tick: Callable[[], None]) -> Callable[[], None]:

@@ -21,13 +21,14 @@ import pytest
 
 from realm.commands import main as cli
 from realm.commands import series as seeds_module
+from realm.commands.living import stop_all
 from realm.commands.plot import band, groups_of
 from realm.commands.series import has_ended, read_space, seed_table, text_of
 from realm.commands.spawn import ask_series_to_stop, start_run
 from realm.commands.train import configuration_of
 from realm.config.keys import AppConfig
 from realm.errors import ConfigError
-from realm.launch.rundir import RunFile, read_run
+from realm.launch.rundir import RunFile, boot_id, read_run, start_of
 from realm.learn.results import is_judged, newest_model
 from tests.console import end, realm, start
 from tests.saved import checkpoint
@@ -273,6 +274,31 @@ def test_a_run_that_somebody_stopped_stops_its_series(tmp_path: Path, monkeypatc
         folder = a_run(tmp_path / f"{len(cause)}", 9, cause)
         with pytest.raises(KeyboardInterrupt) if "SIGTERM" in cause else nullcontext():
             assert start_run("conf/cartpole.toml", [], folder) == 0
+
+
+def test_stop_all_asks_no_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for one run, another may be asked to stop by somebody else."""
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    files = [RunFile("x", one.pid, start_of(one.pid), boot_id(), started=at) for at, one in enumerate(processes, 1)]
+    folders = [tmp_path / "one", tmp_path / "two"]
+
+    def wait(run: RunFile) -> None:
+        if run.pid == processes[0].pid:
+            files[1].state = "stopping"
+            files[1].write(folders[1])
+            processes[0].wait()
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                processes[1].wait(0.3)
+            processes[1].kill()
+            processes[1].wait()
+
+    for folder, file in zip(folders, files, strict=True):
+        folder.mkdir()
+        file.write(folder)
+    monkeypatch.setattr("realm.commands.living._wait_for_supervisor", wait)
+    assert stop_all(tmp_path) == 0
+    assert [one.returncode for one in processes] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["its run is there", "its run only starts"])

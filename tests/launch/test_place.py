@@ -200,6 +200,18 @@ def test_a_kill_takes_what_the_process_has_started(start, tmp_path):
     eventually(lambda: not any(lives(pid) for pid in both), "both have ended")
 
 
+def test_a_pid_that_another_process_has_now_is_left_alone(start):
+    process, _ = start(say, "hello")
+    assert ended(process) == 3
+    other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    process._pid = other.pid  # as where pids have come round while the supervisor was stopped
+    process.kill()
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.3)
+    other.kill()
+    other.wait()
+
+
 def test_a_spare_process_counts_as_larger():
     code = "from realm.launch.child import end_first; end_first(); print(open('/proc/self/oom_score_adj').read())"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 
 from realm.config.keys import AppConfig
 from realm.config.load import load_config
+from realm.config.plan import decide, this_machine
 from realm.errors import ConfigError
 from realm.launch.rundir import claim_run_dir
-from realm.launch.start import beginning, changed_keys
+from realm.launch.start import beginning, changed_keys, prepare
 from realm.learn.checkpoint import Checkpoint, find
+from realm.user import load_preferences
 from tests.cluster import ROOT
 from tests.console import finished
 
@@ -210,3 +213,13 @@ def test_a_replay_memory_of_another_size_leaves_the_run_as_it_was(tmp_path: Path
     assert config.read_text() == before
     assert sorted((tmp_path / "a" / "ckpt").iterdir()) == models
     assert finished(*run, *sets, "max_env_steps=600").returncode == 0
+
+
+def test_a_port_that_is_taken_while_a_start_tries_the_package(tmp_path: Path) -> None:
+    """It was free at the first look."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        sets = [f"log_dir={tmp_path}", f"base_port={taken.getsockname()[1]}"]
+        config = load_config(ROOT / "tests" / "counting" / "counting.toml", sets)
+        with pytest.raises(ConfigError, match=f"port {sets[-1][10:]} "):
+            prepare(config, decide(config.app, this_machine(), load_preferences(config.app.algo)))
+    assert not list(tmp_path.iterdir())

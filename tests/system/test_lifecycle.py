@@ -318,15 +318,32 @@ def test_detached(tmp_path):
     assert "chunk_length" in wrong.stderr
 
 
+def write_silent(folder, turn):
+    """A package whose workflow never yields."""
+    shutil.copytree(ROOT / "tests" / "counting", folder / "silent")
+    (folder / "silent" / "train_workflow.py").write_text(
+        "import numpy as np\n\n\ndef workflow(envs, policy, context):\n    obs, _ = envs.reset(seed=1)\n"
+        f"    first = np.ones(envs.num_envs, bool)\n    while True:\n        {turn}\n    yield\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("predicts", ["local", "remote"])
+def test_a_worker_within_a_long_round_lives_and_hears_its_end(tmp_path, predicts):
+    """An environment may need minutes for the steps of a round."""
+    write_silent(tmp_path, "policy.predict(obs, first)")
+    settings = ("algo=silent", f"predict_local_or_remote={predicts}", "max_seconds=4", "max_version_lag=free")
+    with Run(tmp_path, NATIVE, *settings, cwd=tmp_path, config=ROOT / "tests/counting/counting.toml") as run:
+        assert run.finish() == 0, run.text()
+        assert run.file()["cause"] == "max_seconds = 4 reached"
+        assert "is killed" not in run.output.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", ["context.tick()", "policy.predict(obs, first)"])
 def test_a_workflow_that_never_yields_is_named_and_can_be_ended(tmp_path, turn):
     """In one process nobody else could say it, or stop it."""
-    shutil.copytree(ROOT / "tests" / "counting", tmp_path / "silent")
-    (tmp_path / "silent" / "train_workflow.py").write_text(
-        "import numpy as np\n\n\ndef workflow(envs, policy, context):\n    obs, _ = envs.reset(seed=1)\n"
-        f"    first = np.ones(envs.num_envs, bool)\n    while True:\n        {turn}\n    yield\n"
-    )
+    write_silent(tmp_path, turn)
     patience = (
         "import sys; from realm.watch import progress; from realm.commands.main import main; progress.STILL_S = 1"
     )

@@ -28,6 +28,7 @@ from zmq.utils.monitor import recv_monitor_message
 from realm.contract import Array, Version
 from realm.wire import connections, sockets
 from realm.wire.codec import Codec, Message, WireError
+from realm.wire.control import CONTROL_MAX_BYTES, Link
 from realm.wire.sockets import Client, Server, Traffic, Waker, wait_any
 from tests.broken import HEADER, framed, mutate, parts
 
@@ -809,3 +810,17 @@ def test_a_waker_ends_a_wait_from_another_thread(server: Server) -> None:
     for _ in range(5000):
         waker.wake()  # never blocks, however many wait
     waker.drain()
+
+
+def test_reports_do_not_pile_up_while_the_supervisor_is_stopped() -> None:
+    """A night after Ctrl+Z: roles go on, and nobody answers."""
+    server = Server(Codec("run-1", "", "supervisor", 1, CONTROL_MAX_BYTES), "127.0.0.1")
+    link = Link(Codec("run-1", "", "learner-0", 1, CONTROL_MAX_BYTES), server.address, "learner", 0, 0.0, None)
+    link.ready([], "")
+    for _ in range(100):
+        link.tick()
+    assert 2 < link._client.unanswered <= 10
+    until(lambda: [got for got in iter(server.receive, None) if server.send(got[0], Message("so_far", got[1].seq, {}))])
+    link.tick()
+    assert link._client.unanswered <= 10
+    server.close()
