@@ -20,7 +20,7 @@ class Config(Settings):
     # what the agent sees and is made of
     features: str = "small"  # "small": 549 numbers, for two MLPs; "reference": the published image, for two conv trunks
     position: bool = True  # small features: the hero's position (130 numbers); useful on one map only
-    tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers); see below
+    tours: bool = False  # small features: the shortest tour on foot over all treasures left (33 numbers)
     hidden: int = 128  # width of the two hidden layers of each small MLP
     precision: str = "auto"  # of the hidden layers: "fp32", "bf16" (autocast), or "auto": bf16 if supported
 
@@ -32,7 +32,7 @@ class Config(Settings):
     missed_points: float = 200.0  # subtracted at the end for each treasure not collected
     step_points: float = 2.8  # subtracted each step: what a step in the open earns by `way_points`
     way_points: float = 2.0  # for each cell that the shortest tour over all treasures left to the end gets shorter
-    flash_share: float = 0.5  # weight of that tour with one flash, if ready, against the tour on foot; see below
+    flash_share: float = 0.5  # weight of that tour with one flash, if ready, against the tour on foot
 
     # PPO: all else is in `Settings`, such as clip, epochs, minibatch_size or max_grad_norm
     chunk_length: int = 128  # T, steps of one environment that travel together

@@ -20,6 +20,7 @@ import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +32,12 @@ from realm.commands.locate import CONFIG_HELP, DEFAULT_CONFIG, SET_HELP, config_
 from realm.commands.parser import Commands
 from realm.commands.spawn import start_run
 from realm.config.keys import AppConfig
-from realm.config.load import SWEEP, RunConfig, load_config, with_base
+from realm.config.load import SWEEP, RunConfig, load_config, settings_of, with_base
 from realm.config.toml import toml_value
 from realm.errors import ConfigError, UserError, did_you_mean, one_line, to_install
 from realm.launch.rundir import read_run
 from realm.learn.results import evaluated, is_judged, newest_model
-from realm.user import hyper_keys, hyper_of
+from realm.user import hyper_keys, hyper_of, hyper_table
 from realm.watch.status import named, say, table
 
 _WORDS = ("low", "high", "log", "step")
@@ -111,12 +112,15 @@ def has_ended(run_dir: Path, app: AppConfig) -> bool:
 
 def _check_settings(run_dir: Path, config: RunConfig) -> None:
     """Refuse to count a run that has come to its end with another environment or other hyper-parameters."""
-    had, has = load_config(run_dir / "config.toml").settings(), config.settings()
-    for key in (key for key in config.places if key in has and has[key] != had.get(key)):
-        raise ConfigError(
-            f"{config.places[key]}: key {key!r} is {has[key]!r}, but {run_dir} has come to its end with "
-            f"{had.get(key)!r}; choose another run_name"
-        )
+    whole = replace(config, hyper=hyper_table(hyper_of(config), config.hyper))  # with what is not said
+    had, has = settings_of(load_config(run_dir / "config.toml")), settings_of(whole)
+    for key in ("algo", *(key for key in (*had, *config.places) if "." in key)):
+        if has.get(key) != had.get(key):
+            place = f"{config.places[key]}: " if key in config.places else ""
+            raise ConfigError(
+                f"{place}key {key!r} is {has.get(key, 'not set')}, but {run_dir} has come to its end with "
+                f"{had.get(key, 'none')}; choose another run_name"
+            )
 
 
 class Result(NamedTuple):

@@ -69,7 +69,7 @@ class AppConfig:
     torch_num_threads: Threads | Auto = "auto"
     """Torch threads of the learner."""
     flow: Literal["alternating", "overlapping"] | Auto = "auto"
-    """Workers wait while the learner trains (one core, no lag), or both run at once; guides the other `auto` keys."""
+    """What the other `auto` keys aim at: workers that wait while the learner trains (no lag), or both at once."""
 
     buffer_backend: Literal["reverb", "native"] | Auto = "auto"
     """Reverb, or the project's NumPy buffer; auto takes reverb on-policy where it is installed and shut in safely."""
@@ -87,7 +87,7 @@ class AppConfig:
     learner_train_by_while_true: bool = False
     """Off-policy: the learner trains again and again, and neither it nor the workers wait for a ratio."""
     learner_train_sleep_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
-    """Seconds that the learner rests between two updates with learner_train_by_while_true."""
+    """Seconds that a cluster's learner rests between two updates with learner_train_by_while_true."""
     algorithm_on_policy_or_off_policy: Literal["on-policy", "off-policy"] = "on-policy"
     """On-policy: each sample is trained on once and leaves the buffer. Off-policy: it stays until it is removed."""
     reverb_sampler: Selector | Auto = "auto"

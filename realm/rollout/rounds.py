@@ -8,7 +8,7 @@ An environment fails if it raises or returns something that is not of the Spec. 
 gymnasium SyncVectorEnv that environment alone is made again, by its `env_fn`, and to the workflow the episode looks
 truncated. In any other vector environment a row with NaN, infinity or no reward is thrown away until its own episode
 ends; where nobody can know whose fault it was, the vector is made again as a whole. After `MOST_FAILURES` in a row,
-without a good episode in between, the failure is raised.
+without a good episode in between, or of a vector without as many as it has environments, the failure is raised.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Failures:
         if in_a_row >= self.most:
             if self.most == 1:
                 raise error if isinstance(error, UserError) else UserCodeError(text) from error
-            raise RunError(f"{who} failed {in_a_row} times in a row, without a good episode: {text}") from error
+            raise RunError(f"{who} failed {in_a_row} times in a row, without enough good episodes: {text}") from error
         now = time.monotonic()
         if now - self._warned_at >= _WARN_EVERY_S:
             self._warned_at = now

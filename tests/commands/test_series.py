@@ -106,6 +106,33 @@ def test_what_cannot_be_done_is_one_sentence(words: str, sentence: str, capsys: 
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("had", "sentence"),
+    [
+        ('algo = "realm.zoo.cartpole"\n[cartpole]\nlr_start = 0.01', "key 'cartpole.lr_start' is 0.002, but"),
+        ('algo = "realm.zoo.cartpole"\n[env]\nmax_episode_steps = 9', "key 'env.max_episode_steps' is not set, but"),
+        ('algo = "realm.zoo.ppo"', "key 'algo' is \"realm.zoo.cartpole\", but"),
+    ],
+)
+def test_a_run_with_other_settings_is_not_one_of_a_series(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], had: str, sentence: str
+) -> None:
+    """Also where the command says nothing of the key."""
+    folder = a_run(tmp_path / "s-seed1", 1010, "max_env_steps = 1000 reached")
+    (folder / "config.toml").write_text(f"[app]\n{had}\n")
+    words = [
+        "start",
+        *CARTPOLE,
+        "--set",
+        f"log_dir={tmp_path}",
+        "run_name=s",
+        "max_env_steps=1000",
+        "eval_every_steps=0",
+    ]
+    assert cli.main([*words, "eval_every_steps=0", "--seeds", "1"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.system
 @pytest.mark.slow
 def test_seeds_go_on_where_they_were_stopped(tmp_path: Path) -> None:
