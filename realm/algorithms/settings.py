@@ -75,7 +75,7 @@ class Settings(Checked):
     # returns
     gamma_start: float = 0.99  # discount of a step, at the first step ...
     gamma_end: float = 0.99  # ... and at total_env_steps; 1 - gamma falls geometrically between
-    advantage: str = "vtrace"  # how advantages and targets are estimated: "gae", "vtrace", "delta", "returns", in realm.zoo.ppo "q"
+    advantage: str = "vtrace"  # estimates advantages and targets; or "gae", "delta", "returns", in realm.zoo.ppo "q"
     lam: float = 0.8  # lambda of "gae" and "vtrace": 0 trusts the critic, 1 the sampled return
     estimate_each_pass: bool = False  # estimate both again before each further pass, by the critic as it is then
     value_source: str = "learner"  # values in these: of the "actor" as it acted, or of the "learner" before its update
