@@ -50,7 +50,7 @@ from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES
 from realm.wire.curve_keys import CurveKeys, load_keys, make_keys
 from realm.wire.line import Frame, Layout, Line, connect
-from realm.wire.sockets import Traffic, Waker
+from realm.wire.sockets import Server, Traffic, Waker
 from tests.broken import JUNK, mutate
 from tests.cluster import ROOT
 
@@ -258,6 +258,8 @@ def make_curve(folder: Path) -> CurveKeys:
 
 class Fed:
     """Stands for a role's server and its link: every turn of the role's loop gets the next broken message."""
+
+    serve = Server.serve
 
     def __init__(self, cases: Cases, codec: Codec, good: list[Message]) -> None:
         self.traffic, self.meters, self.codec = Traffic(), Meters(), codec

@@ -37,15 +37,12 @@ class Distribution(Protocol):
         """Actions [n, ...] and what `learn` needs of them: log_prob f32 [n], and `drawn` where actions are cut after
         that. They are drawn where explore f32 [n] is 1, the most likely ones where it is 0. log_prob is that of
         the policy, whatever explore is."""
-        ...
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         """The most likely action [n, ...], by torch alone (`contract.Agent`)."""
-        ...
 
     def log_prob_and_entropy(self, outputs: Tensor, obs: Obs, raw_action: Tensor) -> tuple[Tensor, Tensor]:
         """Of an action, and of the policy, f32 [n] both."""
-        ...
 
 
 class Categorical:

@@ -37,16 +37,13 @@ class Network(Protocol):
     def actor(self, obs: Obs) -> Tensor:
         """What the distribution takes: logits float [n, A], in which illegal actions need not be masked, or means and
         logs of standard deviations, float [n, 2 A]."""
-        ...
 
     def critic(self, obs: Obs) -> Tensor:
         """Values f32 [n]; with `advantage = "q"` those of each action, f32 [n, A]."""
-        ...
 
     def __call__(self, obs: Obs) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Obs]:
         """Both at once: for a shared trunk, and for actors that keep values. The third, name -> [n, ...], is for
         further losses."""
-        ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 

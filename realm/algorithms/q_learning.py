@@ -29,7 +29,6 @@ class QNetwork(Protocol):
 
     def values(self, obs: Obs) -> Tensor:
         """The value of each action, f32 [n, A]."""
-        ...
 
 
 class Dueling(nn.Module):

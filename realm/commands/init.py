@@ -104,7 +104,10 @@ def init(name: str, env: str, package: str) -> None:
         settings = _tuned_config(name, found) if found else _config(name, env, package, spec)
         settings = _explained(settings, package)
     folder, config = Path(name), Path(f"{name}.toml")
-    _check_name(name)
+    if not _is_package(name):
+        raise ConfigError(f"NAME is {name!r}; it must be the name of a Python package, like my_agent")
+    if _taken(name):
+        raise ConfigError(f"NAME is {name!r}, which is the name of another Python module; choose one like my_{name}")
     for path in (folder, config):
         if path.exists():
             raise ConfigError(f"{path} is there already; choose another NAME, or move it away")
@@ -133,13 +136,6 @@ def _taken(name: str) -> bool:
     """Whether `import name` would find something else than a package to be written here."""
     its_own = name in (*sys.stdlib_module_names, "__main__")
     return its_own or (importlib.util.find_spec(name) is not None and not Path(name).is_dir())
-
-
-def _check_name(name: str) -> None:
-    if not _is_package(name):
-        raise ConfigError(f"NAME is {name!r}; it must be the name of a Python package, like my_agent")
-    if _taken(name):
-        raise ConfigError(f"NAME is {name!r}, which is the name of another Python module; choose one like my_{name}")
 
 
 def _fitting(package: str, env: str, has_settings: bool) -> tuple[str, Spec]:

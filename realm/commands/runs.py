@@ -54,7 +54,9 @@ def _runs(given: argparse.Namespace) -> int:
         raise ConfigError("--prune needs --keep N, and --keep and --yes need --prune")
     if given.prune:
         return prune(folder, given.keep, given.yes)
-    return list_runs(folder)
+    runs = find_runs(folder, warn)
+    say(*(table(overview(runs), _RIGHT) if runs else [f"{folder}: no run is there yet"]))
+    return 0
 
 
 def _compare(given: argparse.Namespace) -> int:
@@ -66,18 +68,8 @@ def _compare(given: argparse.Namespace) -> int:
 # --- runs
 
 
-def list_runs(log_dir: Path) -> int:
-    """Print a line for each run, oldest first."""
-    runs = find_runs(log_dir, warn)
-    if not runs:
-        say(f"{log_dir}: no run is there yet")
-        return 0
-    say(*table(overview(runs), _RIGHT))
-    return 0
-
-
 def overview(runs: Sequence[tuple[Path, RunFile]]) -> list[tuple[str, ...]]:
-    """The heading, and a row for each run."""
+    """The heading, and a row for each run, oldest first."""
     return [_HEADING, *(_row(path, run) for path, run in runs)]
 
 
@@ -176,13 +168,11 @@ def prune(log_dir: Path, keep: int, yes: bool) -> int:
     if keep < 0:
         raise ConfigError(f"--keep {keep}: must be a number from 0 on")
     runs = find_runs(log_dir, warn)  # the oldest first
-    if not runs:
-        say(f"nothing to delete below {log_dir}")
-        return 0
     reasons = why_they_stay(runs, keep)
     heading, *rows = overview(runs)
     words = [f"stays: {reason}" if reason else "goes" for reason in reasons]
-    say(*table([(*heading, ""), *((*row, word) for row, word in zip(rows, words, strict=True))], _RIGHT))
+    if runs:
+        say(*table([(*heading, ""), *((*row, word) for row, word in zip(rows, words, strict=True))], _RIGHT))
     go = [path for (path, _), reason in zip(runs, reasons, strict=True) if not reason]
     if not go:
         say(f"nothing to delete below {log_dir}")

@@ -50,7 +50,6 @@ class Policy(Protocol):
 
     def predict(self, obs: Arrays, first: Array, explore: float | Array = 1.0) -> Prediction:
         """obs name -> [E, ...], first bool [E]; explore, one number or f32 [E]: 1 samples the action, 0 is greedy."""
-        ...
 
 
 class Monitor(Protocol):
@@ -60,7 +59,6 @@ class Monitor(Protocol):
 
     def episodes(self, info: Mapping[str, Any]) -> None:
         """Take gymnasium's `info["episode"]` (name -> [E]) where `info["_episode"]` is true."""
-        ...
 
 
 Learned = tuple[dict[str, float], Array | None]
@@ -87,7 +85,6 @@ class Agent(Protocol):
 
         With `Spec.state` a third: the memory after these observations, name -> [N, ...].
         """
-        ...
 
     def learn(self, batch: Any, info: SampleInfo) -> Learned | Generator[None, None, Learned]:
         """One update on a batch (a Chunk with leading B, or Transitions). The batch may be read-only.
@@ -101,11 +98,9 @@ class Agent(Protocol):
 
         `model` is in training mode within `learn`, and in evaluation mode whenever `predict` or `greedy` is called.
         """
-        ...
 
     def save_model(self) -> dict[str, Any]:
         """All state besides `model` that a resume needs (optimizer, counters): tensors and plain data."""
-        ...
 
     def load_model(self, state: dict[str, Any]) -> None:
         """Take back what `save_model` gave.
@@ -114,7 +109,6 @@ class Agent(Protocol):
         own into it; `saved_last(path)` with the one that a run ends with; and with several learners once `join(group)`,
         which makes `learn` get a part of a batch and train as one (`algorithms/group.py`).
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -47,15 +47,12 @@ class Storage(Protocol):
 
     def add(self, items: Arrays) -> None:
         """Store n items (name -> [n, ...]), no more than fit; a full one evicts by its remover. It keeps no view."""
-        ...
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
         """Draw `count` samples by the sampler: name -> [count, ...]."""
-        ...
 
     def update_priorities(self, key: Array, priority: Array) -> None:
         """Set the priorities of items; keys that are gone are ignored."""
-        ...
 
     def clear(self) -> None: ...
 

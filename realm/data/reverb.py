@@ -186,15 +186,11 @@ class ReverbStorage:
 
 
 def _selector(name: str, exponent: float) -> Any:
-    match name:
-        case "Uniform":
-            return _reverb.UniformSelector()
-        case "Fifo":
-            return _reverb.FifoSelector()
-        case "MinHeap":
-            return _reverb.HeapSelector(True)
-        case "MaxHeap":
-            return _reverb.HeapSelector(False)
-        case "Prioritized":
-            return _reverb.PrioritizedSelector(exponent)
-    raise ValueError(f"no reverb selector is called {name!r}")
+    selectors = {
+        "Uniform": _reverb.UniformSelector,
+        "Fifo": _reverb.FifoSelector,
+        "MinHeap": lambda: _reverb.HeapSelector(True),
+        "MaxHeap": lambda: _reverb.HeapSelector(False),
+        "Prioritized": lambda: _reverb.PrioritizedSelector(exponent),
+    }
+    return selectors[name]()

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from loguru import logger
 
@@ -37,9 +36,6 @@ from realm.wire.codec import Codec
 from realm.wire.control import CONTROL_MAX_BYTES, Link
 from realm.wire.curve_keys import CurveKeys
 from realm.wire.sockets import Server
-
-if TYPE_CHECKING:
-    from loguru import Record
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_USER, EXIT_DIVERGED = 0, 1, UserError.exit_code, DivergedError.exit_code
 _WANTS_TERMINAL = (
@@ -136,7 +132,10 @@ def run_role(args: ChildArgs) -> int:
     link = Link(
         control, args.control, args.role, args.index, config.app.report_interval_s, args.keys, lambda: wishes.first
     )  # fmt: skip
-    logger.add(lambda line: link.warn(line.record["message"]), level="WARNING", filter=_is_own_warning)
+    logger.add(  # warnings of Realm's: those of user code stay in the log
+        lambda line: link.warn(line.record["message"]), level="WARNING",
+        filter=lambda record: record["level"].name == "WARNING" and (record["name"] or "").startswith("realm."),
+    )  # fmt: skip
     cause, code, trace = "stopped", EXIT_STOPPED, ""
     try:
         codec = Codec(args.run_id, args.schema, name, args.incarnation, args.max_bytes)
@@ -201,11 +200,6 @@ def _ending(error: BaseException, package: Path) -> tuple[str, int, str]:
 def _last_lines(error: BaseException | None) -> str:
     """The last three calls of an error's traceback, for the screen; "" without an error."""
     return "".join(traceback.format_exception(error, limit=-3, chain=False))[-2000:].rstrip() if error else ""
-
-
-def _is_own_warning(record: Record) -> bool:
-    """Whether a line is a warning of Realm's: those of user code stay in the log."""
-    return record["level"].name == "WARNING" and (record["name"] or "").startswith("realm.")
 
 
 def _log_to_stderr(level: str) -> None:

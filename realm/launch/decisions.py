@@ -41,8 +41,6 @@ _QUIET_UPDATES = 5  # the same in updates: a role may wait for one, and the lear
 _KILLED_AFTER = 3  # times as long
 WORKERS_A_CORE = 2  # at most, where others were lost
 
-Key = tuple[str, int]
-
 
 @dataclass
 class Role:
@@ -146,7 +144,7 @@ class RunState:
     plan: Plan
     board: Board
     run_dir: Path
-    roles: dict[Key, Role]
+    roles: dict[tuple[str, int], Role]
     wishes: Wishes
     newest: Callable[[], Saved | None]
     is_judged: Callable[[], bool]

@@ -183,11 +183,7 @@ class Hosts:
 
     def _serve(self) -> None:
         wait_any([self.server], 100)
-        while (received := self.server.receive()) is not None:
-            try:
-                self.take(*received)
-            except WireError as error:
-                self.server.reject(received[0], error)
+        self.server.serve(self.take)
 
     def _hello(self, peer: bytes, message: Message, known: list[Host]) -> None:
         info = parsed(message, HostInfo)

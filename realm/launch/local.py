@@ -108,7 +108,8 @@ class OneProcess:
         return rounds(load_workflow(self.prepared.config.app.algo), self._envs, self._policy, self._context, whole)
 
     def finish(self, idle: bool) -> None:
-        """Save, not after an error: a resume must not get half-updated weights. Then evaluate the last model.
+        """Save, not after an error: a resume must not get half-updated weights. Then evaluate the model with which the
+        run has reached its last env step, unless that has just been done.
 
         idle: the workflow has ended by itself before an update was made, which is an error.
         """
@@ -117,8 +118,10 @@ class OneProcess:
         if idle:
             place = place_of_function(load_workflow(self.prepared.config.app.algo))
             raise RunError(f"{place}: workflow ended before an update was made; {ENDLESS}")
-        with suppress(Stopped):
-            self._judge_last()
+        most = self.prepared.config.app.max_env_steps
+        if self._judge and 0 < most <= self.board.env_steps and not is_judged(self.prepared.run_dir):
+            with suppress(Stopped):
+                self._evaluate(self._judge)
 
     def __enter__(self) -> OneProcess:
         return self
@@ -201,12 +204,6 @@ class OneProcess:
         """The run at this moment."""
         app, capacity = self.prepared.config.app, self.prepared.plan.capacity if _is_used(self._buffer) else 0
         return self.board.status(state, capacity, app.max_env_steps, app.max_seconds)
-
-    def _judge_last(self) -> None:
-        """Evaluate the model with which the run has reached its last env step, unless that has just been done."""
-        most = self.prepared.config.app.max_env_steps
-        if self._judge and 0 < most <= self.board.env_steps and not is_judged(self.prepared.run_dir):
-            self._evaluate(self._judge)
 
     def _evaluate(self, judge: Judge) -> None:
         before = generators()  # an environment may draw from them, and seed them at a reset

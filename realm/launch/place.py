@@ -197,7 +197,12 @@ def _main(
     if own_network:
         netns.prepare()  # before there is a second thread
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _differ()
+    # what forks share: random numbers and thread counts
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read it already
     code = run(argument)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -209,15 +214,6 @@ def open_log(log: Path) -> int:
     """Open a log to append to it. In a run's folder that somebody else made, it may be a link or a pipe: refused."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(log, flags, 0o666)
-
-
-def _differ() -> None:
-    """Reset the state that forks share: random numbers and thread counts."""
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read it already
 
 
 def _die_with_parent() -> None:

@@ -92,11 +92,7 @@ class Supervisor:
             run.turned_at = time.monotonic()  # on a cold disk the first import of torch takes long
             while not run.is_over():
                 wait_any([self._server], 100)
-                while (received := self._server.receive()) is not None:
-                    try:
-                        self._handle(*received)
-                    except WireError as error:
-                        self._server.reject(received[0], error)
+                self._server.serve(self._handle)
                 self._look_at_hosts()
                 self._look_at_processes()
                 self._do(decisions.turn(run, time.monotonic()))

@@ -21,7 +21,6 @@ from realm.user import make_agent
 from realm.wire.codec import Message, WireError
 from realm.wire.line import Frame, Lines, Question
 from realm.wire.models import ModelReader
-from realm.wire.sockets import Server
 
 _LOOK_S = 0.02
 """So often, and whenever something has arrived there, the actor looks beyond its lines."""
@@ -53,6 +52,13 @@ def run(job: Job) -> None:
         meters.timing("forward", time.perf_counter() - started)
         meters.count("busy_s", time.perf_counter() - started)
 
+    def invite(peer: bytes, message: Message) -> None:
+        """Answer a worker that asks for a line."""
+        worker = message.integer("worker")
+        if not 0 <= worker < 1 << 31:  # `joined` shifts it into the upper half of a slot
+            raise WireError(f"line for {message.sender}: worker must be from 0 to 2**31 - 1, got {worker}")
+        server.send(peer, Message("line", message.seq, lines.invite(worker)))
+
     lines = Lines(server, [server, to_pool], request_fields(job.spec), reply_fields(job.spec))
     server.expect(0)  # who asks for a line sends little
     try:
@@ -73,7 +79,7 @@ def run(job: Job) -> None:
                 link.waits(WAITS["parked"])
             else:
                 link.goes_on()
-            invite(server, lines)
+            server.serve(invite)
             if models.poll():
                 again = True  # what waited for these weights
                 link.goes_on()
@@ -81,20 +87,6 @@ def run(job: Job) -> None:
                 meters.totals["version_epoch"], meters.totals["version_update"] = models.version
     finally:
         lines.close()
-
-
-def invite(server: Server, lines: Lines) -> None:
-    """Answer workers that ask for a line."""
-    while (received := server.receive()) is not None:
-        peer, message = received
-        try:
-            worker = message.integer("worker")
-            if not 0 <= worker < 1 << 31:  # `joined` shifts it into the upper half of a slot
-                raise WireError(f"line for {message.sender}: worker must be from 0 to 2**31 - 1, got {worker}")
-        except WireError as error:
-            server.reject(peer, error)
-            continue
-        server.send(peer, Message("line", message.seq, lines.invite(worker)))
 
 
 def joined(batch: list[Question], env_steps: int, memory_size: int) -> tuple[Arrays, PredictContext]:

@@ -48,14 +48,8 @@ ROLES = {
 
 def processes(role: str, plan: Plan) -> int:
     """The number of processes of a role."""
-    match role:
-        case "aisrv":
-            return plan.workers
-        case "actor":
-            return 0 if plan.predict_local else 1
-        case "evaluator":
-            return 1 if plan.evaluator else 0
-    return 1
+    counts = {"aisrv": plan.workers, "actor": int(not plan.predict_local), "evaluator": int(plan.evaluator)}
+    return counts.get(role, 1)
 
 
 def holds_weights(role: str, plan: Plan) -> bool:

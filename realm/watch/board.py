@@ -15,14 +15,10 @@ from statistics import fmean
 from realm.contract import Evaluation, Report, curve_name
 from realm.watch.status import Scored, Status
 
-GAUGES = frozenset(
-    (
-        "pid", "size", "new_env_steps", "warm_up_left", "warm_up_samples_left", "rss_mb", "peak_mb", "open_files",
-        "model_bytes",
-        "version_epoch",
-        "version_update", "models_loaded", "published",
-    )
-)  # fmt: skip
+GAUGES = {
+    "pid", "size", "new_env_steps", "warm_up_left", "warm_up_samples_left", "rss_mb", "peak_mb", "open_files",
+    "model_bytes", "version_epoch", "version_update", "models_loaded", "published",
+}  # fmt: skip
 """Totals that are levels: only the newest value counts. Other totals add up over restarts."""
 
 PLUMBING = "system"
@@ -159,10 +155,8 @@ class Board:
         self._means.clear()
         for role in sorted({role for role, _, _ in self._totals}):
             names = {name for (label, _, _), totals in self._totals.items() if label == role for name in totals}
-            for name in sorted(names):
+            for name in sorted(names - {"pid"}):
                 total, key = self.total(role, name), f"{PLUMBING}/{role}/{name}"
-                if name == "pid":
-                    continue
                 if name in GAUGES:
                     values[key] = total
                 else:

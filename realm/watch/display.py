@@ -54,13 +54,7 @@ def live_lines(level: str = "INFO") -> Iterator[Callable[[Callable[[int], list[s
     They vanish at the end. Log lines go above them instead of through them.
     """
     console = Console(stderr=True)
-
-    def make_live() -> Live:
-        return Live(
-            console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=True, transient=True
-        )  # fmt: skip
-
-    with Held(console, make_live) as held:
+    with Held(console, lambda: Live(console=console, transient=True, redirect_stdout=False)) as held:
 
         def show(make: Callable[[int], list[str]]) -> None:
             # a line that is as wide as the terminal leaves the cursor in the next one

@@ -46,11 +46,6 @@ class Reading:
 # --- decisions
 
 
-def low_disk(total: int) -> int:
-    """Bytes of a disk below which the user is warned."""
-    return min(_GIB, total // 20)
-
-
 def low_memory(total: int) -> int:
     """Bytes of memory below which the user is warned; half of it holds the workers back."""
     return min(_GIB, total // 10)
@@ -66,7 +61,7 @@ def shortages(now: Reading, before: Collection[str], run_dir: Path) -> dict[str,
         return left < (1.5 * low if name in before else low)
 
     found = {}
-    if short("disk", now.disk_free, low_disk(now.disk_total)):
+    if short("disk", now.disk_free, min(_GIB, now.disk_total // 20)):
         found["disk"] = (
             f"{run_dir}: {in_words(now.disk_free)} of the disk are left; when it is full, checkpoints, logs and curves "
             "are not written until there is room again; `realm runs --prune --keep 5` deletes old runs"

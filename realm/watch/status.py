@@ -11,16 +11,11 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from realm.errors import plain
-
-if TYPE_CHECKING:
-    from loguru import Record
-
 from realm.contract import Version, curve_name
+from realm.errors import plain
 
 Cell = tuple[str, str]
 """Label and text."""
@@ -197,11 +192,9 @@ def say(*printed: str, to_stderr: bool = False) -> None:
 
 def log_plainly() -> None:
     """Have what is logged steer no terminal, neither now nor when a log is shown; it may have several lines."""
-    logger.configure(patcher=_patch)
-
-
-def _patch(record: Record) -> None:
-    record["message"] = "\n".join(map(plain, record["message"].split("\n")))
+    logger.configure(
+        patcher=lambda record: record.update({"message": "\n".join(map(plain, record["message"].split("\n")))})
+    )
 
 
 def wrapped(text: str, width: int) -> str:

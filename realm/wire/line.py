@@ -230,7 +230,9 @@ class Lines:
         self._invited = {key: other for key, other in self._invited.items() if other != caller}
         key = secrets.token_bytes(_KEY_BYTES)
         self._invited[key] = caller
-        return {"address": _address_of(self._listener), "key": key.hex()}
+        name = self._listener.getsockname()
+        address = name[1:].decode() if isinstance(name, bytes) else f"{name[0]}:{name[1]}"
+        return {"address": address, "key": key.hex()}
 
     def receive(self, timeout_s: float) -> bool:
         """Wait until something arrives here or at the others, at most so long, and take what is for here.
@@ -350,11 +352,6 @@ def _listen() -> socket.socket:
     listener.bind(f"\0realm-{secrets.token_hex(8)}")
     listener.listen(_MOST_STRANGERS)
     return listener
-
-
-def _address_of(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    return name[1:].decode() if isinstance(name, bytes) else f"{name[0]}:{name[1]}"
 
 
 def connect(invitation: Message, answers: Layout, max_bytes: int, traffic: Traffic) -> Line:

@@ -206,6 +206,14 @@ class Server(Socket):
         self._turn = 0
         return None
 
+    def serve(self, handle: Callable[[bytes, Message], None]) -> None:
+        """Have each message that waits handled; one for which that raises WireError is a bad one."""
+        while (received := self.receive()) is not None:
+            try:
+                handle(*received)
+            except WireError as error:
+                self.reject(received[0], error)
+
     def _look_at_connections(self) -> None:
         """End those of strangers that are too many, and those whose message does not end."""
         while (event := self._next_event()) is not None:
