@@ -28,7 +28,7 @@ from zmq.utils.monitor import recv_monitor_message
 from realm.contract import Array, Version
 from realm.wire import connections, sockets
 from realm.wire.codec import Codec, Message, WireError
-from realm.wire.control import CONTROL_MAX_BYTES, Link
+from realm.wire.control import CONTROL_MAX_BYTES, Link, RunSoFar
 from realm.wire.sockets import Client, Server, Traffic, Waker, wait_any
 from tests.broken import HEADER, framed, mutate, parts
 
@@ -820,7 +820,15 @@ def test_reports_do_not_pile_up_while_the_supervisor_is_stopped() -> None:
     for _ in range(100):
         link.tick()
     assert 2 < link._client.unanswered <= 10
-    until(lambda: [got for got in iter(server.receive, None) if server.send(got[0], Message("so_far", got[1].seq, {}))])
-    link.tick()
+
+    def answered() -> bool:
+        link.tick()
+        while (received := server.receive()) is not None:
+            server.send(received[0], Message("so_far", received[1].seq))
+        return link.so_far.env_steps == 7
+
+    link.so_far = RunSoFar(7)
+    until(lambda: not answered())
     assert link._client.unanswered <= 10
+    link._client.close()
     server.close()
