@@ -12,7 +12,7 @@ from realm.commands.locate import runs_folder
 from realm.config.load import load_config
 from realm.errors import ConfigError
 from realm.files import from_here
-from realm.learn.results import best_model, newest_model
+from realm.learn.results import best_model, is_judged, newest_model
 from realm.watch.status import Status, clock, in_columns, in_rows, named, say, scores
 
 
@@ -35,7 +35,8 @@ def ending(run_dir: Path, status: Status, code: int, width: int) -> list[str]:
     if best and best.scored:
         scored = best.scored
         text = f"{named(scored.statistic)} {scored.score:.1f}, {best.version}: {best.path}"
-        if named(scored.statistic) == status.statistic and status.score is not None and scored.score < status.score:
+        same = named(scored.statistic) == status.statistic and not is_judged(run_dir)
+        if same and status.score is not None and scored.score < status.score:
             text = f"{named(scored.statistic)} {scored.score:.1f}, {best.version}; training is further"
             best = None  # the run was too short for a later evaluation
         models.append(("best model" if best else "evaluated", text))

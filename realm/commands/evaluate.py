@@ -34,7 +34,7 @@ from realm.learn.results import main_statistic
 from realm.rollout.rounds import close
 from realm.user import folder_of
 from realm.watch.progress import busy, counting
-from realm.watch.status import named, say
+from realm.watch.status import named, say, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,8 +150,6 @@ def evaluate_model(config: RunConfig, folder: Path, model: int | Literal["latest
 def _print_statistics(candidate: Candidate) -> None:
     """Play and print the statistics that the environments report."""
     config, request, episodes = candidate.config, candidate.request, candidate.episodes
-    from rich.table import Table  # late: `--help` does not need it
-
     console, columns = make_console(), []
     for explore in request.explores:
         with counting(ROUNDS[explore], episodes) as show:
@@ -163,12 +161,12 @@ def _print_statistics(candidate: Candidate) -> None:
         limit = f"; {played.truncated} ended by the environment's limit" if played.truncated else ""
         title = f"{len(statistics[main])} episodes, {ROUNDS[explore]}, seed {request.seed}{limit}"
         console.print(plain(f"{title_of(candidate.checkpoint)}, {title}"))
-        view = Table("statistic", "mean", "± s.e.", "median", "deviation", "least", "greatest")
+        rows: list[tuple[str, ...]] = [("statistic", "mean", "± s.e.", "median", "deviation", "least", "greatest")]
         for name, values in statistics.items():
-            error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-            numbers = values.mean(), error, np.median(values), values.std(), values.min(), values.max()
-            view.add_row(named(name), *(f"{number:,.2f}" for number in numbers))
-        console.print(view)
+            error = f"{values.std(ddof=1) / np.sqrt(len(values)):,.2f}" if len(values) > 1 else "-"
+            numbers = np.median(values), values.std(), values.min(), values.max()
+            rows.append((plain(named(name)), f"{values.mean():,.2f}", error, *(f"{number:,.2f}" for number in numbers)))
+        console.print("\n".join(table(rows, frozenset(range(1, 7)))), soft_wrap=True)
         console.print(histogram(main, statistics[main]))
     write_json(candidate, columns, {})
 

@@ -31,7 +31,7 @@ from realm.commands.locate import add_model_options, model_of
 from realm.commands.parser import Commands, check_file, writing
 from realm.config.load import RunConfig
 from realm.contract import Array
-from realm.errors import ConfigError, UserCodeError, UserError, one_line, pip_here, place_of, to_install
+from realm.errors import ConfigError, UserCodeError, UserError, one_line, pip_here, place_of, plain, to_install
 from realm.learn.evaluation import Player, load_player, steps_of
 from realm.learn.results import recorder_of
 from realm.rollout.rounds import close
@@ -301,7 +301,11 @@ def _write_page(frames: list[Frame], out: Path, fps: float, title: str) -> None:
         "ms": 1000 / fps,
         "frames": [(one.step, round(one.returned, 2), base64.b64encode(one.picture).decode()) for one in frames],
     }
-    page = _PAGE.read_text().replace("TITLE", html.escape(title)).replace("film = FILM", f"film = {json.dumps(film)}")
+    page = (
+        _PAGE.read_text()
+        .replace("TITLE", html.escape(plain(title)))
+        .replace("film = FILM", f"film = {json.dumps(film)}")
+    )
     out.write_text(page, encoding="utf-8")
 
 

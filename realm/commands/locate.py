@@ -100,6 +100,10 @@ def chosen_model(
         # the shipped model lies inside the package that plays it, and is no run
         refuse_code_of_a_run(package, None if model == SHIPPED else run_dir, runs_folder(log_dir))
     if number == "best":
+        if folder.name not in (run_dir.name, "ckpt", BEST_FOLDER):
+            raise ConfigError(
+                f"{folder}: --id best is the best model of the run {run_dir}; name that, or leave --id out"
+            )
         models = models_in(run_dir / BEST_FOLDER)
         if not models or (models[0][0].update == 0 and best_model(run_dir) is None):
             what = "only its untrained policy was evaluated" if models else "none of its models was evaluated"

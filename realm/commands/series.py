@@ -75,9 +75,10 @@ def train_seeds(config: RunConfig, path: str, overrides: Sequence[str], seeds: S
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: each seed must be given once")
     folders, worst = [Path(app.log_dir) / f"{app.run_name}-seed{seed}" for seed in seeds], 0
+    for folder in (one for one in folders if has_ended(one, app)):
+        _check_settings(folder, config)
     for seed, folder in zip(seeds, folders, strict=True):
         if has_ended(folder, app):
-            _check_settings(folder, config)
             say(f"{folder}: has come to its end")
             continue
         say(f"{folder}: seed {seed}")
@@ -206,22 +207,27 @@ def sweep(path: str, overrides: Sequence[str], trials: int, space_file: Path | N
     if trials < 1:
         raise ConfigError(f"--trials {trials}: must be a number from 1")
     space = read_space(path, space_file)
+    hyper_of(config)  # or what is wrong in here would be said of the space
     _check_space(space, path, overrides)
     journal = Path(app.log_dir) / f"{app.run_name}.sweep.jsonl"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {key: values.among for key, values in space.items()}
     failures = 0
+
+    def of(trial: Any) -> tuple[Path, list[str]]:
+        """Its run, and what was chosen."""
+        chosen = [f"{key}={text_of(trial, key)}" for key in trial.params if key in space]
+        return Path(app.log_dir) / f"{app.run_name}-trial{trial.number}", chosen
+
     with _owned(journal):
         study = _study(optuna, journal, app.run_name, distributions)
-        while (trial := _next(optuna, study, distributions, trials, app.seed)) is not None:
-            chosen = [f"{key}={text_of(trial, key)}" for key in trial.params if key in space]
-            run_dir = Path(app.log_dir) / f"{app.run_name}-trial{trial.number}"
-            say(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}")
-            settings, code = [*overrides, *chosen], 0
+        for run_dir, chosen in map(of, study.trials):
             if has_ended(run_dir, app):
-                _check_settings(run_dir, projects().load(path, settings, hyper_keys))
-            else:
-                code = start_run(path, settings, run_dir)
+                _check_settings(run_dir, projects().load(path, [*overrides, *chosen], hyper_keys))
+        while (trial := _next(optuna, study, distributions, trials, app.seed)) is not None:
+            run_dir, chosen = of(trial)
+            say(f"{run_dir}, trial {trial.number + 1} of {trials}: {' '.join(chosen)}")
+            code = 0 if has_ended(run_dir, app) else start_run(path, [*overrides, *chosen], run_dir)
             result = results([run_dir])[1][0] if code == 0 else None
             score = result.score if result else None
             study.tell(trial.number, score, state=None if score is not None else optuna.trial.TrialState.FAIL)

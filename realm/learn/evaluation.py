@@ -20,6 +20,7 @@ from realm.config.load import RunConfig
 from realm.contract import Agent, Array, Arrays, PredictContext, Spec
 from realm.errors import CheckpointError, UserCodeError
 from realm.learn.results import main_statistic, recorder_of
+from realm.policy.local_policy import forwards
 from realm.policy.state import PolicyState
 from realm.rollout.rounds import Count, RestartingEnv, RestartingEnvs
 from realm.user import calling, enter, has_enter, hyper_of, load_definition, make_agent, make_envs
@@ -244,7 +245,7 @@ def predictor(agent: Agent, spec: Spec, env_steps: int, memory_size: int = 0) ->
     def predict(obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         before = memory.before(context.slot, context.first)
         complete = context._replace(env_steps=env_steps, state=before, memory_size=memory_size)
-        predicted = agent.predict(obs, complete)
+        predicted = agent.predict(forwards(obs), complete)
         if len(predicted) == 3:
             memory.after(context.slot, predicted[2])
         return predicted[0], predicted[1]

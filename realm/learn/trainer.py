@@ -307,7 +307,7 @@ def _checked_priorities(priorities: Array, count: int) -> Array:
     what = "the priorities that learn returned"
     try:
         checked = np.asarray(priorities, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last for a tensor with a gradient
         raise ContractError(f"{what} must be float64[{count}]: {error}") from error
     if checked.shape != (count,):
         raise ContractError(f"{what} must be float64[{count}], got {checked.dtype}{list(checked.shape)}")

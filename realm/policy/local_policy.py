@@ -40,9 +40,7 @@ class LocalPolicy:
         version, env_steps, size = self.refresh()
         state = self._state.before(self._slot, first)
         context = PredictContext(self._slot, first, per_row(explore, len(first)), env_steps, state, size)
-        # torch takes no array that runs backwards, as a mirrored observation does
-        obs = {name: np.ascontiguousarray(x) if min(x.strides, default=0) < 0 else x for name, x in obs.items()}
-        predicted = self.agent.predict(obs, context)
+        predicted = self.agent.predict(forwards(obs), context)
         self._checked(predicted, len(first))
         self._state.after(self._slot, predicted[2] if len(predicted) == 3 else {})
         self.actions += len(first)
@@ -95,3 +93,8 @@ def answer_checker(agent: Agent, spec: Spec) -> Callable[[Any, int], Arrays]:
         return answer
 
     return checked
+
+
+def forwards(obs: Arrays) -> Arrays:
+    """These observations for torch, which takes no array that runs backwards, as a mirrored one does."""
+    return {name: np.ascontiguousarray(x) if min(x.strides, default=0) < 0 else x for name, x in obs.items()}

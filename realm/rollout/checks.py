@@ -54,8 +54,8 @@ def check_envs(envs: Any, number: int) -> None:
 def check_action_space(envs: Any, action: ActionSpec) -> None:
     """Refuse a Spec whose action is not of the environments' action space."""
     space = getattr(envs, "single_action_space", None)
-    if isinstance(space, spaces.Discrete) and space.start:
-        wanted, fits = "n, for an action space that starts at 0", False
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
+        wanted, fits = "numbers of an action space that starts at 0", False
     elif isinstance(space, spaces.Discrete):
         wanted, fits = f"n={space.n}", action.n == space.n
     elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:

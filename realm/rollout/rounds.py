@@ -123,11 +123,6 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.told: dict[str, Any] = {}
         """`info` of the last step."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         while True:
             try:
@@ -327,7 +322,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
     def logged(self, info: dict[str, Any], over: Array) -> Arrays:
         """The keys of `log_info`, f64 [E]: what the environments tell in the last step of an episode; 0 where one does
         not tell it. over: bool [E], those whose episode has ended."""
-        ones = getattr(self.env.unwrapped, "envs", ())
+        ones = getattr(getattr(self.env, "unwrapped", None), "envs", ())
         logged = {name: np.zeros(self.env.num_envs) for name in self._log_info}
         for row in np.flatnonzero(over).tolist():
             if ones and isinstance(ones[row], RestartingEnv):  # a vector may leave out what it cannot join
@@ -366,7 +361,9 @@ def worker_envs(config: RunConfig, plan: Plan, spec: Spec, seed: int, count: Cou
     make_envs, hyper = load_definition(config.app.algo).make_envs, hyper_of(config)
 
     def made(seed: int) -> Any:
-        return make_envs(plan.envs_per_worker, seed, hyper, config.env)
+        envs = make_envs(plan.envs_per_worker, seed, hyper, config.env)
+        checks.check_envs(envs, plan.envs_per_worker)
+        return envs
 
     return RestartingEnvs(made, seed, spec, count, log_info=config.app.log_info)
 

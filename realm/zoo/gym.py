@@ -338,7 +338,8 @@ def _numbers(space: Any, array: Array, label: str) -> Array:
         np.put_along_axis(hot, (chosen + np.cumsum([0, *counts[:-1]])).astype(np.int64), 1.0, axis=1)
         return hot
     array = array if array.ndim > 1 else array[:, None]
-    if array.dtype.name in ("float64", "longdouble", "uint16", "uint32", "uint64"):  # of the last torch knows little
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 4
+    if wide or array.dtype.name in ("uint16", "uint32", "uint64"):  # of these torch knows little
         return array.astype(np.float32)
     if array.dtype == np.uint8 and min(array.shape[-2:]) >= _IMAGE_SIDE:
         if array.ndim == 3:
@@ -359,6 +360,11 @@ def step_fields(envs: VectorEnv[Any, Any, Any], each: bool = False) -> Fields:
     """`discount`, if an environment offers a number `duration`: how long its last step took, in usual ones. `credit`,
     if it offers that, f32 [A]: what each number of the action is paid for itself. each: the algorithm can use this one;
     else it raises ConfigError."""
+    for name in ("duration", "credit"):  # an environment that was made again has none before its first step, either
+        if offers(envs, name) and not envs.unwrapped.envs[0].has_wrapper_attr(name):  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"metadata names {name!r}, and the environment has none before a step; set it in __init__"
+            )
     fields = {"discount": Field((), "float32")} if offers(envs, "duration") else {}
     if offers(envs, "credit"):
         if not each:

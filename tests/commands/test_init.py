@@ -208,6 +208,9 @@ def test_what_an_environment_has_by_chance_is_not_asked_for() -> None:
     assert step_fields(envs) == {}
     one.metadata = {"realm": ["duration"]}
     assert list(step_fields(envs)) == ["discount"]
+    del one.duration
+    with pytest.raises(ConfigError, match="metadata names 'duration'"):
+        step_fields(envs)
 
 
 def test_rewards_are_scaled_and_clipped_but_episodes_report_their_own() -> None:

@@ -394,6 +394,10 @@ def test_a_sweep_goes_on(tmp_path: Path) -> None:
     assert "cart-trial0, trial 1" not in out
     assert re.search(r"start --config conf/cartpole.toml --set .* cartpole.lr_start=0.00\d+ run_name=cart-best\n", out)
     assert all(json.loads(line) for line in (tmp_path / "cart.sweep.jsonl").read_text().splitlines())
+    code, _, err = realm(*words, "--set", "cartpole.hidden=32", "--trials", "2")
+    assert (code, "cart-trial0 has come to its end with 64; choose another run_name" in err) == (2, True), err
+    code, _, err = realm(*words, "--set", "cartpole.gamma=0.9", "--trials", "2")
+    assert (code, err.startswith("error: --set cartpole.gamma=0.9: key 'cartpole.gamma'")) == (2, True), err
     file.write_text('[sweep]\n"cartpole.lr_start" = [1e-3, 1e-4]\n')
     assert "was begun with other kinds of values" in realm(*words, "--trials", "3")[2]
     (tmp_path / "cart.sweep.jsonl").write_text('{"op_code": 4')

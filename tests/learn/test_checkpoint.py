@@ -234,6 +234,7 @@ def test_find(tmp_path: Path) -> None:
         (np.array([1, 2, 3, np.inf, 5, 6]), "finite"),
         (np.array([1, 2, 3, -1e-9, 5, 6]), "finite"),
         (["a"] * 6, "float64"),
+        (torch.ones(6, requires_grad=True), "float64"),
     ],
 )
 def test_priorities_that_no_buffer_can_use(tmp_path: Path, priorities: Any, what: str) -> None:

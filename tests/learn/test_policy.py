@@ -13,7 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 import realm
-from realm.errors import CheckpointError, ContractError
+from realm.contract import PredictContext
+from realm.errors import CheckpointError, ConfigError, ContractError
 from realm.learn.checkpoint import find
 from realm.learn.evaluation import evaluate, load_player
 from tests.learn.test_export import make_run
@@ -84,6 +85,23 @@ def test_a_program_that_loads_a_model_keeps_its_random_numbers_and_gets_the_envi
     assert not any(envs.step(np.zeros(1, np.int64))[3].any() for _ in range(3))
     with pytest.raises(CheckpointError, match="is the checkpoint of update 3, not 7"):
         realm.load_policy(next((tmp_path / "ckpt").iterdir()), 7)
+
+
+def test_a_best_model_is_of_the_run_and_not_of_one_of_its_checkpoints(tmp_path: Path) -> None:
+    load(tmp_path, "ppo", FLOATS, spaces.Discrete(2))
+    with pytest.raises(ConfigError, match="--id best is the best model of"):
+        realm.load_policy(next((tmp_path / "ckpt").iterdir()), "best")
+
+
+def test_a_mirrored_observation_is_evaluated(tmp_path: Path) -> None:
+    """As it is trained on: torch takes no array that runs backwards."""
+    policy = load(tmp_path, "ppo", FLOATS, spaces.Discrete(2))
+    player = load_player(policy.config, find(tmp_path / "ckpt", "latest"), 2, 0)
+    nothing = np.zeros(2)
+    context = PredictContext(np.arange(2), np.ones(2, bool), nothing, 0, {}, 0)
+    seen = np.arange(4, dtype=np.float32).reshape(2, 2)
+    backwards, straight = (player.predict({"state": x}, context)[0] for x in (seen[:, ::-1], seen[:, ::-1].copy()))
+    np.testing.assert_array_equal(backwards, straight)
 
 
 def test_what_does_not_fit_is_a_sentence(tmp_path: Path) -> None:

@@ -490,6 +490,14 @@ def test_what_an_environment_changes_is_not_the_agents():
     assert np.geterr() == before
 
 
+def test_what_a_workflow_sets_reaches_the_environment():
+    made = []
+    envs = RestartingEnvs(lambda seed: sync([[], []], made), 7, SPEC, Meters().count)
+    envs.unwrapped.set_attr("t", 5)
+    assert [one.t for one in made] == [5, 5]
+    assert envs.unwrapped.get_attr("t") == (5, 5)
+
+
 def test_actions_of_any_form_reach_the_environments():
     given = []
     envs = RestartingEnvs(lambda seed: Vector(2, {}, []), 7, SPEC, Meters().count)
