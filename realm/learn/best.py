@@ -28,7 +28,7 @@ class BestModel:
 
     by: statistics that decide before the score does, each where those before it are equal.
     setting: describes the evaluation (environment options, seed, episodes). Scores of different settings cannot be
-    compared: a folder with a model of another setting is renamed to `best_ckpt.<n>`.
+    compared: the first model of a new setting has the folder with that of another one renamed to `best_ckpt.<n>`.
     """
 
     def __init__(self, folder: Path, setting: dict[str, Any], by: Sequence[str] = ()) -> None:
@@ -41,9 +41,7 @@ class BestModel:
             self.version, self._rank, self._few = known["version"], known["rank"], known["few"]
             self.score = self._rank[-1]
             logger.info("the best model so far is {} with {:.2f}", self.version, self.score)
-        elif known is not None:
-            aside = set_aside(folder)
-            logger.info("the best model so far has another setting: moved to {}", aside)
+        self._another = known is not None and known["setting"] != self._setting
 
     def offer(
         self, agent: Agent, evaluation: Evaluation, schema: str, extra: dict[str, Any], few: bool = False
@@ -59,6 +57,9 @@ class BestModel:
         if spoiled := checkpoint.not_finite(agent.model.state_dict()):
             logger.warning("{} is not kept as the best model: {} is not finite", evaluation.version, spoiled)
             return False
+        if self._another:
+            logger.info("the best model so far has another setting: moved to {}", set_aside(self._folder))
+            self._another = False
         body = {
             "version": list(evaluation.version), "env_steps": evaluation.env_steps, "statistic": evaluation.statistic,
             "score": evaluation.score, "means": evaluation.means, "setting": self._setting, "few": few, **extra,

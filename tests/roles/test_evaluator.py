@@ -144,7 +144,7 @@ def test_the_best_may_be_chosen_by_a_list_of_statistics(tmp_path: Path) -> None:
     (folder / "model.ckpt-1-5.json").write_text(json.dumps({"score": 6.0, "setting": SETTING, "means": {}}))
     assert BestModel(folder, SETTING, by).score == -math.inf  # damaged: unknown
     assert BestModel(folder, {**SETTING, "episodes": 5}, by).score == -math.inf
-    assert names(tmp_path) == ["best_ckpt.1"]
+    assert names(tmp_path) == ["best_ckpt"]
 
 
 def test_the_best_is_kept_and_found(tmp_path: Path) -> None:
@@ -178,10 +178,11 @@ def test_scores_of_other_episodes_are_not_compared(tmp_path: Path) -> None:
     assert offer(BestModel(folder, SETTING), (1, 10), 100.0)
     best = BestModel(folder, {**SETTING, "episodes": 5})
     assert best.score == -math.inf
-    assert names(tmp_path) == ["best_ckpt.1"]
+    assert names(tmp_path) == ["best_ckpt"]  # a run that ends before an evaluation keeps the best that it had
     assert offer(best, (1, 20), 1.0)
-    BestModel(folder, SETTING)
-    assert names(tmp_path) == ["best_ckpt.1", "best_ckpt.2"]
+    assert offer(best, (1, 21), 2.0)
+    assert offer(BestModel(folder, SETTING), (1, 30), 1.0)
+    assert names(tmp_path) == ["best_ckpt", "best_ckpt.1", "best_ckpt.2"]
     assert checkpoint.find(tmp_path / "best_ckpt.1", "latest").version == (1, 10)
 
 

@@ -332,10 +332,10 @@ def write_silent(folder, turn):
 def test_a_worker_within_a_long_round_lives_and_hears_its_end(tmp_path, predicts):
     """An environment may need minutes for the steps of a round."""
     write_silent(tmp_path, "policy.predict(obs, first)")
-    settings = ("algo=silent", f"predict_local_or_remote={predicts}", "max_seconds=4", "max_version_lag=free")
+    settings = ("algo=silent", f"predict_local_or_remote={predicts}", "max_seconds=2", "max_version_lag=free")
     with Run(tmp_path, NATIVE, *settings, cwd=tmp_path, config=ROOT / "tests/counting/counting.toml") as run:
         assert run.finish() == 0, run.text()
-        assert run.file()["cause"] == "max_seconds = 4 reached"
+        assert run.file()["cause"] == "max_seconds = 2 reached"
         assert "is killed" not in run.output.read_text()
 
 
