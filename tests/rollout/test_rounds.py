@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from bdb import BdbQuit
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -20,7 +21,7 @@ from diy.train_workflow import workflow
 from realm.contract import ActionSpec, Field, Prediction, Spec, Version, WorkflowContext, chunk_to_arrays
 from realm.errors import RunError, UserCodeError
 from realm.rollout import rounds as rollout
-from realm.rollout.checks import check_envs
+from realm.rollout.checks import check_action_space, check_envs
 from realm.rollout.rounds import RestartingEnvs, rounds
 from realm.watch.meters import Meters
 from tests.cluster import ROOT, Run
@@ -488,6 +489,22 @@ def test_what_an_environment_changes_is_not_the_agents():
     assert actions.tolist() == [[0.0]]
     assert len(made) == 2
     assert np.geterr() == before
+
+
+def test_numbers_of_an_action_begin_at_zero():
+    envs = sync([[]], [])
+    envs.single_action_space = spaces.MultiDiscrete([3, 3], start=[1, 1])
+    with pytest.raises(UserCodeError, match="it must have numbers of an action space that starts at 0"):
+        check_action_space(envs, ActionSpec(nvec=(3, 3)))
+
+
+def test_workers_refuse_a_vector_of_another_size(monkeypatch):
+    """The trial of a start asks for one environment alone."""
+    monkeypatch.setattr(rollout, "load_definition", lambda algo: SimpleNamespace(make_envs=lambda *_: sync([[]], [])))
+    monkeypatch.setattr(rollout, "hyper_of", lambda config: None)
+    config = SimpleNamespace(app=SimpleNamespace(algo="x", log_info=()), env={})
+    with pytest.raises(UserCodeError, match="num_envs = 1; it was asked for num_envs = 8"):
+        rollout.worker_envs(config, SimpleNamespace(envs_per_worker=8), SPEC, 7, Meters().count)
 
 
 def test_what_a_workflow_sets_reaches_the_environment():

@@ -122,6 +122,12 @@ def test_what_is_said_at_the_end(tmp_path: Path) -> None:
         said = ending(run_dir, STATUS, 0, 500)
         assert said[-3].endswith(f" eval {run_dir}{identity}")
         assert any("best model" in line for line in said) == bool(identity)
+    line = {"env_steps": 1200, "version": [1, 12]}  # the newest was judged, so nothing is further
+    (run_dir / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+    said = ending(run_dir, STATUS, 0, 500)
+    assert said[-3].endswith(f" eval {run_dir} --id best")
+    assert not any("training is further" in line for line in said)
+    (run_dir / "evaluations.jsonl").unlink()
     assert resuming(run_dir, 1000, 1000).endswith(f" resume {run_dir} --set max_env_steps=2000")
     assert resuming(run_dir, 2001, 1000).endswith(" max_env_steps=4000")  # the limit was lowered
     (run_dir / "config.toml").write_text('[app]\nalgo = "realm.zoo.ppo"\n[ppo]\ntotal_env_steps = 1000\n')
