@@ -360,13 +360,12 @@ def step_fields(envs: VectorEnv[Any, Any, Any], each: bool = False) -> Fields:
     """`discount`, if an environment offers a number `duration`: how long its last step took, in usual ones. `credit`,
     if it offers that, f32 [A]: what each number of the action is paid for itself. each: the algorithm can use this one;
     else it raises ConfigError."""
-    for name in ("duration", "credit"):  # an environment that was made again has none before its first step, either
-        if offers(envs, name) and not envs.unwrapped.envs[0].has_wrapper_attr(name):  # type: ignore[attr-defined]
-            raise ConfigError(
-                f"metadata names {name!r}, and the environment has none before a step; set it in __init__"
-            )
-    fields = {"discount": Field((), "float32")} if offers(envs, "duration") else {}
-    if offers(envs, "credit"):
+    offered = [name for name in ("duration", "credit") if offers(envs, name)]
+    for name in offered:  # an environment that was made again has none before its first step, either
+        if not envs.unwrapped.envs[0].has_wrapper_attr(name):  # type: ignore[attr-defined]
+            raise ConfigError(f"metadata names {name!r}, and the environment has none yet; set it in __init__")
+    fields = {"discount": Field((), "float32")} if "duration" in offered else {}
+    if "credit" in offered:
         if not each:
             raise ConfigError("the reward pays each number of an action alone; that needs PPO with ppo.ratio = 'each'")
         fields["credit"] = Field(tuple(envs.single_action_space.shape or ()), "float32")

@@ -292,6 +292,7 @@ def test_the_calls_to_the_loss_are_those_of_an_update(tmp_path, monkeypatch):
     made = [name.replace("formula", "clipped_policy_loss") for name in calls if not name.startswith("<")]
     section = text_of(ARCHITECTURE).partition("## The calls to the loss\n")[2].partition("In one process")[0]
     named = [name.rpartition(".")[2] for name in re.findall(r"`[\w/]+\.py: ([\w.]+)`", section)]
+    assert f"{len(named)} in all" in section
     named[named.index("ppo_losses")] = "policy"
     assert named[named.index("update") :] == made[made.index("update") :]
 
