@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 NUM_ENVS = 256
 LOG_WIDTH = 200  # columns where no terminal is: nothing is wrapped there
+LEAST_WIDTH = 80  # columns that tables are laid out for
 ROUNDS = {0.0: "greedy actions", 1.0: "sampled actions"}  # by `explore`
 _EXPORT_ENVS = 100
 ROWS = 10_000  # observations to compare an exported file and the model on; a multiple of _EXPORT_ENVS
@@ -191,6 +192,7 @@ def make_console() -> Console:
     from rich.console import Console  # late: `--help` does not need it
 
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
+    console.width = max(console.width, LEAST_WIDTH)  # a narrower terminal wraps the lines of a table; none is cut
     console.on_broken_pipe = lambda: setattr(console, "quiet", True)  # type: ignore[method-assign]  # files are written
     return console
 

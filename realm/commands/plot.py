@@ -142,10 +142,12 @@ def draw(groups: Mapping[str, Sequence[Path]], out: Path, tag: str = "") -> None
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot(xlabel="env steps", ylabel=ylabel)
     for number, (label, runs) in enumerate(read.items()):
+        # a legend leaves out what begins with "_", and "$" begins a formula
+        name = " " * label.startswith("_") + label.replace("$", r"\$")
         for one, (what, style) in tags.items():
             there = [curves[one] for curves in runs if one in curves]
             some = f", {len(there)} of them" if len(there) < len(runs) else ""
-            _draw_line(axes, there, color=f"C{number}", label=f"{label}{some}{what}", **style)
+            _draw_line(axes, there, color=f"C{number}", label=f"{name}{some}{what}", **style)
         if not any(one in curves for curves in runs for one in tags):
             say(f"{label}: is not in the picture, since it has no curve {' or '.join(tags)}", to_stderr=True)
     axes.grid(alpha=0.3)

@@ -19,7 +19,7 @@ from rich.console import Console
 from diy.config import Config
 from diy.feature.definition import as_float32, make_envs
 from realm.commands import main as cli
-from realm.commands.evaluate import Request, histogram, write_json
+from realm.commands.evaluate import Request, histogram, make_console, write_json
 from realm.commands.games import eval_options, load_game
 from realm.config.load import EVAL_SEED
 from realm.contract import Array, Arrays, PredictContext
@@ -324,6 +324,13 @@ def test_the_table_literally() -> None:
         assert "\u2026" not in text  # nothing is cut
         assert text.count(f"{table[-1].score:,.2f}") == 2
         assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_narrow_terminal_wraps_tables_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for columns, width in (("40", 80), ("132", 132)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert make_console().width == width
 
 
 # ---- the command ----

@@ -9,6 +9,7 @@ import pytest
 
 from realm.commands import main as cli
 from realm.commands.locate import chosen_model, run_folder
+from realm.commands.plot import draw
 from realm.commands.runs import differences
 from realm.errors import ConfigError
 from realm.launch.rundir import find_runs
@@ -108,6 +109,17 @@ def test_what_differs(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None
         "b", "  one   2", "  other 3", "c", "  one   not set", f"  other {'x' * 90}",
     ]  # fmt: skip
     assert differences(["one", "other"], settings[:1] * 2, 80) == []
+
+
+def test_a_legend_names_each_run_as_its_folder_is_called(log_dir: Path, tmp_path: Path) -> None:
+    import matplotlib
+
+    groups = {name: [log_dir / "first"] for name in ("_first", "five$ or ten$_", "first")}
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters, not outlines
+        draw(groups, tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text()
+    for name in groups:
+        assert f"{name}: training</text>" in text
 
 
 def test_curves_are_read_without_what_a_resumed_run_has_dropped(tmp_path: Path) -> None:
