@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 NUM_ENVS = 256
 LOG_WIDTH = 200  # columns where no terminal is: nothing is wrapped there
-LEAST_WIDTH = 80  # columns that tables are laid out for
 ROUNDS = {0.0: "greedy actions", 1.0: "sampled actions"}  # by `explore`
 _EXPORT_ENVS = 100
 ROWS = 10_000  # observations to compare an exported file and the model on; a multiple of _EXPORT_ENVS
@@ -191,8 +191,8 @@ def make_console() -> Console:
     """Where reports are printed."""
     from rich.console import Console  # late: `--help` does not need it
 
-    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False, highlight=False)
-    console.width = max(console.width, LEAST_WIDTH)  # a narrower terminal wraps the lines of a table; none is cut
+    width = max(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else LOG_WIDTH  # a table is never cut
+    console = Console(width=width, markup=False, highlight=False)
     console.on_broken_pipe = lambda: setattr(console, "quiet", True)  # type: ignore[method-assign]  # files are written
     return console
 

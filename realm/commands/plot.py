@@ -63,8 +63,8 @@ def tensorboard(names: Sequence[str], log_dir: str | None, port: int) -> int:
         for run_dir in chosen or [path for path, _ in find_runs(runs_folder(log_dir))]:
             if run_dir not in linked:
                 linked.add(run_dir)
-                is_taken = (folder / run_dir.name).is_symlink()
-                name = str(run_dir).strip("/").replace("/", "_") if is_taken else run_dir.name
+                taken = (folder / run_dir.name).is_symlink()
+                name = str(run_dir).strip("/").replace("/", "_") if taken else run_dir.name
                 (folder / name).symlink_to((run_dir / "log" / "tensorboard").absolute())
 
     with TemporaryDirectory(prefix="realm-tensorboard-") as folder:
@@ -142,8 +142,7 @@ def draw(groups: Mapping[str, Sequence[Path]], out: Path, tag: str = "") -> None
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot(xlabel="env steps", ylabel=ylabel)
     for number, (label, runs) in enumerate(read.items()):
-        # a legend leaves out what begins with "_", and "$" begins a formula
-        name = " " * label.startswith("_") + label.replace("$", r"\$")
+        name = " " * label.startswith("_") + label.replace("$", r"\$")  # "_" hides it in a legend, "$" begins a formula
         for one, (what, style) in tags.items():
             there = [curves[one] for curves in runs if one in curves]
             some = f", {len(there)} of them" if len(there) < len(runs) else ""
@@ -180,10 +179,7 @@ def _chosen(runs: Sequence[Mapping[str, Curve]], tag: str) -> tuple[str, dict[st
 def _draw_line(axes: Any, curves: Sequence[Curve], **style: Any) -> None:
     if curves:
         steps, mean, least, greatest = band(curves)
-        if len(steps) < _FEW_POINTS:
-            style["marker"] = "."
-        axes.plot(steps, mean, **style)
-    if len(curves) > 1:
+        axes.plot(steps, mean, marker="." if len(steps) < _FEW_POINTS else "", **style)
         axes.fill_between(steps, least, greatest, color=style["color"], alpha=0.15, linewidth=0)
 
 
