@@ -92,6 +92,8 @@ def load_agent(algo: str) -> type[Any]:
 def make_agent(config: RunConfig, spec: Spec, device: str, seed: int) -> Any:
     """The agent of a run, to act: its model is in evaluation mode, and a trainer takes it out of that for `learn`."""
     agent = load_agent(config.app.algo)(spec, hyper_of(config), device, seed)
+    if not callable(getattr(getattr(agent, "model", None), "eval", None)):
+        raise UserCodeError(f"{folder_of(config.app.algo)}: Agent has no `model`, its network, a torch.nn.Module")
     agent.model.eval()
     return agent
 
@@ -312,7 +314,7 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
         if isinstance(error, TypeError) and (found := _UNKNOWN_ARGUMENT.search(str(error))) and found[1] in config.env:
             place = config.places.get(f"env.{found[1]}", "table [env]")
             raise ConfigError(
-                f"{place}: key 'env.{found[1]}': the environments of {config.app.algo!r} take no such option; if [env] "
+                f"{place}: key 'env.{found[1]}': {one_line(error)}; if [env] "
                 "belongs to another environment, give the configuration of this one with --config"
             ) from error
         if isinstance(told, UserCodeError):

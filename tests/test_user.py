@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from realm.config.keys import AppConfig
+from realm.config.load import RunConfig
 from realm.errors import ConfigError, UserCodeError
 from realm.user import (
     hyper_table,
@@ -18,6 +20,7 @@ from realm.user import (
     load_hyper,
     load_preferences,
     load_workflow,
+    make_agent,
     search_path,
 )
 from tests.console import realm
@@ -208,6 +211,15 @@ def test_an_error_in_the_packages_init_file(write: Write, tmp_path: Path) -> Non
 def test_what_is_missing_in_a_file(write: Write, tmp_path: Path, name: str, text: str, expected: str) -> None:
     write({name: text})
     assert sentence(tmp_path, lambda: LOADERS[name]("mine")) == f"mine/{name}: {expected}"
+
+
+def test_an_agent_without_its_network_is_one_sentence(write: Write, tmp_path: Path) -> None:
+    write()
+    agent = "class Agent:\n  def __init__(self, *_): self.net = None\n"
+    write({"algorithm/agent.py": agent + "  predict = learn = save_model = load_model = lambda self: None\n"})
+    config = RunConfig(AppConfig(algo="mine"), {}, {}, {})
+    got = sentence(tmp_path, lambda: make_agent(config, None, "cpu", 1))
+    assert got == "mine: Agent has no `model`, its network, a torch.nn.Module"
 
 
 def test_errors_of_the_users_config(write: Write, tmp_path: Path) -> None:

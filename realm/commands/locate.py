@@ -82,14 +82,14 @@ def chosen_model(
         raise ConfigError(f"{model}: is not the name of a model; write --set before each key=value")
     elif not model:
         folder = _newest_model(runs_folder(log_dir), number)
-    elif _run_around(Path(model)):
+    elif len(Path(model).parts) > 1 and _run_around(Path(model)):
         folder = Path(model)
     else:  # the name of a run, perhaps with a folder in it; a package of this name may be here, too
         name, *inner = Path(model).parts or (".",)
         try:
             folder = run_folder(name, log_dir).joinpath(*inner)
         except ConfigError:
-            if not Path(model).exists():
+            if not (Path(model).exists() if inner else _run_around(Path(model))):
                 raise
             folder = Path(model)
     run_dir = _run_around(folder)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from realm.contract import curve_name
+
 LONGEST_NAME = 80
 _NAME = rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -168,6 +170,8 @@ class AppConfig:
             raise ValueError(f"learner_count is {self.learner_count}, but one process has one learner; it must be 1")
         if self.learner_count > 1 and self.algorithm_on_policy_or_off_policy == "off-policy":
             raise ValueError(f"learner_count is {self.learner_count}, but off-policy training has one; it must be 1")
+        if taken := [name for name in self.log_info if name in ("return", "length") or curve_name(name) != name]:
+            raise ValueError(f"log_info has {taken[0]!r}, which each episode has; let `info` say it by another name")
         loopback = ipaddress.IPv4Address(self.bind_host).is_loopback
         if not (self.keys_dir or loopback):
             raise ValueError(

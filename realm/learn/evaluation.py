@@ -207,7 +207,8 @@ def reported(info: dict[str, Any]) -> dict[str, Any]:
             "the environment ended an episode without info['episode'], which must hold its statistics; "
             "gymnasium.wrappers.vector.RecordEpisodeStatistics records them"
         )
-    return info["episode"]  # type: ignore[no-any-return]
+    told: dict[str, Any] = info["episode"]  # next to each, gymnasium may have a mask
+    return {name: values for name, values in told.items() if not (name[:1] == "_" and name[1:] in told)}
 
 
 def load_player(

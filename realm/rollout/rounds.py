@@ -322,14 +322,15 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
     def logged(self, info: dict[str, Any], over: Array) -> Arrays:
         """The keys of `log_info`, f64 [E]: what the environments tell in the last step of an episode; 0 where one does
         not tell it. over: bool [E], those whose episode has ended."""
-        ones = getattr(getattr(self.env, "unwrapped", None), "envs", ())
+        base = getattr(self.env, "unwrapped", None)
+        ones = base.envs if isinstance(base, SyncVectorEnv) else ()
         logged = {name: np.zeros(self.env.num_envs) for name in self._log_info}
         for row in np.flatnonzero(over).tolist():
             if ones and isinstance(ones[row], RestartingEnv):  # a vector may leave out what it cannot join
                 told = ones[row].told
             else:
-                given = (name for name in info if f"_{name}" in info and info[f"_{name}"][row])
-                told = {name: info[name][row] for name in given if name != "episode"}
+                given = [name for name in info if name[:1] != "_" and np.shape(info[name])[:1] == over.shape]
+                told = {name: info[name][row] for name in given if info.get(f"_{name}", over)[row]}
             for name, values in logged.items():
                 try:
                     values[row] = told[name]

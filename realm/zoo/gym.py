@@ -71,7 +71,8 @@ def make_vec(num_envs: int, options: Mapping[str, Any], default: str, joint: boo
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         old = re.fullmatch(r"(\w+)Deterministic-v\d", str(name))  # of a gym that is gone
         same = f"there is no such id; ALE/{old[1]}-v5 is the same" if old else str(error).splitlines()[0]
-        module = sys.modules.get(str(name).rpartition(":")[0]) if isinstance(error, gymnasium.error.Error) else None
+        unknown = isinstance(error, gymnasium.error.UnregisteredEnv)
+        module = sys.modules.get(str(name).rpartition(":")[0]) if unknown else None
         where = f"; {getattr(module, '__file__', module)} registers none of this name" if module else ""
         raise ConfigError(f"[env] id is {env_id!r}: {same}{where}") from error
     parts = _named(_parts(envs.single_observation_space))
@@ -104,7 +105,7 @@ def _masked(name: Any, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     env = gymnasium.make(name, **options)
     own = env.observation_space
     parts = own.spaces if isinstance(own, spaces.Dict) else {"state": own}
-    masks = env.has_wrapper_attr("action_masks") and isinstance(env.action_space, (*_CHOICES, spaces.MultiBinary))
+    masks = env.has_wrapper_attr("action_masks") and np.dtype(env.action_space.dtype).kind in "biu"
     if not masks or parts.keys() & set(_MASK_KEYS):
         return env
 
@@ -375,8 +376,8 @@ def step_fields(envs: VectorEnv[Any, Any, Any], each: bool = False) -> Fields:
 def offers(envs: VectorEnv[Any, Any, Any], name: str) -> bool:
     """Whether `metadata["realm"]` of the environments, behind their wrappers, names this attribute. One that has it by
     chance, such as a counter `env_steps` of its own, means something else."""
-    one = getattr(envs.unwrapped, "envs", [None])[0]
-    return bool(one) and name in one.metadata.get("realm", ())
+    vector = envs.unwrapped
+    return isinstance(vector, SyncVectorEnv) and name in vector.envs[0].metadata.get("realm", ())
 
 
 def frames_before(obs: Fields, before: int) -> Fields:

@@ -191,6 +191,15 @@ class Methodical(gymnasium.Env):
 gymnasium.register("Methodical-v0", Methodical)
 
 
+def test_a_method_action_masks_of_several_numbers_has_their_choices_side_by_side() -> None:
+    spaces_ = spaces.MultiDiscrete([1, 2]), spaces.MultiBinary(1), spaces.Box(0, 2, (1,), np.int64)
+    shapes = []
+    for number, space in enumerate(spaces_):
+        gymnasium.register(f"Methods-v{number}", type("Methods", (Methodical,), {"action_space": space}))
+        shapes.append(make_vec(1, {"id": f"Methods-v{number}"}, "").single_observation_space["legal"].shape)
+    assert shapes == [(3,), (2,), (3,)]
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_method_action_masks_is_the_mask(nested: bool) -> None:
     envs = make_vec(2, {"id": "Methodical-v0", "nested": nested}, "")
@@ -211,6 +220,22 @@ def test_what_an_environment_has_by_chance_is_not_asked_for() -> None:
     del one.duration
     with pytest.raises(ConfigError, match="metadata names 'duration'"):
         step_fields(envs)
+    for ones in ([object()], [], {"a": 1}):  # simulators of a vector of one's own
+        envs.unwrapped.__class__ = type("Own", (gymnasium.vector.VectorEnv,), {"envs": ones})
+        assert step_fields(envs) == {}
+
+
+def test_an_environment_that_cannot_be_made_is_not_said_to_be_unknown() -> None:
+    def fails() -> None:
+        raise gymnasium.error.Error("my simulator has no licence")
+
+    gymnasium.register("Fails-v0", fails)
+    gymnasium.register("Vectors-v0", vector_entry_point=fails)
+    for name, says in (("Fails-v0", "my simulator has no licence"), ("Vectors-v0", ".* entry_point is not specified")):
+        with pytest.raises(ConfigError, match=rf"^\[env\] id is '{__name__}:{name}': {says}$"):
+            make_vec(1, {"id": f"{__name__}:{name}"}, "")
+    with pytest.raises(ConfigError, match=rf"doesn't exist.*; .*{Path(__file__).name} registers none of this name"):
+        make_vec(1, {"id": f"{__name__}:Unknown-v0"}, "")
 
 
 def test_rewards_are_scaled_and_clipped_but_episodes_report_their_own() -> None:

@@ -82,12 +82,16 @@ def test_a_run_has_a_name_and_a_path(log_dir: Path, monkeypatch: pytest.MonkeyPa
     (log_dir / "folder").mkdir()
     (log_dir / "elsewhere" / "first").mkdir(parents=True)  # a package of the run's name, as `realm init` writes it
     monkeypatch.chdir(log_dir / "elsewhere")
+    Path("config.toml").write_text("title = 'of something else'\n")
     assert chosen_model("first", "latest", (), str(log_dir))[1] == log_dir / "first" / "ckpt"
     with pytest.raises(ConfigError, match=r"second: none of its models was evaluated, .*leave --id best out"):
         chosen_model("second", "best", (), str(log_dir))
     monkeypatch.chdir(log_dir)
-    with pytest.raises(ConfigError, match="is not a run or inside one"):
+    with pytest.raises(ConfigError, match=r"^folder: there is no such run, neither here nor in "):
         chosen_model("folder", "latest", (), str(log_dir))
+    (log_dir / "folder" / "inner").mkdir()
+    with pytest.raises(ConfigError, match="is not a run or inside one"):
+        chosen_model("folder/inner", "latest", (), str(log_dir))
 
 
 def test_what_differs(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,6 +311,8 @@ def test_wrong_overrides(tmp_path: Path, override: str, start: str) -> None:
         ("[app]\nbase_port = 80", "2: key 'base_port': got 80; must be a whole number at least 1024", "or 0"),
         ("[app]\neval_cpu_share = 0.001", "2: key 'eval_cpu_share': got 0.001; must be a number", ", or 0"),
         ("[app]\neval_cpu_share = 1.5", "2: key 'eval_cpu_share': got 1.5; must be a number from 0.01 to 1", ""),
+        ('[app]\nlog_info = ["x", "length"]', "2: key 'log_info': log_info has 'length', which each episode has;", ""),
+        ('[app]\nlog_info = ["r"]', "2: key 'log_info': log_info has 'r', which each episode has;", "by another name"),
         # only together
         ("[app]\npreload_model = true", "2: key 'preload_model': preload_model = true needs", ""),
         ("[app]\nrun_mode = 'eval'", "2: key 'run_mode': run_mode = 'eval' needs", ""),

@@ -20,7 +20,7 @@ from realm.contract import Agent, Array, Arrays, Evaluation, PredictContext, Ver
 from realm.errors import ConfigError, RunError, Stopped, UserCodeError
 from realm.learn import checkpoint
 from realm.learn.best import BestModel
-from realm.learn.evaluation import EpisodeStatistics, evaluate, guarded
+from realm.learn.evaluation import EpisodeStatistics, evaluate, guarded, reported
 from realm.learn.judge import Judge, add_line, next_due
 from realm.learn.results import best_model, evaluated, main_statistic, means_of
 from realm.roles.evaluator import Budget
@@ -360,6 +360,15 @@ def test_an_episode_that_is_cut_is_counted_as_the_others_are() -> None:
         "r": [5.0, 7.0, 40.0, 40.0], "l": [5.0, 7.0, 40.0, 40.0], "half": [2.5, 3.5, 20.0, 20.0],
     }  # fmt: skip
     assert "so it does not count" not in found.cut
+
+
+def test_a_recorder_around_each_environment_reports_the_same() -> None:
+    one = gymnasium.wrappers.RecordEpisodeStatistics(Small(length=2))
+    envs = gymnasium.vector.SyncVectorEnv([lambda: one])
+    envs.reset(seed=0)
+    envs.step(np.zeros(1, np.int64))
+    told = reported(envs.step(np.zeros(1, np.int64))[4])
+    assert {name: values[0] for name, values in told.items() if name != "t"} == {"r": 2.0, "l": 2}
 
 
 def test_the_first_evaluation_is_short_and_endless_ones_stay_so(
