@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 
-def checkpoint(folder: Path, epoch: int, update: int, env_steps: int) -> Path:
+def checkpoint(folder: Path, epoch: int, update: int, env_steps: int, schema: str = "x") -> Path:
     """Make the folder of one below `folder`, and return it."""
     path = folder / f"model.ckpt-{epoch}-{update}"
     path.mkdir(parents=True)
-    manifest = {"version": [epoch, update], "env_steps": env_steps, "schema": "x"}
+    manifest = {"version": [epoch, update], "env_steps": env_steps, "schema": schema}
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path

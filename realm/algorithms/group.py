@@ -60,7 +60,8 @@ class Ranks(Group):
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
-        distributed.init_process_group(backend, f"file://{meeting.absolute()}", wait, size, rank)
+        store = distributed.FileStore(str(meeting.absolute()), size)  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, timeout=wait, world_size=size, rank=rank, store=store)
         self.total(torch.zeros(1, device=device))  # all have met: from here on the file is not needed
 
     def total(self, x: Tensor) -> Tensor:

@@ -97,17 +97,16 @@ def check_rows(plan: Plan, spec: Spec) -> None:
         )
 
 
-def check_memory(*, workers: int, envs_per_worker: int, chunks: int, chunk_bytes: int, usable: int) -> None:
+def check_memory(*, workers: int, envs_per_worker: int, chunk_bytes: int, kept: int, usable: int) -> None:
     """Raise ConfigError, with the numbers, if what a run certainly fills is more than the `usable` bytes.
 
-    chunks: those that the buffer holds in memory.
+    kept: bytes that a full buffer holds in memory.
     """
     playing = workers * (_CHUNKS_OF_AN_ENV * envs_per_worker * chunk_bytes + _WORKER_BYTES)
-    kept = chunks * chunk_bytes
     if playing + kept > usable:
         raise ConfigError(
-            f"aisrv_count {workers} x aisrv_connect_to_kaiwu_env_count {envs_per_worker} environments and a "
-            f"replay_buffer_capacity of {chunks} chunks, {chunk_bytes:,} bytes each, need at least "
+            f"aisrv_count {workers} x aisrv_connect_to_kaiwu_env_count {envs_per_worker} environments with "
+            f"chunks of {chunk_bytes:,} bytes, and a full replay_buffer_capacity, need at least "
             f"{(playing + kept) / 1e9:,.1f} GB of memory (workers {playing / 1e9:,.1f}, buffer {kept / 1e9:,.1f}), "
             f"and {usable / 1e9:,.1f} GB are there; they must be fewer"
         )

@@ -244,7 +244,7 @@ def _deal(app: AppConfig, machine: Machine) -> tuple[int, ...]:
 
 def _workers(app: AppConfig, machine: Machine, preferred: Mapping[str, Any]) -> Choice:
     (here, why), there = _workers_here(app, machine), sum(machine.host_cores)
-    return here + there, f"{here} here ({why}), and one for each core of a host" if there else why
+    return min(here + there, 1024), f"{here} here ({why}), and one for each core of a host" if there else why
 
 
 def _workers_here(app: AppConfig, machine: Machine) -> tuple[int, str]:

@@ -48,6 +48,11 @@ class ArrayFiles:
             )
         return np.asarray(array)
 
+    def forget(self, name: str) -> None:
+        """Have `array` give zeros."""
+        if self._folder is not None:
+            (self._folder / f"{name}.npy").unlink(missing_ok=True)
+
     def _make(self, path: Path, shape: tuple[int, ...], dtype: Any) -> None:
         """A file of zeros with all its room taken: in a full one, writing into the array would kill the process."""
         try:

@@ -42,6 +42,8 @@ class ReplayMemory:
         self._times = make("times", steps, np.int32)
         leaves = chunks * spec.chunk_length
         self._tree = SumTree(leaves, make("tree", (SumTree.size_of(leaves),), np.float64)) if prioritized else None
+        if files and not prioritized:
+            files.forget("tree")  # it would rate rows that are not there any more
         self._exponent, self._greatest = exponent, 1.0
         self._last_key = 0
         self._newest: dict[tuple[int, int], tuple[int, int, int]] = {}  # (worker, env) -> (incarnation, seq, key)

@@ -92,17 +92,18 @@ def this_host(algo: str) -> HostInfo:
     }
     for name in ("torch", "numpy", "gymnasium"):
         with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+            versions[name] = metadata.version(name).partition("+")[0]  # a build for the CPU trains with one for a GPU
     versions[f"the package {algo}"] = _hash(folder_of(algo))
     return HostInfo(re.sub(r"[^\w.-]", "-", socket.gethostname())[:64] or "host", usable_cores(), versions)
 
 
 def _hash(folder: Path) -> str:
-    """Of the sources in a folder."""
-    digest, paths = hashlib.sha256(), sorted(folder.rglob("*.py"))
-    for path in paths:
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12] if paths else "missing"
+    """Of the sources in a folder; what is hidden, as by an editor, is none."""
+    digest, names = hashlib.sha256(), sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
+    for name in names:
+        if not any(part.startswith(".") for part in name.parts):
+            digest.update(f"{name}\0".encode() + (folder / name).read_bytes() + b"\0")
+    return digest.hexdigest()[:12] if names else "missing"
 
 
 def serve(address: str, run_id: str, algo: str, keys: CurveKeys) -> None:
@@ -189,7 +190,10 @@ class _Agent:
             if self._wishes.first and kind == "hello":
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
-                raise RunError(f"{self._address}: has not answered")
+                raise RunError(
+                    f"{self._address}: has not answered; is this the line that the start has printed, does it still "
+                    "run, and does a firewall let its port through?"
+                )
 
         return self._client.wait(self._client.ask(kind, meta), check)
 

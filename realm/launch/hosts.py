@@ -98,6 +98,9 @@ class Hosts:
         deadline = time.monotonic() + within_s
         while len(self.living) < self._wanted:
             self._serve()
+            for slot, host in list(self.living.items()):
+                if not self.server.send(host.hello[0], Message("wait")):
+                    del self.living[slot]  # it has left
             self._heed_ray()
             if self._refused:
                 raise ConfigError(self._refused)
@@ -189,8 +192,8 @@ class Hosts:
         info = parsed(message, HostInfo)
         for what, own in self._versions.items():
             if (theirs := info.versions.get(what, own)) != own:
-                why = f"{info.name}: {what} is {theirs} there, and {own} here; it must be the same on all machines"
-                self._refuse(peer, message.seq, why)
+                self._refused = f"{info.name}: {what} is {theirs} there, and {own} here; it must be the same everywhere"
+                self._refuse(peer, message.seq, self._refused)
                 return
         free = [slot for slot in range(1, self._wanted + 1) if slot not in self.living]
         if known:  # it asks again
@@ -199,6 +202,8 @@ class Hosts:
         elif not free:
             self._refuse(peer, message.seq, f"{info.name} is one too many: this run has {self._names()}")
         else:
+            if any(info.name == host.info.name for host in self.living.values()):
+                info = dataclasses.replace(info, name=f"{info.name}-{free[0]}")
             host = self.living[free[0]] = Host(info, message.incarnation, (peer, message.seq), time.monotonic())
             logger.info("the host {} has come: {} cores", info.name, info.cores)
             self._came += free[:1]
@@ -211,9 +216,7 @@ class Hosts:
 
     def _refuse(self, peer: bytes, seq: int, why: str) -> None:
         self.server.send(peer, Message("end", seq, {"cause": why}))
-        self._refused = why
-        if self._config:
-            logger.warning("a host was refused: {}", why)
+        logger.warning("a host was refused: {}", why)
 
     def _log(self, host: Host, label: str, text: str) -> None:
         """Append to a role's log in the run's folder."""

@@ -91,8 +91,8 @@ def prepare(config: RunConfig, decided: Decided, fresh: bool = False, run_id: st
     check_memory(
         workers=decided.dealt[0],
         envs_per_worker=plan.envs_per_worker,
-        chunks=plan.capacity // (spec.chunk_length if spec.draw else 1) if not config.app.save_replay else 0,
         chunk_bytes=spec.sample_bytes,
+        kept=0 if config.app.save_replay else plan.capacity * (spec.row_bytes if spec.draw else spec.sample_bytes),
         usable=usable,
     )
     _check_models(config, plan, spec, fresh)
@@ -142,9 +142,9 @@ def _check_models(config: RunConfig, plan: Plan, spec: Spec, fresh: bool) -> Non
             f"{newest.path}: was trained with other shapes (schema {newest.schema}, now {spec.schema}); choose another "
             "run_name, begin a new run with --fresh, or restore the observation, action and chunk settings"
         )
-    if not plan.on_policy and not (newest and app.save_replay):
-        by_ratio = spec.draw and not plan.warm_up_steps
-        steps, key = (plan.preload, "preload_ratio") if by_ratio else (plan.warm_up_steps, "warm_up_steps")
+    if not plan.on_policy and not (newest and app.save_replay and (newest.path.parents[1] / "replay").is_dir()):
+        by_ratio, preload = not (spec.sample or plan.warm_up_steps), plan.preload * spec.steps_per_sample
+        steps, key = (preload, "preload_ratio") if by_ratio else (plan.warm_up_steps, "warm_up_steps")
         check_warm_up(app.max_env_steps, steps, newest.env_steps if newest else 0, key)
     begins = run_dir is None or not models_in(run_dir / "ckpt")
     if begins and app.preload_model:

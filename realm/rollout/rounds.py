@@ -380,7 +380,13 @@ def rounds(
     played in its place. Raises UserCodeError for a round that is not of the Spec.
     """
 
+    where, newest = f"{place_of_function(workflow)}: workflow", (-1, -1)
+
     def counted(items: Arrays) -> Arrays:
+        nonlocal newest
+        if (origin := (int(items["incarnation"][0]), int(items["seq"][0]))) <= newest:  # a repeat, to the buffer
+            raise UserCodeError(f"{where} gave a round with seq {origin[1]} after {newest[1]}; it must rise with each")
+        newest = origin
         context.tick()
         envs._count("env_steps", count_env_steps(items))
         envs._count("items", len(items["worker"]))
@@ -397,18 +403,17 @@ def rounds(
             context.update(kept, info)
 
     own = replace(context, add=add, update=update if context.update else None)
-    where = f"{place_of_function(workflow)}: workflow yielded"
     for given in workflow(envs, policy, own):
         items = chunk_to_arrays(given) if isinstance(given, Chunk) else given
         worker = items.get("worker") if isinstance(items, dict) else None
         if not isinstance(worker, np.ndarray) or worker.ndim != 1 or not len(worker):
             raise UserCodeError(
-                f"{where} {checks.shown(given)}; it must be a Chunk, or a dict of arrays with `worker` i64 [n], n > 0"
+                f"{where} yielded {checks.shown(given)}; it must be a Chunk, or a dict of arrays with `worker`, i64 [n]"
             )
         try:
             check_arrays(items, context.spec.sample_fields, (len(worker),), "a round")
         except (ContractError, AttributeError) as error:
-            raise UserCodeError(f"{where} what is not of the Spec: {error}") from error
+            raise UserCodeError(f"{where} yielded what is not of the Spec: {error}") from error
         kept = envs.without_spoiled(items, whole)
         if kept is not None:
             yield counted(kept)

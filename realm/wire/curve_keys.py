@@ -57,7 +57,7 @@ def load_keys(folder: str, joins: bool = False) -> CurveKeys | None:
         allowed = {public}
         if (path / "allowed").exists():
             _check_rights(path / "allowed", (path / "allowed").stat(), _WRITE)
-            files = [file for file in (path / "allowed").iterdir() if not file.name.startswith(".")]
+            files = [file for file in (path / "allowed").iterdir() if not (file.name.startswith(".") or file.is_dir())]
             allowed |= {_read(file, "public") for file in sorted(files)}
     except OSError as error:
         raise ConfigError(f"keys_dir = {folder}: {error.strerror}: {error.filename}") from error

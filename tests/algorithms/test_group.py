@@ -149,7 +149,7 @@ def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     for size in (4, 2):
         if rank < size:
-            group = Ranks(rank, size, folder / f"meeting-{size}", "cpu", PATIENCE_S)
+            group = Ranks(rank, size, folder / f"C# or what? {size}", "cpu", PATIENCE_S)
             torch.save({name: trained(name, group) for name in CASES}, folder / f"{size}-{rank}")
             distributed.destroy_process_group()
     if rank == 0:

@@ -464,6 +464,18 @@ def test_a_memory_whose_process_was_killed_in_the_middle_is_sound(tmp_path: Path
         again.add(player.round())
 
 
+def test_ratings_of_rows_that_a_uniform_session_has_replaced_are_forgotten(tmp_path: Path) -> None:
+    spec, player = spec_of(Draw(), 4), Players(spec_of(Draw(), 4), 2, 0, 1)
+    for prioritized, rounds in ((True, 2), (False, 2), (True, 0)):
+        memory = ReplayMemory(spec, 16, prioritized, 0.6, 0, ArrayFiles(tmp_path))
+        for _ in range(rounds):
+            memory.add(player.round())
+        if prioritized:
+            info = memory.sample(1000)[1]
+            assert len(np.unique(info.probability)) == 1
+            memory.update_priorities(info.key, np.where(info.key == info.key[0], 100.0, 0.001))
+
+
 def test_a_memory_of_other_shapes_is_refused(tmp_path: Path) -> None:
     ReplayMemory(spec_of(Draw(), 2), 60, False, 0.6, 0, ArrayFiles(tmp_path))
     with pytest.raises(ConfigError, match=r"replay_buffer_capacity .* or move .* away"):

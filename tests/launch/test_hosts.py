@@ -16,7 +16,7 @@ from realm.config.keys import AppConfig
 from realm.config.load import RunConfig
 from realm.errors import ConfigError
 from realm.launch.child import ChildArgs
-from realm.launch.host import AGENT, LOG_BYTES, HostInfo, this_host
+from realm.launch.host import AGENT, LOG_BYTES, HostInfo, _hash, this_host
 from realm.launch.hosts import LOST_AFTER_S, Hosts
 from realm.wire.codec import Codec, Message, WireError
 from realm.wire.control import CONTROL_MAX_BYTES
@@ -138,6 +138,31 @@ def test_another_version_is_refused_by_name(hosts: Hosts, keys: CurveKeys, what:
 def test_too_few(hosts: Hosts) -> None:
     with pytest.raises(ConfigError, match=r"hosts = 1, and within start_timeout_s = 0\.1 s there came none; call"):
         hosts.gather(0.1)
+
+
+def test_who_leaves_while_it_waits_is_no_host(keys: CurveKeys) -> None:
+    app = SimpleNamespace(hosts=2, bind_host="127.0.0.1", base_port=0, algo=ALGO)
+    hosts = Hosts(cast(AppConfig, app), keys, by_hand=True)
+    left, *others = (Agent(hosts, keys, number) for number in range(1, 5))
+    left.hello()
+    left.client.close()
+    with pytest.raises(ConfigError, match=r"hosts = 2, .*there came none"):
+        hosts.gather(0.3)
+    for agent in others:  # three at once: one too many ends no start
+        agent.client.ask("hello", dataclasses.asdict(HERE))
+    until(lambda: all(agent.client.collect() is None and agent.client.traffic.messages_out for agent in others))
+    assert len(hosts.gather(5.0)) == 2
+    assert [host.info.name for host in hosts.living.values()] == [HERE.name, f"{HERE.name}-2"]
+    hosts.server.close()
+
+
+def test_hidden_files_of_an_editor_are_no_source(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("x = 1\n")
+    alone = _hash(tmp_path)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "agent-checkpoint.py").write_text("x = 2\n")
+    (tmp_path / ".#agent.py").symlink_to("me@here.123")
+    assert _hash(tmp_path) == alone != "missing"
 
 
 def test_one_too_many_is_refused_unless_another_is_lost(hosts: Hosts, keys: CurveKeys, tmp_path: Path) -> None:

@@ -16,11 +16,13 @@ from realm.config.load import load_config
 from realm.config.plan import decide, this_machine
 from realm.errors import ConfigError
 from realm.launch.rundir import claim_run_dir
+from realm.launch.smoke_test import try_user_code
 from realm.launch.start import beginning, changed_keys, prepare
 from realm.learn.checkpoint import Checkpoint, find
-from realm.user import load_preferences
+from realm.user import hyper_of, load_preferences
 from tests.cluster import ROOT
 from tests.console import finished
+from tests.saved import checkpoint
 
 UPDATES = 4  # of a session
 
@@ -213,6 +215,25 @@ def test_a_replay_memory_of_another_size_leaves_the_run_as_it_was(tmp_path: Path
     assert config.read_text() == before
     assert sorted((tmp_path / "a" / "ckpt").iterdir()) == models
     assert finished(*run, *sets, "max_env_steps=600").returncode == 0
+
+
+def test_a_run_that_would_end_before_its_first_update_is_refused(tmp_path: Path) -> None:
+    """Off-policy with chunks; and with a replay memory that the run has not kept so far."""
+    own = f"log_dir={tmp_path}", "wrapper_type=local", "algorithm_on_policy_or_off_policy=off-policy"
+    (tmp_path / "q.toml").write_text('[app]\nalgo = "realm.zoo.ppo"\n[env]\nid = "CartPole-v1"\n')
+    rounds = "aisrv_connect_to_kaiwu_env_count=8", "ppo.advantage=q", "max_env_steps=3000"
+    of_chunks = load_config(tmp_path / "q.toml", [*own, *rounds])
+    sets = "run_name=old", "max_env_steps=3000", "save_replay=true"
+    of_rows = load_config(ROOT / "conf" / "classic.toml", [*own, *sets])
+    checkpoint(tmp_path / "old" / "ckpt", 1, 7, 2500, try_user_code(of_rows, hyper_of(of_rows)).schema)
+    there = sorted(tmp_path.rglob("*"))
+    for config, says in (
+        (of_chunks, "begins after preload_ratio, 16384"),
+        (of_rows, "goes on from 2500 with an empty"),
+    ):
+        with pytest.raises(ConfigError, match=f"max_env_steps is 3000, but training {says}"):
+            prepare(config, decide(config.app, this_machine(), load_preferences(config.app.algo)))
+    assert sorted(tmp_path.rglob("*")) == there
 
 
 def test_a_port_that_is_taken_while_a_start_tries_the_package(tmp_path: Path) -> None:

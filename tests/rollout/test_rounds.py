@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from bdb import BdbQuit
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
@@ -195,10 +196,11 @@ def test_three_in_a_row_raise_the_last(kind):
 
 @pytest.mark.parametrize("way", ["yields", "adds"])
 def test_a_failure_is_thrown_away_where_environments_are_handed_on_one_by_one(way):
-    def flow(envs, policy, context):
+    def flow(envs, policy, context, numbers=2):
         for chunk in itertools.islice(workflow(envs, policy, context), 6):
             for env in (0, 1):
                 one = {name: array[env : env + 1].copy() for name, array in chunk_to_arrays(chunk).items()}
+                one["seq"] = numbers * one["seq"] + env * (numbers - 1)
                 if way == "yields":
                     yield one
                 else:
@@ -210,7 +212,9 @@ def test_a_failure_is_thrown_away_where_environments_are_handed_on_one_by_one(wa
     parts = [*rounds(flow, envs, Policy(), context), *taken]
     assert meters.totals["dropped_chunks"] == 1
     check_rows(parts)
-    assert [(int(one["env"][0]), int(one["seq"][0])) for one in parts[:4]] == [(0, 0), (0, 1), (1, 1), (0, 2)]
+    assert [(int(one["env"][0]), int(one["seq"][0])) for one in parts[:4]] == [(0, 0), (0, 2), (1, 3), (0, 4)]
+    with pytest.raises(UserCodeError, match="workflow gave a round with seq 0 after 0; it must rise with each"):
+        [*rounds(partial(flow, numbers=1), envs, Policy(), context)]  # the buffer would take it for a repeat
 
 
 def test_environments_that_only_look_like_gymnasiums_are_made_again_as_a_whole():

@@ -538,7 +538,7 @@ def test_the_oracles_cache(tmp_path: Path) -> None:
 
 
 def test_memory_is_counted_before_anything_starts() -> None:
-    numbers = {"workers": 2, "envs_per_worker": 32, "chunks": 128, "chunk_bytes": 1 << 20}
+    numbers = {"workers": 2, "envs_per_worker": 32, "chunk_bytes": 1 << 20, "kept": 128 << 20}
     check_memory(**numbers, usable=1 << 30)
     with pytest.raises(
         ConfigError, match=r"aisrv_count 2 x .* 32 environments .* need at least 0.4 GB .* 0.3 GB are there"

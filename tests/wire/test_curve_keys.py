@@ -130,7 +130,8 @@ def test_the_command_makes_keys_and_never_overwrites_them(tmp_path: Path) -> Non
 
 def test_a_folder_of_keys(tmp_path: Path, here: CurveKeys) -> None:
     there = loaded(tmp_path / "there")
-    assert here.allowed == {here.public, there.public}
+    (tmp_path / "here" / "allowed" / "of last year").mkdir()
+    assert here.allowed == loaded(tmp_path / "here").allowed == {here.public, there.public}
     assert there.server == here.public
     assert load_keys("") is None
 
