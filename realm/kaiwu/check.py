@@ -54,11 +54,11 @@ def check(config: Config, remote: bool, folder: Path) -> dict[str, Any]:
 def check_syntax(config: Config) -> None:
     """Compile every file of the package and of conf/ without running it."""
     for folder in (config.root / config.package, config.root / "conf"):
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(folder.rglob("[!.]*.py")):
             try:
                 compile(path.read_bytes(), str(path), "exec")
             except (SyntaxError, ValueError) as error:
-                line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+                line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
                 raise UserCodeError(f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
 
 
@@ -89,7 +89,7 @@ def _probe(definition: code.Definition) -> dict[str, Any]:
     from realm.kaiwu.algorithm.agent import make_user_agent, observe  # late: they bring torch and the game
     from realm.kaiwu.game import Game
 
-    agent = make_user_agent("cpu", None)
+    agent = make_user_agent("cpu")
     game = Game(seed=0)
     raw, env_info = game.reset(), game._env_info()
     obs: dict[str, str] = {}

@@ -20,6 +20,7 @@ import torch
 
 from realm.contract import Array
 from realm.kaiwu.process import current
+from realm.kaiwu.surface import Frame
 
 _DEPTH = 4
 _MOST_ENTRIES = 64  # of a list or dict that is looked through: a replay memory is none of our business
@@ -198,7 +199,7 @@ def _walk(agent: Any) -> Iterator[tuple[str, Any]]:
                 if isinstance(inner, np.ndarray) and not isinstance(thing, dict):
                     continue  # arrays in a list are samples
                 yield from visit(f"{path}.{key}", inner, depth + 1)
-        elif _is_of_project(thing):
+        elif isinstance(thing, (SimpleNamespace, Frame)) or _is_of_project(thing):
             for name, inner in list(_attributes(thing).items()):
                 yield from visit(f"{path}.{name}", inner, depth + 1)
 

@@ -327,10 +327,10 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
     app.setdefault("buffer_backend", "native")
     app.setdefault("eval_cpu_share", 0)
     app.setdefault("eval_episodes", 10)
+    app.setdefault("max_version_lag", "free")
     if app["algorithm_on_policy_or_off_policy"] == "on-policy":
         app["learner_train_by_while_true"] = False
     else:
-        app.setdefault("max_version_lag", "free")
         sampler = str(app.get("reverb_sampler", "Uniform")).removeprefix("reverb.selectors.")
         if sampler in ("Fifo", "Lifo"):
             app["reverb_sampler"] = "Uniform"

@@ -61,7 +61,10 @@ def to_array(value: Any, description: str, where: str) -> Array:
     if array.dtype == field.dtype:
         return array
     if not np.can_cast(array.dtype, field.dtype, "same_kind") and (array.astype(field.dtype) != array).any():
-        raise UserCodeError(f"{where} was {field.dtype} and is {array.dtype} now; it must always be the same numbers")
+        raise UserCodeError(
+            f"{where} was {field.dtype} and is {array.dtype} now; it must always be the same numbers, so write 0.0 for "
+            '0, or set predict_local_or_remote = "local" to pass any object'
+        )
     return array.astype(field.dtype)
 
 

@@ -144,7 +144,10 @@ class Logger:
     def debug(self, text: Any = "", *args: Any, **kwargs: Any) -> None:
         log.opt(depth=1).debug("{}", text)
 
-    warn, critical, exception, fatal = warning, error, error, error
+    def exception(self, text: Any = "", *args: Any, **kwargs: Any) -> None:
+        log.opt(depth=1, exception=True).error("{}", text)
+
+    warn, critical, fatal = warning, error, error
 
 
 class Monitor:
@@ -152,13 +155,13 @@ class Monitor:
 
     def __init__(self, put: Callable[[str, float], None]) -> None:
         """put: gets the name and the value of each curve."""
-        self._put = put
+        self.put = put
 
     def put_data(self, data: Any) -> None:
-        """{pid: {name: value}}, where a value is a number, also a tensor of one; others are left out."""
-        for values in data.values() if isinstance(data, dict) else ():
+        """{pid: {name: value}} or {name: value}; a value is a number, also a tensor of one; others are left out."""
+        for values in (data, *data.values()) if isinstance(data, dict) else ():
             for name, number in numbers(values).items():
-                self._put(name, number)
+                self.put(name, number)
 
 
 def numbers(values: Any) -> dict[str, float]:
@@ -204,10 +207,12 @@ RelativeDistance = enum.IntEnum(
 
 def _attached_or_raise(name: str) -> Any:
     """The protocol's `__getattr__`: a workflow may import from it before it imports its own definition."""
-    if name.startswith("__"):
+    if name.startswith("__") and name != "__all__":
         raise AttributeError(name)
     if name not in ATTACHED:
         importlib.import_module(f"{CONFIG.algo}.feature.definition")
+    if name == "__all__":  # import *
+        return list(ATTACHED)
     if name not in ATTACHED:
         raise AttributeError(f"no {name} with @attached in {CONFIG.algo}/feature/definition.py")
     return ATTACHED[name]

@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,6 +71,7 @@ def workflow(envs: Envs, policy: Any, context: WorkflowContext) -> Iterator[Any]
         _run(envs, policy.agent.user, _LocalSide(policy, context), context)
     elif hasattr(policy, "agent"):
         policy.refresh()  # waits for model 0
+        policy.agent.monitor.put = partial(_put, context)  # what `predict` tells it has no learner here
         _run(envs, policy.agent.user, _WorkerSide(policy, context), context)
     else:
         from realm.kaiwu.algorithm.agent import agent_to_look_at  # late: it imports torch
@@ -89,11 +91,14 @@ def _run(envs: Envs, agent: Any, side: _Calls, context: WorkflowContext) -> None
     named = contextlib.nullcontext() if context.update is not None else code.running("running the workflow")
     try:
         with named, _exit_is_return():
-            curves = Monitor(lambda name, number: context.monitor.put(f"user/{name}", number))
-            function([_Guarded(game)], [agent], Logger(), curves)
+            function([_Guarded(game)], [agent], Logger(), Monitor(partial(_put, context)))
     except _Through as through:
         raise through.error from None
     side.finish(place_of_function(function))
+
+
+def _put(context: WorkflowContext, name: str, number: float) -> None:
+    context.monitor.put(f"user/{name}", number)
 
 
 @contextlib.contextmanager

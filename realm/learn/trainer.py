@@ -115,7 +115,10 @@ class Trainer:
             self.origin = "training begins at update 0 with new weights"
         logger.info("{}", self.origin)
         if spoiled := checkpoint.spoiled(self.agent, saves=True):
-            raise UserCodeError(f"the agent's weights must be finite before the first update, but {spoiled} is not")
+            raise UserCodeError(
+                f"the agent's weights must be finite before the first update, but {spoiled} is not; a buffer that is a "
+                "constant, such as a mask, is registered with persistent=False"
+            )
         self._note_version()
         if path := self._saver.save(self.version, self.env_steps):
             checkpoint.load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from realm.errors import ConfigError, UserCodeError
 from realm.kaiwu import model_files, pack, process, surface
 from realm.kaiwu.algorithm.agent import Agent as RealmAgent
 from realm.kaiwu.config import Config
-from realm.kaiwu.modules import Modules, load_optimizer_states, optimizer_states
+from realm.kaiwu.modules import Modules, counters, load_optimizer_states, optimizer_states
 
 
 class Agent:
@@ -121,6 +122,45 @@ def test_the_state_of_a_projects_own_objects_comes_back_as_it_was(run_dir: Path)
     assert isinstance(state["mean"], np.ndarray)
     assert (state["count"], state["many"][1]) == (3, (True, "x"))
     assert state["many"][0].dtype == np.int64
+
+
+def test_a_resume_brings_back_what_training_has_counted_and_no_setting(run_dir: Path) -> None:
+    def made(gamma: float) -> Any:
+        user = SimpleNamespace(steps=0, epsilon=1.0, gamma=gamma)
+        own = SimpleNamespace(user=user, updates=7, model=SimpleNamespace(expire=lambda: None))
+        own._made = counters(user)
+        return own
+
+    first, again, third = made(0.99), made(0.5), made(0.5)
+    first.user.steps, first.user.epsilon = 5, 0.25
+    for one, other in ((first, again), (again, third)):  # what was resumed is saved again
+        RealmAgent.load_model(other, RealmAgent.save_model(one))
+        assert vars(other.user) == {"steps": 5, "epsilon": 0.25, "gamma": 0.5}
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, surface.Frame])
+def test_a_network_in_a_record_travels(run_dir: Path, kind: Any) -> None:
+    agent: Any = Agent()
+    agent.nets = kind(critic=torch.nn.Linear(1, 1))
+    state = {name: torch.full_like(one, 7) for name, one in Modules(agent, dict, lambda files: None).state_dict().items()}
+    Modules(agent, dict, lambda files: None).load_state_dict(state)
+    assert (agent.number, float(agent.nets.critic.bias.detach())) == (7, 7)
+
+
+def test_curves_have_a_pid_above_them_or_none() -> None:
+    found: dict[str, float] = {}
+    monitor = surface.Monitor(found.__setitem__)
+    monitor.put_data({4711: {"reward": 3.0, "text": "x"}, "loss": torch.tensor(0.5), "bad": float("nan")})
+    monitor.put_data([1])
+    assert found == {"reward": 3.0, "loss": 0.5}
+
+
+def test_an_exception_is_logged_with_its_traceback(logged: list[str]) -> None:
+    try:
+        raise ValueError("of theirs")
+    except ValueError:
+        surface.Logger().exception("it failed")
+    assert re.search(r"ERROR it failed\nTraceback .*\nValueError: of theirs", "\n".join(logged), re.DOTALL)
 
 
 def test_arrays_that_learn_changes_travel_with_the_weights(run_dir: Path) -> None:

@@ -147,6 +147,26 @@ def test_what_only_a_new_start_translates_is_refused_by_a_resume(
             check_resumed(replace(config, **table, places={**config.places, key: ""}), [f"{key}=island"])
 
 
+def test_hidden_files_of_editors_are_no_code(project: Path) -> None:
+    (project / "diy" / "algorithm" / "._agent.py").write_bytes(b"\0\0Mac OS X")
+    (project / "diy" / "algorithm" / ".#agent.py").symlink_to("me@here.1")
+    load(config_of(project), [])
+
+
+def test_everything_of_the_protocol_can_be_imported_at_once(project: Path) -> None:
+    agent = project / "diy" / "algorithm" / "agent.py"
+    agent.write_text("from kaiwu_agent.agent.protocol.protocol import *\nobservation_process\n" + agent.read_text())
+    load(config_of(project), [])
+
+
+def test_an_agent_that_tells_its_monitor_is_tried_for_the_actor(project: Path) -> None:
+    agent = project / "diy" / "algorithm" / "agent.py"
+    head, mark, rest = agent.read_text().partition("    def predict(self, list_obs_data):\n")
+    assert mark
+    agent.write_text(f'{head}{mark}        self.monitor.put_data({{1: {{"x": 1.0}}}})\n{rest}')
+    load(config_of(project), ["predict_local_or_remote=remote"])
+
+
 def test_a_name_that_python_has_is_refused(project: Path) -> None:
     (project / "diy").rename(project / "queue")
     for file in project.rglob("*.py"):

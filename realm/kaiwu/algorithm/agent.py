@@ -43,7 +43,9 @@ class Agent:
         self._definition = code.load_definition()
         self.learns = current().role in LEARNS
         self._curves: dict[str, float] = {}
-        self.user = make_user_agent(device, Monitor(self._curves.__setitem__))
+        self.monitor = Monitor(self._curves.__setitem__)
+        self.user = make_user_agent(device, self.monitor)
+        self._made = modules.counters(self.user)
         self.model = modules.Modules(
             self.user,
             lambda: model_files.as_files(self.user, self.updates),
@@ -143,7 +145,9 @@ class Agent:
 
     def save_model(self) -> dict[str, Any]:
         self.model.expire()  # a checkpoint has the weights of now
-        optimizers, counters = modules.optimizer_states(self.user), modules.counters(self.user)
+        optimizers, numbers = modules.optimizer_states(self.user), modules.counters(self.user)
+        # one that training never changes is a setting, which a user may edit before a resume
+        counters = {name: number for name, number in numbers.items() if self._made.get(name) != number}
         return {"updates": self.updates, "optimizers": optimizers, "counters": counters}
 
     def load_model(self, state: dict[str, Any]) -> None:
@@ -191,9 +195,10 @@ class _PlayerSide(Side):
     load_model = Side.predict
 
 
-def make_user_agent(device: str, monitor: Any) -> Any:
+def make_user_agent(device: str, monitor: Monitor | None = None) -> Any:
     """An instance of the project's Agent."""
     cls = code.load_agent()
+    monitor = monitor or Monitor(lambda name, number: None)
     with code.calling("making the agent"):
         return cls(agent_type=current().agent_type, device=torch.device(device), logger=Logger(), monitor=monitor)
 
@@ -201,7 +206,7 @@ def make_user_agent(device: str, monitor: Any) -> Any:
 @functools.cache
 def agent_to_look_at() -> Any:
     """A worker's own instance of the project's Agent, where the actor predicts."""
-    return make_user_agent("cpu", None)
+    return make_user_agent("cpu")
 
 
 def observe(definition: code.Definition, raw: Any, env_info: Any) -> Any:
