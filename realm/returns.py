@@ -46,8 +46,7 @@ def gae(
     for t in reversed(range(reward.shape[1])):
         trace = delta[:, t] + decay[:, t] * trace
         advantage[:, t] = trace
-    zero = torch.zeros_like(reward)
-    return torch.where(valid, advantage, zero), torch.where(valid, advantage + now, zero)
+    return torch.where(valid, advantage, 0.0), torch.where(valid, advantage + now, 0.0)
 
 
 def vtrace(
@@ -91,8 +90,7 @@ def vtrace(
         excess[:, t] = delta[:, t] + decay[:, t] * excess[:, t + 1]
     vs_following = following + excess[:, 1:] * goes_on
     advantage = rho * (reward + gamma_t * vs_following - now)
-    zero = torch.zeros_like(reward)
-    return torch.where(valid, advantage, zero), torch.where(valid, now + excess[:, :-1], zero)
+    return torch.where(valid, advantage, 0.0), torch.where(valid, now + excess[:, :-1], 0.0)
 
 
 def _goes_on(terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:

@@ -116,10 +116,8 @@ class Gaussian:
         noise = torch.randn(mean.shape, generator=generator) * torch.from_numpy(explore.astype(np.float32))[:, None]
         raw_action = mean + log_std.exp() * noise
         log_prob = self._of_all(normal_log_density(noise, log_std))
-        return self._scale.out(raw_action.clamp(-1, 1).numpy()), {
-            "log_prob": log_prob.numpy(),
-            "drawn": raw_action.numpy(),
-        }
+        action = self._scale.out(raw_action.clamp(-1, 1).numpy())
+        return action, {"log_prob": log_prob.numpy(), "drawn": raw_action.numpy()}
 
     def greedy(self, outputs: Tensor, obs: Obs) -> Obs:
         return {"action": self._scale.out_tensor(outputs.chunk(2, -1)[0].clamp(-1, 1))}

@@ -82,12 +82,10 @@ class _MLP(torch.autograd.Function):
             if layer == 0 and not needed[0]:
                 break
             grad = _product(grad, weights[layer].t())
-            if layer:
-                grad = (
-                    torch.ops.aten.tanh_backward(grad, input)
-                    if ctx.tanh
-                    else torch.ops.aten.threshold_backward(grad, input, 0)
-                )
+            if layer and ctx.tanh:
+                grad = torch.ops.aten.tanh_backward(grad, input)
+            elif layer:
+                grad = torch.ops.aten.threshold_backward(grad, input, 0)
         return (grad if needed[0] else None, None, *reversed(found))
 
 

@@ -229,13 +229,8 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
 """Further checks of a value, for keys whose type and bounds do not say everything."""
 
 
-def _short_selector(name: str) -> str:
-    return name.removeprefix("reverb.selectors.")
-
-
 SPELLINGS: dict[str, Callable[[str], str]] = {
-    "reverb_sampler": _short_selector,
-    "reverb_remover": _short_selector,
+    **dict.fromkeys(("reverb_sampler", "reverb_remover"), lambda name: name.removeprefix("reverb.selectors.")),
     "level": str.upper,
 }
 """Converts the file's spelling to AppConfig's, for keys with more than one."""

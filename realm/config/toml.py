@@ -174,9 +174,7 @@ def toml_key(key: str) -> str:
 
 def toml_value(value: Any) -> str:
     """Write one value as TOML; nested tables in braces."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
+    if isinstance(value, bool | str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)

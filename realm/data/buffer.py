@@ -29,6 +29,7 @@ from realm.contract import (
     count_env_steps,
 )
 from realm.data.array_files import ArrayFiles
+from realm.data.native import NativeStorage
 from realm.errors import ContractError
 
 ACCEPTED, DUPLICATE, OLD_EPOCH, STALE = "accepted", "duplicate", "old_epoch", "stale"
@@ -290,8 +291,6 @@ def make_replay_buffer(plan: Plan, spec: Spec, table: str, seed: int, folder: Pa
 
         storage = ReverbStorage(fields, plan.capacity, *selectors, plan.on_policy, _EXPONENT, table)
     else:
-        from realm.data.native import NativeStorage
-
         storage = NativeStorage(fields, plan.capacity, *selectors, plan.on_policy, _EXPONENT, seed)
     return ReplayBuffer(spec, storage, _make_limiter(plan, spec), plan.max_version_lag)
 

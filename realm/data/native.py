@@ -24,21 +24,20 @@ class NativeStorage:
     ) -> None:
         """on_policy: a draw takes the oldest items out, and no item is discarded. Else sampler: Uniform or Prioritized;
         remover: these, Fifo, MinHeap or MaxHeap (`config/flow.py`)."""
-        self.size = 0
-        self.evicted = 0
+        self.size = self.evicted = 0
         self._rows = {name: np.zeros((capacity, *field.shape), field.dtype) for name, field in fields.items()}
         self._key = np.zeros(capacity, np.uint64)  # 0: free place; keys count up from 1, so they sort by age
         self._priority = np.zeros(capacity)
         self._times = np.zeros(capacity, np.int64)
         self._last_key = 0
-        self._sampler, self._remover, self._once, self._exponent = sampler, remover, on_policy, exponent
+        self._remover, self._once, self._exponent = remover, on_policy, exponent
         self._is_ring = on_policy or remover == "Fifo"
         self._tree: SumTree | None = None
         if sampler == "Prioritized":
             from realm.data.sumtree import SumTree  # late: it imports numba
 
             self._tree = SumTree(capacity)
-        self._greatest = 1.0  # the greatest priority so far
+        self._greatest = 1.0  # priority so far, and that of a new item: it is drawn soon, so that its own becomes known
         self._rng = np.random.default_rng(seed)
 
     def add(self, items: Arrays) -> None:
@@ -58,17 +57,12 @@ class NativeStorage:
         for name, rows in self._rows.items():
             rows[places] = items[name][stays]
         self._key[places] = key
-        self._priority[places] = self._first_priority
+        self._priority[places] = self._greatest
         self._times[places] = 0
         self.size = min(self.size + count, capacity)
         if self._tree is not None:
             leaves = as_array(places)
             self._tree.set(leaves, self._priority[leaves] ** self._exponent)
-
-    @property
-    def _first_priority(self) -> float:
-        """Of a new item: it is drawn soon, so that its own priority becomes known."""
-        return self._greatest if self._sampler == "Prioritized" else 1.0
 
     def sample(self, count: int) -> tuple[Arrays, SampleInfo]:
         places, probability = self._draw(count)
@@ -89,8 +83,8 @@ class NativeStorage:
         exists = self._key[places] == key
         places, priority = places[exists], priority[exists]
         self._priority[places] = priority
-        self._greatest = max(self._greatest, float(priority.max(initial=0.0)))
         if self._tree is not None:
+            self._greatest = max(self._greatest, float(priority.max(initial=0.0)))
             self._tree.set(places, priority**self._exponent)
 
     def clear(self) -> None:
@@ -120,7 +114,7 @@ class NativeStorage:
         live, stays = np.flatnonzero(self._key), np.ones(len(new), np.bool_)
         if count:
             key = np.concatenate([self._key[live], new])
-            priority = np.concatenate([self._priority[live], np.full(len(new), self._first_priority)])
+            priority = np.concatenate([self._priority[live], np.full(len(new), self._greatest)])
             if self._remover in ("Uniform", "Prioritized"):
                 weight = priority**self._exponent if self._remover == "Prioritized" else np.ones(len(key))
                 weight = np.maximum(weight, 1e-12 * (weight.sum() or 1.0))  # without a positive priority all are equal

@@ -72,8 +72,7 @@ class ReverbStorage:
         self, fields: Fields, capacity: int, sampler: str, remover: str, on_policy: bool, exponent: float, name: str
     ) -> None:
         """The arguments of NativeStorage, and the table's name. It is not secret: the server shows it to anyone."""
-        self.size = 0
-        self.evicted = 0
+        self.size = self.evicted = 0
         self._capacity, self._once = capacity, on_policy
         self._prioritized, self._greatest = sampler == "Prioritized", 1.0
         self._record = np.dtype([(name, field.dtype, field.shape) for name, field in fields.items()])

@@ -26,8 +26,7 @@ _SERVER = ("kaiwudrl.server.", "kaiwudrl.common.utils.")
 def install(root: Path, package: str) -> None:
     """Put the finder in front. Raises UserCodeError if another package of that name would win all the same."""
     loaded = sys.modules.get(package)
-    taken = package in sys.stdlib_module_names or (loaded is not None and not _lies_in(loaded, root))
-    if taken:
+    if package in sys.stdlib_module_names or (loaded is not None and not _lies_in(loaded, root)):
         where = getattr(loaded, "__file__", None) or "Python itself"
         raise UserCodeError(
             f"{root / package}: the name {package!r} belongs to {where} in this process, so this folder cannot be "
@@ -65,19 +64,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         folder = self._root / top
         if folder.is_dir() and not (folder / "__init__.py").is_file():
-            if not _holds_code(folder):
+            if not any(folder.glob("*.py")) and not any(folder.glob("*/*.py")):
                 return None  # like log/, or the folder that wandb makes
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = [str(folder)]
             return spec
         return PathFinder.find_spec(fullname, [str(self._root)])
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__.update(surface.contents(module.__name__) or {})
-
-
-def _holds_code(folder: Path) -> bool:
-    return any(folder.glob("*.py")) or any(folder.glob("*/*.py"))

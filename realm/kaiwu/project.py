@@ -319,11 +319,8 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
         if key in given:
             convert(given[key], HINTS.get(key, Limit), places[f"app.{key}"], key)
     workers, envs = app.get("aisrv_count", 1), app["aisrv_connect_to_kaiwu_env_count"]
-    if isinstance(workers, int) and isinstance(envs, int):
-        # a workflow is a process of its own
-        app["aisrv_count"], app["aisrv_connect_to_kaiwu_env_count"] = workers * envs, 1
-    else:
-        app["aisrv_count"], app["aisrv_connect_to_kaiwu_env_count"] = "auto", 1
+    known = isinstance(workers, int) and isinstance(envs, int)  # a workflow is a process of its own
+    app["aisrv_count"], app["aisrv_connect_to_kaiwu_env_count"] = workers * envs if known else "auto", 1
     app.setdefault("buffer_backend", "native")
     app.setdefault("eval_cpu_share", 0)
     app.setdefault("eval_episodes", 10)
@@ -342,8 +339,7 @@ def _fit(root: Path, app: dict[str, Any], given: dict[str, Any], places: dict[st
         # `learn` trains on what it gets, so nothing is ever in a buffer
         app |= {"replay_buffer_capacity": 2, "train_batch_size": 1, "preload_ratio": 1}
     app["log_dir"] = str(Path(str(app.get("log_dir", "train"))).absolute())
-    warnings += _fit_folders(root, app, given, places)
-    return warnings
+    return warnings + _fit_folders(root, app, given, places)
 
 
 def _in_container(key: str, given: dict[str, Any], places: dict[str, str]) -> bool:

@@ -32,25 +32,19 @@ def merge(one: str, other: str, where: str) -> str:
     """One description for both values. Raises UserCodeError if their shapes differ."""
     if one == other:
         return one
-    (kind, dtype, *shape), (_, dtype2, *shape2) = one.split(" "), other.split(" ")
+    (kind, dtype, *shape), (kind2, dtype2, *shape2) = one.split(" "), other.split(" ")
     if shape != shape2:
         raise UserCodeError(
             f"{where} has changed its shape from [{''.join(shape)}] to [{''.join(shape2)}]; with "
             'predict_local_or_remote = "remote" it must be fixed; set it to "local" to pass any object'
         )
-    kinds = {kind, other.split(" ")[0]}
-    kind = "float" if kinds == {"int", "float"} else kind
+    kind = "float" if {kind, kind2} == {"int", "float"} else kind
     return " ".join([kind, str(np.promote_types(dtype, dtype2)), *shape])
 
 
 def field_of(description: str) -> Field:
     _, dtype, *shape = description.split(" ")
     return Field(tuple(map(int, shape[0].split(","))) if shape else (), dtype)
-
-
-def zeros_of(description: str) -> Array:
-    field = field_of(description)
-    return np.zeros(field.shape, field.dtype)
 
 
 def to_array(value: Any, description: str, where: str) -> Array:

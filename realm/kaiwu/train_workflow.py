@@ -224,9 +224,8 @@ class _LocalSide(_Calls):
             self.context.update(items, info)
 
     def save_model(self, agent: Any, function: Any, *args: Any, **kwargs: Any) -> None:
-        saves, updates = self.policy.agent.saves, self.policy.agent.updates
         with self._trained():
-            self.through(saves.for_user, updates)
+            self.through(self.policy.agent.save_for_user)
 
     @contextlib.contextmanager
     def _trained(self) -> Iterator[None]:

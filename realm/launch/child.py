@@ -124,7 +124,9 @@ def run_role(args: ChildArgs) -> int:
     wishes = Wishes()
     listen(wishes.hear, but=[signal.SIGUSR1])
     config = load_config(args.run_dir / "config.toml").settled()  # before user code may go elsewhere
-    _log_to_stderr(config.app.level)
+    logger.remove()
+    log_plainly()
+    logger.add(sys.stderr, level=config.app.level, format="{time:YYYY-MM-DD HH:mm:ss.SSS} {level:<7} {message}")
     # torch warns about read-only arrays, such as those from the wire; no code writes to them
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
     name = f"{args.role}-{args.index}"
@@ -200,9 +202,3 @@ def _ending(error: BaseException, package: Path) -> tuple[str, int, str]:
 def _last_lines(error: BaseException | None) -> str:
     """The last three calls of an error's traceback, for the screen; "" without an error."""
     return "".join(traceback.format_exception(error, limit=-3, chain=False))[-2000:].rstrip() if error else ""
-
-
-def _log_to_stderr(level: str) -> None:
-    logger.remove()
-    log_plainly()
-    logger.add(sys.stderr, level=level, format="{time:YYYY-MM-DD HH:mm:ss.SSS} {level:<7} {message}")

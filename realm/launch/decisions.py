@@ -310,14 +310,13 @@ def ended(run: RunState, role: Role, code: int, now: float) -> list[Action]:
     if run.wishes.first:  # it came before this end: then the role is not started again
         stop(run, called(run.wishes.first), 0, now)
     state, role.state = role.state, "ended"
-    goes_home = role.home in run.places and role.at != role.home
     cause = role.cause or (f"killed by {name_of(-code)}" if code < 0 else f"exit code {code}")
     if run.stopping_since is not None:
         return _ended_while_stopping(run, role, state, code, cause)
     if role.unwanted:
         role.state = "stopped"
         return [Say("INFO", f"{role.label} was stopped by the user")]
-    if goes_home:
+    if role.home in run.places and role.at != role.home:
         role.state, role.at = "waiting", role.home
         return [Spawn(role)]
     if code == EXIT_STOPPED and role.row.plays:

@@ -156,7 +156,9 @@ class _Agent:
                     self._ended.append((*which, code))
             resources.look(AGENT, {})
             if not self._client.unanswered and due.due():
-                self._report()
+                report = HostReport(self._ended, self._new_lines(), self.warnings)
+                self._ended, self.warnings = [], []
+                self._client.ask("report", asdict(report))
             if time.monotonic() - heard_at > _SILENT_S:
                 return f"nothing came from its supervisor for {_SILENT_S:.0f} s"
         return called(self._wishes.first)
@@ -219,11 +221,6 @@ class _Agent:
                 handle.kill()
             elif which in wanted.dump:
                 handle.write_stacks()
-
-    def _report(self) -> None:
-        report = HostReport(self._ended, self._new_lines(), self.warnings)
-        self._ended, self.warnings = [], []
-        self._client.ask("report", asdict(report))
 
     def _new_lines(self) -> tuple[str, str] | None:
         """What is new in one of the logs, if anything: so much at once that a role that writes without an end takes a

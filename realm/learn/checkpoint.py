@@ -87,10 +87,8 @@ def not_finite_in(state: Any, name: str = "") -> str:
     finite. For what `save_model` gives: targets, optimizers, a learned temperature."""
     if isinstance(state, torch.Tensor):
         return not_finite({name: state})
-    if isinstance(state, Mapping):
-        parts = list(state.items())
-    else:
-        parts = list(enumerate(state)) if isinstance(state, (list, tuple)) else []
+    entries = enumerate(state) if isinstance(state, (list, tuple)) else ()
+    parts = state.items() if isinstance(state, Mapping) else entries
     return next((bad for key, one in parts if (bad := not_finite_in(one, f"{name}.{key}".lstrip(".")))), "")
 
 

@@ -184,7 +184,6 @@ def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Ar
     slot, explores = np.arange(len(awake)), np.full(len(awake), explore, np.float32)
     first, ended = np.ones(len(awake), np.bool_), np.zeros(len(awake), np.bool_)
     action: Array = np.zeros(0)
-    none = np.zeros(len(awake), np.bool_)
     while True:
         if awake.all():
             action, _ = predict(obs, PredictContext(slot, first, explores))
@@ -194,7 +193,7 @@ def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Ar
             action = action.copy()
             action[awake] = some
         obs, reward, terminated, truncated, info = envs.step(action)
-        lost = envs.lost() if isinstance(envs, RestartingEnvs) else none
+        lost = envs.lost() if isinstance(envs, RestartingEnvs) else np.zeros_like(awake)
         # the step after an end is the reset, so its obs is the first; a vector that was made again ends no episode
         first, ended = ended | lost, np.logical_or(terminated, truncated)
         yield Step(action, reward, ended, truncated, lost, info)

@@ -89,7 +89,7 @@ class Trainer:
                 f"{self._saver.folder}: none of its {len(skipped)} checkpoints can be used ({skipped[0]}); move them "
                 "away to start from scratch"
             )
-        self.version = Version(epoch, 0)
+        self.version = Version(epoch, newest.version.update if newest else 0)
         if newest is not None:
             if newest.schema != self._spec.schema:
                 raise CheckpointError(
@@ -97,7 +97,6 @@ class Trainer:
                     "start a new run, or restore the observation, action and network settings"
                 )
             checkpoint.restore(self.agent, newest)
-            self.version = Version(epoch, newest.version.update)
             self.env_steps = self._saver.env_steps = newest.env_steps
             damaged = f"; newer ones were damaged and skipped: {len(skipped)}" if skipped else ""
             self.origin = (

@@ -78,8 +78,7 @@ def check_obs(env: Any, method: str, obs: Any, fields: Fields) -> None:
     try:
         check_arrays(obs, fields, (env.num_envs,), f"observation of {method}")
     except ContractError as error:
-        text = f"{_place(env, method)}: spec and environment differ: {error}"
-        raise UserCodeError(text) from error
+        raise UserCodeError(f"{_place(env, method)}: spec and environment differ: {error}") from error
     for name, array in obs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _wrong(env, method, f"observation {name!r}", array, "must be finite")
@@ -242,9 +241,8 @@ def _place(env: Any, method: str) -> str:
     cls = _users_class(env)
     own = next((one for one in cls.__mro__ if method in one.__dict__), cls)
     code = getattr(inspect.unwrap(own.__dict__.get(method, own)), "__code__", None)
-    file = code.co_filename if isinstance(code, CodeType) else _file_of(cls)
-    line = f":{code.co_firstlineno}" if isinstance(code, CodeType) else ""
-    return f"{file}{line}: {cls.__qualname__}.{method}"
+    where = f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else _file_of(cls)
+    return f"{where}: {cls.__qualname__}.{method}"
 
 
 def sentence(env: Any, method: str, error: BaseException) -> str:

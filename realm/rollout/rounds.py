@@ -93,15 +93,12 @@ class Streak:
 
     def __init__(self, enough: int) -> None:
         self.in_a_row = 0
-        self._enough, self._good = enough, 0
+        self._enough, self.good = enough, 0
 
     def failed(self) -> int:
-        self.in_a_row = 1 if self._good >= self._enough else self.in_a_row + 1
-        self._good = 0
+        self.in_a_row = 1 if self.good >= self._enough else self.in_a_row + 1
+        self.good = 0
         return self.in_a_row
-
-    def ended_well(self, episodes: int) -> None:
-        self._good += episodes
 
     def pause(self) -> None:
         """Back off before a restart."""
@@ -152,7 +149,7 @@ class RestartingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return checks.finite(self.last_obs), 0.0, False, True, {}
         self.last_obs = obs
         if terminated or truncated:
-            self._streak.ended_well(1)
+            self._streak.good += 1
         return obs, reward, bool(terminated), bool(truncated), info
 
     def _fail(self, method: str, error: BaseException) -> None:
@@ -241,7 +238,7 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             ended = np.flatnonzero(self._ended).tolist()
             self._doubtful -= set(ended) - self._bad.keys()
             self._bad = {row: steps + 1 for row, steps in self._bad.items() if row not in ended}
-        self._streak.ended_well(int(self._ended.sum()))
+        self._streak.good += int(self._ended.sum())
         if self._log_info and np.any(info.get("_episode", False)):
             info = {**info, "episode": {**info["episode"], **self.logged(info, info["_episode"])}}
         return obs, reward, terminated, truncated, info
@@ -265,10 +262,8 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
             for_long = max(self._bad.values(), default=0) >= _MOST_BAD_STEPS
             if nobody_knows or for_long or self._doubtful.intersection(fresh):
                 raise
-            obs, reward = (
-                checks.finite(obs),
-                np.array([0.0 if out else one for one, out in zip(reward, bad | self._ended, strict=True)]),
-            )
+            obs = checks.finite(obs)
+            reward = np.array([0.0 if out else one for one, out in zip(reward, bad | self._ended, strict=True)])
             checks.check_obs(self.env, "step", obs, self._spec.obs)
             checks.check_step(self.env, reward, terminated, truncated, info, self._ended)
             for row in fresh:
@@ -414,8 +409,7 @@ def rounds(
             check_arrays(items, context.spec.sample_fields, (len(worker),), "a round")
         except (ContractError, AttributeError) as error:
             raise UserCodeError(f"{where} yielded what is not of the Spec: {error}") from error
-        kept = envs.without_spoiled(items, whole)
-        if kept is not None:
+        if (kept := envs.without_spoiled(items, whole)) is not None:
             yield counted(kept)
 
 

@@ -24,7 +24,7 @@ from realm.kaiwu.game import seen
 from realm.kaiwu.methods import Side, act_as, checked_answers, inside, plain
 from realm.kaiwu.model_files import NEWEST
 from realm.kaiwu.process import LEARNS, current
-from realm.kaiwu.records import from_array, record_fields, to_array, zeros_of
+from realm.kaiwu.records import field_of, from_array, record_fields, to_array
 from realm.kaiwu.surface import ATTACHED, Logger, Monitor, numbers
 from realm.learn.results import models_in
 
@@ -62,8 +62,8 @@ class Agent:
     def predict(self, obs: Arrays, context: PredictContext) -> tuple[Array, Arrays]:
         """Rows of this process's own environments (`row` from 0), or ObsData of workers at the actor."""
         if (obs["row"] >= 0).all():
-            rows, act = len(obs["row"]), self.config.act
-            none = {f"act.{name}": np.stack([zeros_of(text)] * rows) for name, text in act.items()}
+            act = ((f"act.{name}", field_of(text)) for name, text in self.config.act.items())
+            none = {name: np.zeros((len(obs["row"]), *field.shape), field.dtype) for name, field in act}
             return self._play(obs["row"], context.explore), none
         given = {name: array for name, array in obs.items() if name.startswith("obs.")}
         records = []

@@ -145,14 +145,11 @@ class Fce:
         core = self._core
         if core.player is not self:
             if core.player:
-                core.player._leave()
+                core.player.picture()
+                core.player._state = core.console.get_state()
             core.console.set_state(self._state)
             core.player = self
         return core.console
-
-    def _leave(self) -> None:
-        self.picture()
-        self._state = self._core.console.get_state()
 
     def frame(self, buttons: int) -> bytes:
         console = self._play()
