@@ -203,7 +203,7 @@ def _is_running(task: Task) -> bool:
 
 HEAD = """# {title}
 
-{algorithms} (`realm/zoo/`), in one process with one thread each where nothing else is said.
+{algorithms} (`realm/zoo/`), in one process with one thread each where nothing else is said. *others*: what others report.
 An evaluation is {evaluation}.
 *last* is the mean of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps,
 and the minutes, until an evaluation reached the mark; later ones may be lower. Where another run is the mark, its curve
@@ -212,7 +212,7 @@ is grey, and its figure is the mean of its last ten evaluations until the same e
 """
 FOOT = """
 
-In italics: runs that are not finished; the same command goes on with them. Studies that have not begun: {waiting}.
+In italics: runs that are not finished, with which `tools/study/control.py` goes on. Studies that have not begun: {waiting}.
 Hyper-parameters: `conf/` and `tools/study/{studies}`. Written by `tools/study/control.py` ({date}, {machine}).
 Other work ran on the same cores, so minutes are upper bounds.
 """
