@@ -217,7 +217,8 @@ def _try_rendering(config: RunConfig, seed: int) -> None:
         try:
             envs = make_envs(config, 1, seed)
         except UserError as error:
-            if "render_mode" in str(error):  # the constructor has no such argument, or not this mode
+            # the constructor has no such argument, or not this mode
+            if "render_mode" in str(error) or isinstance(error.__cause__, AssertionError):
                 raise _nothing(config) from error
             raise
         try:

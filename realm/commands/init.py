@@ -114,8 +114,8 @@ def init(name: str, env: str, package: str) -> None:
     with writing(folder):
         for file, text in texts.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
-        config.write_text(settings)
+            (folder / file).write_text(text, "utf-8")
+        config.write_text(settings, "utf-8")
     say(f"{folder}/ and {config} are written: {what}")
     say(f"train it:     {called()} start --config {config}")
     say(f"evaluate it:  {called()} eval {name}")
@@ -192,7 +192,7 @@ def _package(name: str, package: str, env: str) -> dict[str, str]:
 
 def _text(package: str, file: str) -> str:
     """Of a file of the zoo; of one that passes on what another package has, that one's, which can be changed."""
-    text = (_ZOO / package / file).read_text()
+    text = (_ZOO / package / file).read_text("utf-8")
     if shared := re.search(r"^from realm\.zoo\.(\w+)\S* import .*\n\n__all__", text, re.MULTILINE):
         text = _text(shared[1], file).replace(f"realm.zoo.{shared[1]}", f"realm.zoo.{package}")
     return text
@@ -201,7 +201,7 @@ def _text(package: str, file: str) -> str:
 def _copied(folder: Path, package: str, name: str) -> dict[str, str]:
     """File -> text of a copy of the package in `folder`."""
     files = sorted(file for file in folder.rglob("*.py") if "__pycache__" not in file.parts)
-    return {str(file.relative_to(folder)): _renamed(file.read_text(), package, name) for file in files}
+    return {str(file.relative_to(folder)): _renamed(file.read_text("utf-8"), package, name) for file in files}
 
 
 def _renamed(text: str, package: str, name: str) -> str:
@@ -214,13 +214,13 @@ def _renamed(text: str, package: str, name: str) -> str:
 
 def _game_config(name: str) -> str:
     """`conf/configure_app.toml` for the copy of `diy`."""
-    text = (BUILT_IN / DEFAULT_CONFIG).read_text().replace('algo = "diy"', f'algo = "{name}"')
+    text = (BUILT_IN / DEFAULT_CONFIG).read_text("utf-8").replace('algo = "diy"', f'algo = "{name}"')
     text = re.sub(r'^run_name = ""', f'run_name = "{name}"', text, flags=re.MULTILINE)
     return text.replace("diy/config.py", f"{name}/config.py").replace("\n[diy]", f"\n[{name}]")
 
 
 def _tuned_config(name: str, file: Path) -> str:
-    text = re.sub(r"^(algo|run_name) = .*", rf'\1 = "{name}"', file.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^(algo|run_name) = .*", rf'\1 = "{name}"', file.read_text("utf-8"), flags=re.MULTILINE)
     return text.replace("\n[ppo]", f"\n[{name}]").replace(f"conf/ppo/{file.name}", f"{name}.toml")
 
 
@@ -251,6 +251,6 @@ def _config(name: str, env: str, package: str, spec: Spec) -> str:
     def capacity(found: re.Match[str]) -> str:
         return f"{found[1]}{min(int(found[2]), fits):_}".ljust(len(found[0]))
 
-    text = _template(package, spec).read_text()
+    text = _template(package, spec).read_text("utf-8")
     text = re.sub(r"\b(NAME|ENV)\b", lambda found: name if found[0] == "NAME" else env, text)
     return re.sub(r"^(replay_buffer_capacity = )([\d_]+)", capacity, text, flags=re.MULTILINE)

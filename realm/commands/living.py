@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from realm.errors import ConfigError, RunError, did_you_mean, one_line
 from realm.launch.rundir import RunFile, find_runs, living_pids, read_run
 from realm.learn.results import newest_model
 from realm.roles.table import ROLES
+from realm.watch.progress import has_screen
 from realm.watch.status import Status, lines, say, table
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def show_status(log_dir: Path, watch: bool, as_json: bool) -> int:
         chosen = [(path, run) for path, run in runs if run.lives()] or runs[-1:]
         print(json.dumps([_plain(path, run) for path, run in chosen], indent=1))
         return 0
-    if watch and sys.stderr.isatty():
+    if watch and has_screen():
         _watch(log_dir)
     seen = living(log_dir, warn)
     while watch and seen:  # no terminal
@@ -239,7 +239,7 @@ class _Log:
 
     def last(self, count: int) -> list[str]:
         """The last lines."""
-        with open(self.path, errors="replace") as file:
+        with open(self.path, encoding="utf-8", errors="replace") as file:
             found = list(deque(file, maxlen=count))
             self._at, self._inode = file.tell(), os.fstat(file.fileno()).st_ino
         return [line.rstrip("\n") for line in found]
@@ -344,25 +344,26 @@ def _wait_for_supervisor(run: RunFile) -> None:
 
 def stop_role(log_dir: Path, role: str) -> int:
     """End one role of every living run; it is not started again."""
-    runs = 0
+    runs = code = 0
     for path, run in find_runs(log_dir, warn):
         if not run.lives():
             continue
         if not run.control:
             say(f"{path}: has no roles to stop, it is one process or still starts; {stopping(log_dir)} ends it")
             continue
-        answer = ask(run, "stop_role", {"role": role})
-        if answer is None:
-            say(f"error: the supervisor of {path} does not answer")
-            return 1
         runs += 1
+        answer = ask(run, "stop_role", {"role": role})
+        if answer is None or not any(label.startswith(f"{role}-") for label in answer.value("roles", dict[str, Any])):
+            say(f"error: {path}: {f'has no {role}' if answer else 'its supervisor does not answer'}")
+            code = 1
+            continue
         say(
             f"{path}: {role} was asked to stop, and is not started again; it comes back with the whole run: "
             f"{stopping(log_dir)}, then {called()} resume {shlex.quote(str(path))}"
         )
     if not runs:
         say(f"no living run below {log_dir}")
-    return 0
+    return code
 
 
 def save_models(log_dir: Path) -> int:

@@ -186,12 +186,9 @@ def prune(log_dir: Path, keep: int, yes: bool) -> int:
 
 def _asked(question: str) -> bool:
     """Whether the user says yes; without a terminal nobody does."""
-    if not sys.stdin.isatty():
-        return False
-    try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+    with suppress(EOFError):
+        return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return False
 
 
 def _delete(path: Path) -> None:

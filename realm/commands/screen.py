@@ -107,7 +107,7 @@ def as_picture(drawn: Screen) -> NDArray[np.uint8]:
 
 def can_show(console: Console) -> bool:
     """Whether there is a terminal that has colours."""
-    return console.is_terminal and console.color_system is not None
+    return sys.stdout.isatty() and console.color_system is not None  # FORCE_COLOR makes rich see one in a pipe, too
 
 
 def show(console: Console, moments: Iterable[Draws], speed: float) -> None:

@@ -124,7 +124,7 @@ def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
         if received:  # while it was being started
             process.send_signal(received[0])
         while process.poll() is None:
-            if not received and stopped_at(run_dir.parent) > stopped_before:
+            if not received and stopped_at(run_dir.parent) != stopped_before:
                 ended = (run := read_run(run_dir)) and run.pid == process.pid  # by `realm stop`, which sees it
                 (received.append if ended else pass_on)(signal.SIGTERM)
             time.sleep(_POLL_S)
@@ -133,7 +133,7 @@ def start_run(config: str, settings: Sequence[str], run_dir: Path) -> int:
             signal.signal(number, handler)
     run, code = read_run(run_dir), process.returncode
     signalled = code == 0 and run and run.cause.startswith(tuple(map(signals.called, signals.ends())))
-    if received or signalled or stopped_at(run_dir.parent) > stopped_before:
+    if received or signalled or stopped_at(run_dir.parent) != stopped_before:
         say("stopped; the same command goes on", to_stderr=True)
         raise KeyboardInterrupt
     return code

@@ -173,7 +173,7 @@ def _import(name: str) -> ModuleType:
 
 def _line_of(file: Path, name: str) -> str:
     """`:line` where a file defines a name."""
-    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    lines = file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith((f"def {name}(", f"class {name}", f"{name} =")):
             return f":{number}"

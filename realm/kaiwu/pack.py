@@ -43,7 +43,7 @@ def pack(run_dir: Path, wanted: str, out: Path) -> str:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="realm-pack-") as made,
-            zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive,
+            zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive,
         ):
             number, files = _model(config, run_dir, wanted, Path(made))
             for file in files:

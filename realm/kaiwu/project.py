@@ -159,7 +159,7 @@ def _is_later(package: Path) -> bool:
 
 
 def _matches(pattern: re.Pattern[str], file: Path) -> re.Match[str] | None:
-    return pattern.search(file.read_text(errors="replace")) if file.is_file() else None
+    return pattern.search(file.read_text("utf-8", "replace")) if file.is_file() else None
 
 
 def _other_kind(root: Path, package: Path, app: object, place: str) -> str:

@@ -182,7 +182,7 @@ class _Agent:
         if answer.kind != "welcome":
             raise ConfigError(answer.text("cause"))
         (self._folder / "log").mkdir()
-        (self._folder / "config.toml").write_text(answer.text("config"))
+        (self._folder / "config.toml").write_text(answer.text("config"), "utf-8")
         self._plan = make_plan(load_config(self._folder / "config.toml").app)
 
     def _ask(self, kind: str, meta: dict[str, Any], within_s: float) -> Message:

@@ -162,7 +162,8 @@ class Board:
                 else:
                     rate = (total - self._last.get(key, 0.0)) / seconds
                     self._last[key] = total
-                    values[_rate_tag(key)] = rate
+                    # counters of seconds (busy_s, wait_s, cpu_s) become shares of a core; the others become rates
+                    values[f"{key[:-2]}_share" if key.endswith("_s") else f"{key}_per_s"] = rate
         new = values.get(f"{PLUMBING}/aisrv/env_steps_per_s", 0.0) * seconds
         played = min(seconds, self.training_s) or seconds  # the start does not count
         values[f"{PLUMBING}/env_steps_per_s"] = new / played
@@ -222,8 +223,3 @@ def _mean_tag(role: str, name: str) -> str:
         return name
     trains = role == "learner" or (role == "aisrv" and not name.endswith("_ms"))
     return f"{role}/{name}" if trains else f"{PLUMBING}/{role}/{name}"
-
-
-def _rate_tag(key: str) -> str:
-    """Counters of seconds (busy_s, wait_s, cpu_s) become shares of a core; the others become rates."""
-    return f"{key[:-2]}_share" if key.endswith("_s") else f"{key}_per_s"

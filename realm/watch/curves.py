@@ -96,7 +96,7 @@ class Curves:
         """Say it in the terminal, and keep it in a file."""
         logger.warning("{}", sentence)
         try:
-            with open(self._warnings, "a") as file:
+            with open(self._warnings, "a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
         except OSError as error:
             logger.warning("cannot write {}: {}", self._warnings, error)

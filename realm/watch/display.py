@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from realm.errors import plain
-from realm.watch.progress import LINE_EVERY_S, Every
+from realm.watch.progress import LINE_EVERY_S, Every, has_screen
 from realm.watch.status import LOG_FORMAT, Status, lines, one_line, wrapped
 from realm.watch.terminal import Held
 
@@ -26,7 +26,7 @@ STOPS = "Ctrl+C ends the run"
 @contextmanager
 def display(title: str, hint: str, level: str = "INFO") -> Iterator[Show]:
     """Yield the function that shows the run. hint: what Ctrl+C does here. level: the lowest that is logged."""
-    if not sys.stderr.isatty():
+    if not has_screen():
         if level != "INFO":
             logger.remove()
             logger.add(sys.stderr, level=level, format=LOG_FORMAT)

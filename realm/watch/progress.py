@@ -5,6 +5,7 @@ Everything goes to stderr, so a command's output on stdout is the same with and 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -52,10 +53,15 @@ class Stillness:
         return still_s
 
 
+def has_screen() -> bool:
+    """Whether stderr is a terminal that lets lines be written over."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 @contextmanager
 def busy(label: str) -> Iterator[None]:
     """Show work that has nothing to count: a spinner, or without a terminal one line after `LONG_S`."""
-    if sys.stderr.isatty():
+    if has_screen():
         from rich.console import Console  # late, as below
         from rich.live import Live
         from rich.spinner import Spinner
@@ -108,7 +114,7 @@ def _shown(label: str) -> Iterator[Callable[[float, str], None]]:
 
     from realm.watch.terminal import Held
 
-    terminal, console = sys.stderr.isatty(), Console(stderr=True)
+    terminal, console = has_screen(), Console(stderr=True)
     begin, line = time.monotonic(), Every(LINE_EVERY_S)
     columns = (TextColumn(label), BarColumn(), TextColumn("{task.fields[done]}"))
     progress = Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not terminal)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _AWAY_S = 1.0  # the next step of a debugger is faster, and the lines do not flicker
-
-
 Lines = TypeVar("Lines", bound="Live | Progress")
 
 

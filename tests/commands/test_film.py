@@ -31,6 +31,7 @@ class Drawn(gymnasium.Env[Any, Any]):
     observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(16)
 
     def __init__(self, render_mode: str | None = None, given: Any = None, home: str = ".") -> None:
+        assert not (isinstance(given, str) and given == "asserts" and render_mode)
         self.render_mode, self.given = render_mode, given
         os.chdir(home)
 
@@ -128,6 +129,7 @@ def test_what_cannot_be_filmed_is_a_sentence_before_the_model_is_loaded(
     nothing = "renders nothing, so there is nothing to see; with render_mode="
     for env, text in (
         (f"env.id={registered(Drawn.observation_space, Drawn.action_space)}", nothing),  # it takes no render_mode
+        (drawn("asserts"), nothing),  # as the guides of gymnasium write it
         (drawn(np.zeros((4, 4))), nothing),
         (drawn(NotImplementedError()), nothing),
         (drawn(RuntimeError("no\nscreen")), ": RuntimeError: no screen (while rendering)"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from realm.env.draw import Recording, page, record
 from realm.env.physics import VIEW, VISIT
 from realm.env.realm_env import RealmEnv
 from tests.browser import BROWSER, Browser
+from tests.cluster import ROOT
 
 EAST, NORTH, FLASH_EAST = 0, 2, 8
 STEPS = 40
@@ -32,6 +36,24 @@ def data_of(text: str) -> dict[str, Any]:
     assert match
     data: dict[str, Any] = json.loads(match[1])
     return data
+
+
+def test_no_file_of_realms_own_depends_on_the_locale(tmp_path: Path) -> None:
+    """As GBK is in China: here it is one that knows letters of English alone."""
+    code = """
+import locale
+from realm.commands.main import main
+from realm.env.draw import page
+from tests.env.test_page import play
+assert locale.getpreferredencoding(False) == "ANSI_X3.4-1968"
+assert main(["init", "mine", "--env", "CartPole-v1"]) == 0
+assert "</html>" in page(play()[1], "an episode")
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_data_is_the_episode() -> None:

@@ -186,6 +186,8 @@ def test_a_role_that_is_busy_or_starts_ends_where_the_user_has_stopped_it(tmp_pa
     with Run(tmp_path, NATIVE, "restart_budget=9", "counting.learn_s=3", "counting.early=false") as run:
         run.wait_running()
         run.wait_for(lambda: run.checkpoints(), "a first checkpoint")
+        done = command("stop", "evaluator", "--log-dir", str(tmp_path / "runs"))
+        assert (done.returncode, "has no evaluator" in done.stdout) == (1, True), done.stdout
         for words in (("save",), ("stop", "learner")):
             done = command(*words, "--log-dir", str(tmp_path / "runs"))
             assert done.returncode == 0, done.stderr

@@ -106,3 +106,26 @@ def test_breakpoints_in_a_run_of_one_process(tmp_path: Path) -> None:
     assert process.wait(60) == 1, seen
     assert "error: the debugger was left (by q" in seen
     assert "Traceback" not in seen
+
+
+def test_a_terminal_that_cannot_write_over_lines_gets_lines() -> None:
+    """As that of Emacs: rich would draw nothing there."""
+    code = """
+import os
+os.environ["TERM"] = "dumb"
+from realm.watch.display import display
+from realm.watch import progress
+from realm.watch.status import Status
+progress.LINE_EVERY_S = progress.LONG_S = 0.0
+with progress.counting("a count", 10) as show:
+    show(1, 1)
+with display("a run", "Ctrl+C ends the run"):
+    print("it is shown")
+print("done", progress.has_screen())
+"""
+    process, terminal = start_in_terminal(code)
+    seen = read_until(terminal)
+    assert process.wait(60) == 0, seen
+    assert "a count" in seen
+    assert "done False" in seen
+    assert "\x1b[" not in seen

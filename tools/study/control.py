@@ -203,8 +203,8 @@ def _is_running(task: Task) -> bool:
 
 HEAD = """# {title}
 
-{algorithms} (`realm/zoo/`), in one process with one thread each where nothing else is said. *others*: what others report.
-An evaluation is {evaluation}.
+{algorithms} (`realm/zoo/`), in one process with one thread each where nothing else is said.
+An evaluation is {evaluation}. *others*: what others report.
 *last* is the mean of the last ten evaluations of a run, with the worst of them in brackets. *first* is the env steps,
 and the minutes, until an evaluation reached the mark; later ones may be lower. Where another run is the mark, its curve
 is grey, and its figure is the mean of its last ten evaluations until the same env steps.
@@ -212,7 +212,7 @@ is grey, and its figure is the mean of its last ten evaluations until the same e
 """
 FOOT = """
 
-In italics: runs that are not finished, with which `tools/study/control.py` goes on. Studies that have not begun: {waiting}.
+In italics: unfinished runs, with which `tools/study/control.py` goes on. Studies that have not begun: {waiting}.
 Hyper-parameters: `conf/` and `tools/study/{studies}`. Written by `tools/study/control.py` ({date}, {machine}).
 Other work ran on the same cores, so minutes are upper bounds.
 """
@@ -313,8 +313,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=Path, default=STUDIES, metavar="FILE", help="the runs")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of these")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; 0 starts none")
+    parser.add_argument("--seeds", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, choices=range(33), metavar="N", default=1, help="at once; 0 starts none")
     parser.add_argument("--folder", type=Path, help="where the runs are (default: train/<name of --studies>)")
     parser.add_argument("--out", type=Path, help="the page (default: docs/<name of --studies>.md)")
     args = parser.parse_args()

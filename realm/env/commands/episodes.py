@@ -179,7 +179,7 @@ def write_recording(recording: Recording, out: Path, title: str) -> None:
     """Draw an episode to `out`: the whole of it (.gif, or as a page .html) or its end (.png)."""
     if out.suffix.lower() == ".html":
         with writing(out):
-            out.write_text(draw.page(recording, f"{title}: {summary(recording)}"))
+            out.write_text(draw.page(recording, f"{title}: {summary(recording)}"), "utf-8")
         what = "a page for any browser"
     elif out.suffix.lower() == ".gif":
         with busy("drawing"), writing(out):

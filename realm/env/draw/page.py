@@ -29,7 +29,7 @@ COLOURS = {
 
 def page(recording: Recording, title: str) -> str:
     """The page of an episode of one step at least."""
-    template = (Path(__file__).parent / "episode.html").read_text()
+    template = (Path(__file__).parent / "episode.html").read_text("utf-8")
     css = " ".join(f"--{name}: rgb{colour};" for name, colour in COLOURS.items())
     # no "</script>" can come from the data
     data = json.dumps(episode(recording), separators=(",", ":")).replace("<", "\\u003c")
