@@ -63,8 +63,8 @@ def tensorboard(names: Sequence[str], log_dir: str | None, port: int) -> int:
         for run_dir in chosen or [path for path, _ in find_runs(runs_folder(log_dir))]:
             if run_dir not in linked:
                 linked.add(run_dir)
-                taken = (folder / run_dir.name).is_symlink()
-                name = str(run_dir).strip("/").replace("/", "_") if taken else run_dir.name
+                is_taken = (folder / run_dir.name).is_symlink()
+                name = str(run_dir).strip("/").replace("/", "_") if is_taken else run_dir.name
                 (folder / name).symlink_to((run_dir / "log" / "tensorboard").absolute())
 
     with TemporaryDirectory(prefix="realm-tensorboard-") as folder:
