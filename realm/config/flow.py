@@ -105,8 +105,8 @@ def check_memory(*, workers: int, envs_per_worker: int, chunk_bytes: int, kept: 
     playing = workers * (_CHUNKS_OF_AN_ENV * envs_per_worker * chunk_bytes + _WORKER_BYTES)
     if playing + kept > usable:
         raise ConfigError(
-            f"aisrv_count {workers} x aisrv_connect_to_kaiwu_env_count {envs_per_worker} environments with "
-            f"chunks of {chunk_bytes:,} bytes, and a full replay_buffer_capacity, need at least "
+            f"aisrv_count {workers} x aisrv_connect_to_kaiwu_env_count {envs_per_worker} environments and a "
+            f"full replay_buffer_capacity, with chunks of {chunk_bytes:,} bytes, need at least "
             f"{(playing + kept) / 1e9:,.1f} GB of memory (workers {playing / 1e9:,.1f}, buffer {kept / 1e9:,.1f}), "
             f"and {usable / 1e9:,.1f} GB are there; they must be fewer"
         )
