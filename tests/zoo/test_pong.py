@@ -40,6 +40,7 @@ from tools.study.pong_pictures import draw, played
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(path for path in (ROOT / "conf" / "pong").glob("*.toml") if path.stem != "base")
 
+needs_lz4 = pytest.mark.skipif(find_spec("lz4") is None, reason="lz4 is not installed")
 needs_ale = pytest.mark.skipif(find_spec("ale_py") is None, reason="ale-py is not installed")
 
 
@@ -227,9 +228,13 @@ def test_an_episode_needs_one_environment() -> None:
         next(chunks_of(Config(episode=True), 2))
 
 
-def test_rewards_of_training() -> None:
+def test_a_reward_for_each_step() -> None:
     plain, more = (next(chunks_of(Config(chunk_length=16, step_reward=reward))) for reward in (0.0, 0.5))
     assert (more.reward - plain.reward)[plain.valid].tolist() == [0.5] * int(plain.valid.sum())
+
+
+@needs_lz4
+def test_a_reward_for_actions_that_are_always_the_same() -> None:
     length = LEAST_ACTIONS + 20
     plain, more = (next(chunks_of(Config(chunk_length=length, compressible=weight))) for weight in (0.0, 0.1))
     added = (more.reward - plain.reward)[plain.valid]
@@ -237,6 +242,7 @@ def test_rewards_of_training() -> None:
     assert added[-1] > 0.08  # it has always done the same
 
 
+@needs_lz4
 def test_random_actions_are_not_compressible() -> None:
     habits, draw = [deque[int](maxlen=MOST_ACTIONS) for _ in range(4)], np.random.default_rng(0)
     saved = [packed(habits, draw.integers(6, size=4)) for _ in range(MOST_ACTIONS)]
