@@ -314,8 +314,8 @@ def calling(config: RunConfig, function: str, file: str = "feature.definition") 
         if isinstance(error, TypeError) and (found := _UNKNOWN_ARGUMENT.search(str(error))) and found[1] in config.env:
             place = config.places.get(f"env.{found[1]}", "table [env]")
             raise ConfigError(
-                f"{place}: key 'env.{found[1]}': {one_line(error)}; if [env] "
-                "belongs to another environment, give the configuration of this one with --config"
+                f"{place}: key 'env.{found[1]}': {one_line(error)}; if [env] belongs to another environment, give the "
+                "configuration of this one with --config"
             ) from error
         if isinstance(told, UserCodeError):
             raise

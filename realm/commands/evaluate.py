@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,7 +22,7 @@ from loguru import logger
 from realm.apart import apart
 from realm.commands.games import EvaluatingGame, Game, eval_options, eval_parser, load_game
 from realm.commands.locate import add_model_options, model_of
-from realm.commands.parser import Commands, check_file, writing
+from realm.commands.parser import Commands, check_file, terminal_width, writing
 from realm.config.load import EVAL_SEED, RunConfig
 from realm.contract import Array, PredictContext
 from realm.errors import ConfigError, RunError, plain
@@ -191,7 +189,7 @@ def make_console() -> Console:
     """Where reports are printed."""
     from rich.console import Console  # late: `--help` does not need it
 
-    width = max(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else LOG_WIDTH  # a table is never cut
+    width = max(terminal_width(LOG_WIDTH), 80)  # a narrower terminal wraps the lines of a table; none is cut
     console = Console(width=width, markup=False, highlight=False)
     console.on_broken_pipe = lambda: setattr(console, "quiet", True)  # type: ignore[method-assign]  # files are written
     return console

@@ -18,6 +18,7 @@ from realm.errors import UserCodeError, UserError, place_of_function
 from realm.kaiwu import code
 from realm.kaiwu.config import Config
 from realm.kaiwu.methods import checked_answers, plain
+from realm.kaiwu.pack import files_in
 from realm.kaiwu.process import begin, in_project
 from realm.kaiwu.records import describe, merge, record_fields
 
@@ -53,8 +54,8 @@ def check(config: Config, remote: bool, folder: Path) -> dict[str, Any]:
 
 def check_syntax(config: Config) -> None:
     """Compile every file of the package and of conf/ without running it."""
-    for folder in (config.root / config.package, config.root / "conf"):
-        for path in sorted(folder.rglob("[!.]*.py")):
+    for name in (config.package, "conf"):
+        for path in (file for file in files_in(config.root, name) if file.suffix == ".py"):
             try:
                 compile(path.read_bytes(), str(path), "exec")
             except (SyntaxError, ValueError) as error:

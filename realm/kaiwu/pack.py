@@ -87,15 +87,15 @@ def _code(config: Config) -> Iterator[Path]:
     while todo:
         name = todo.pop()
         names.add(name)
-        for file in _files(config.root, name):
+        for file in files_in(config.root, name):
             tops = {one.partition(".")[0] for one in _imports(file)} if file.suffix == ".py" else set()
             todo += [top for top in tops - names - set(todo) if (config.root / top).is_dir()]
     yield from (file for file in [config.root / "kaiwu.json"] if file.is_file())
     for name in sorted(names):
-        yield from (file for file in _files(config.root, name) if file != config.root / "conf" / "configure_app.toml")
+        yield from (file for file in files_in(config.root, name) if file != config.root / "conf" / "configure_app.toml")
 
 
-def _files(root: Path, name: str) -> list[Path]:
+def files_in(root: Path, name: str) -> list[Path]:
     """Those of a package below root, without hidden ones and compiled ones."""
 
     def is_hidden(file: Path) -> bool:

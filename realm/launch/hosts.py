@@ -216,7 +216,8 @@ class Hosts:
 
     def _refuse(self, peer: bytes, seq: int, why: str) -> None:
         self.server.send(peer, Message("end", seq, {"cause": why}))
-        logger.warning("a host was refused: {}", why)
+        if self._config or not self._refused:  # else `gather` raises it
+            logger.warning("a host was refused: {}", why)
 
     def _log(self, host: Host, label: str, text: str) -> None:
         """Append to a role's log in the run's folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 import psutil
 
@@ -45,11 +46,9 @@ def check_ports(app: AppConfig) -> None:
 
 def _owner(port: int) -> str:
     """` (pid 12, name)` of the process that listens on a port, or "" if this user may not see it."""
-    try:
+    with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
         for listener in psutil.net_connections("tcp"):
             listens = listener.status == psutil.CONN_LISTEN
             if listens and listener.laddr and listener.laddr.port == port and listener.pid:
                 return f" (pid {listener.pid}, {psutil.Process(listener.pid).name()})"
-    except (psutil.AccessDenied, psutil.NoSuchProcess):
-        return ""
     return ""

@@ -182,7 +182,7 @@ def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Ar
     """Play on from `obs`. awake: bool [E], the environments that still need predictions; the caller may clear entries
     between steps."""
     slot, explores = np.arange(len(awake)), np.full(len(awake), explore, np.float32)
-    first, ended = np.ones(len(awake), np.bool_), np.zeros(len(awake), np.bool_)
+    first, ended, none = np.ones_like(awake), np.zeros_like(awake), np.zeros_like(awake)
     action: Array = np.zeros(0)
     while True:
         if awake.all():
@@ -193,7 +193,7 @@ def steps_of(envs: Any, predict: Predict, obs: Arrays, explore: float, awake: Ar
             action = action.copy()
             action[awake] = some
         obs, reward, terminated, truncated, info = envs.step(action)
-        lost = envs.lost() if isinstance(envs, RestartingEnvs) else np.zeros_like(awake)
+        lost = envs.lost() if isinstance(envs, RestartingEnvs) else none
         # the step after an end is the reset, so its obs is the first; a vector that was made again ends no episode
         first, ended = ended | lost, np.logical_or(terminated, truncated)
         yield Step(action, reward, ended, truncated, lost, info)

@@ -320,11 +320,11 @@ class RestartingEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         base = getattr(self.env, "unwrapped", None)
         ones = base.envs if isinstance(base, SyncVectorEnv) else ()
         logged = {name: np.zeros(self.env.num_envs) for name in self._log_info}
+        given = [name for name in info if name[:1] != "_" and np.shape(info[name])[:1] == over.shape]
         for row in np.flatnonzero(over).tolist():
             if ones and isinstance(ones[row], RestartingEnv):  # a vector may leave out what it cannot join
                 told = ones[row].told
             else:
-                given = [name for name in info if name[:1] != "_" and np.shape(info[name])[:1] == over.shape]
                 told = {name: info[name][row] for name in given if info.get(f"_{name}", over)[row]}
             for name, values in logged.items():
                 try:

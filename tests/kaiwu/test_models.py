@@ -136,6 +136,8 @@ def test_a_resume_brings_back_what_training_has_counted_and_no_setting(run_dir: 
     for one, other in ((first, again), (again, third)):  # what was resumed is saved again
         RealmAgent.load_model(other, RealmAgent.save_model(one))
         assert vars(other.user) == {"steps": 5, "epsilon": 0.25, "gamma": 0.5}
+    RealmAgent.load_model(third, RealmAgent.save_model(made(0.5)))  # back to the first checkpoint, in one process
+    assert vars(third.user) == {"steps": 0, "epsilon": 1.0, "gamma": 0.5}
 
 
 @pytest.mark.parametrize("kind", [SimpleNamespace, surface.Frame])

@@ -150,6 +150,8 @@ def test_what_only_a_new_start_translates_is_refused_by_a_resume(
 def test_hidden_files_of_editors_are_no_code(project: Path) -> None:
     (project / "diy" / "algorithm" / "._agent.py").write_bytes(b"\0\0Mac OS X")
     (project / "diy" / "algorithm" / ".#agent.py").symlink_to("me@here.1")
+    (project / "diy" / ".ipynb_checkpoints").mkdir()
+    (project / "diy" / ".ipynb_checkpoints" / "agent-checkpoint.py").write_text("def half(:\n")
     load(config_of(project), [])
 
 

@@ -65,10 +65,9 @@ class Agent:
             act = ((f"act.{name}", field_of(text)) for name, text in self.config.act.items())
             none = {name: np.zeros((len(obs["row"]), *field.shape), field.dtype) for name, field in act}
             return self._play(obs["row"], context.explore), none
-        given = {name: array for name, array in obs.items() if name.startswith("obs.")}
         records = []
         for i in range(len(context.first)):
-            values = {name[4:]: from_array(array[i], self.config.obs[name[4:]]) for name, array in given.items()}
+            values = {name: from_array(obs[f"obs.{name}"][i], text) for name, text in self.config.obs.items()}
             records.append(ATTACHED["ObsData"](**values))
         answers: list[Any] = []
         asked = [(explore != 0, int(model)) for explore, model in zip(context.explore, obs["model"], strict=True)]
@@ -145,15 +144,15 @@ class Agent:
 
     def save_model(self) -> dict[str, Any]:
         self.model.expire()  # a checkpoint has the weights of now
-        optimizers, numbers = modules.optimizer_states(self.user), modules.counters(self.user)
+        optimizers, counters = modules.optimizer_states(self.user), modules.counters(self.user)
         # one that training never changes is a setting, which a user may edit before a resume
-        counters = {name: number for name, number in numbers.items() if self._made.get(name) != number}
+        counters = {name: number for name, number in counters.items() if self._made.get(name) != number}
         return {"updates": self.updates, "optimizers": optimizers, "counters": counters}
 
     def load_model(self, state: dict[str, Any]) -> None:
         self.updates = int(state["updates"])
         modules.load_optimizer_states(self.user, state["optimizers"])
-        modules.load_counters(self.user, state["counters"])
+        modules.load_counters(self.user, {**self._made, **state["counters"]})
 
     def save_for_user(self) -> None:
         """What the project's code asks for by `save_model`: files of its own, and no checkpoint."""
